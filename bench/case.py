@@ -1,0 +1,61 @@
+"""What a room's bench file declares: cases, each with its operation, what bounds it, its rivals and its check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[[], Any]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+QUICK_ELEMENTS = 100_000  # product of the sizes of the largest case of a quick run
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for. peers: time every peer, also those that no claim names."""
+
+    backend: str
+    dtypes: tuple[str, ...]
+    peers: bool
+    quick: bool
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another way to the same result. checked: whether `run` returns what `Case.check` takes; False where it draws
+    random numbers of its own."""
+
+    run: Run
+    checked: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table.
+
+    shape: sizes by name. setting: what else describes the case, by name. dtype: of the logits, or "-".
+    run: the operation. result: the part of what it returns that is checked. check: returns the number of near ties in
+    it, raises WrongResultError. bounds: what to hold the operation against, by name; ratios are to the first.
+    bytes_needed: what any implementation must read and write.
+    """
+
+    shape: dict[str, int]
+    setting: dict[str, Any]
+    dtype: str
+    run: Run
+    result: Callable[[Any], Tensor]
+    check: Callable[[Tensor], int]
+    bounds: dict[str, Run]
+    bytes_needed: int
+    rivals: dict[str, Rival]
+
+
+def chosen_shapes(options: Options, shapes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:
+    """The shapes to measure: all, or those that are small."""
+    return [shape for shape in shapes if not options.quick or math.prod(shape) <= QUICK_ELEMENTS]

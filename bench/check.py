@@ -1,0 +1,50 @@
+"""Whether a result is the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+COIN_MARGIN = 1e-6  # a draw nearer to the edge between two tokens than this may fall on either side in float32
+LAST_COIN = 1 - 2**-53
+LOGPROB_TOLERANCE = 2e-5
+
+
+class WrongResultError(Exception):
+    """A result differs from the reference's by more than rounding."""
+
+
+def shifted(coins: Tensor, shift: float) -> Tensor:
+    return (coins + shift).clamp(0, LAST_COIN)
+
+
+def check_tokens(tokens: Tensor, reference: Callable[[int, float], Tensor]) -> int:
+    """Return how many requests differ from the reference by a near tie; raise WrongResultError for any other.
+
+    tokens: [batch, ...]. reference(request, shift): its tokens where the request's coins are moved by shift.
+    """
+    near_ties = 0
+    for request, emitted in enumerate(tokens):
+        expected = reference(request, 0.0)
+        if torch.equal(emitted, expected):
+            continue
+        if not any(torch.equal(emitted, reference(request, shift)) for shift in (-COIN_MARGIN, COIN_MARGIN)):
+            raise WrongResultError(f"request {request}: expected {expected.tolist()}, got {emitted.tolist()}")
+        near_ties += 1
+    return near_ties
+
+
+def check_equal(values: Tensor, expected: Tensor) -> int:
+    if not torch.equal(values, expected):
+        raise WrongResultError(f"{int((values != expected).sum())} of {values.numel()} values differ")
+    return 0
+
+
+def check_logprobs(logprobs: Tensor, expected: Tensor) -> int:
+    """Compare log-probabilities by absolute error; both may be -inf."""
+    error = torch.where(logprobs == expected, 0.0, (logprobs - expected).abs())
+    if not bool((error <= LOGPROB_TOLERANCE).all()):
+        raise WrongResultError(f"largest error {float(error.max()):.3g}, allowed are {LOGPROB_TOLERANCE:g}")
+    return 0

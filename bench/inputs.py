@@ -1,0 +1,128 @@
+"""Inputs whose drafts are accepted at a given rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from bench.check import shifted
+
+LOGIT_SPREAD = 3.0  # standard deviation of random logits: the likeliest of 50,000 tokens has some percent
+CANDIDATES = 64  # draws of tokens and coins, of which the most typical is used
+SINGLE_WEIGHT: tuple[float, ...] = (1.0,)
+PAIR_WEIGHTS: tuple[float, ...] = (0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """rate: the probability that a draft token is accepted. share: of the drafts that the inputs have accepted."""
+
+    rate: float
+    share: float
+
+
+ACCEPTANCES = {"natural": Acceptance(0.71, 0.4), "all": Acceptance(0.995, 1.0)}
+
+
+@dataclass(frozen=True)
+class ChainInputs:
+    """A batch of rounds.
+
+    member_logits: one [batch, draft_len + 1, vocab] a member. weights: of their mixture. draft_logits: an outside
+    drafter's [batch, draft_len, vocab], or None where member 0 drafted. draft_tokens: int64 [batch, draft_len].
+    uniforms: float64 [batch, draft_len + 1]. num_accepted: int64 [batch].
+    """
+
+    member_logits: list[Tensor]
+    weights: tuple[float, ...]
+    draft_logits: Tensor | None
+    draft_tokens: Tensor
+    uniforms: Tensor
+    num_accepted: Tensor
+
+    @property
+    def all_logits(self) -> list[Tensor]:
+        return self.member_logits if self.draft_logits is None else [*self.member_logits, self.draft_logits]
+
+    def request(self, index: int, shift: float) -> ChainInputs:
+        """One request alone, its coins moved by shift."""
+        one = slice(index, index + 1)
+        return ChainInputs(
+            [logits[one] for logits in self.member_logits],
+            self.weights,
+            None if self.draft_logits is None else self.draft_logits[one],
+            self.draft_tokens[one],
+            shifted(self.uniforms[one], shift),
+            self.num_accepted[one],
+        )
+
+
+def random_logits(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * LOGIT_SPREAD).to(dtype)
+
+
+def noise_for(acceptance_rate: float, other_weight: float) -> float:
+    """The standard deviation of the noise between a drafter's logits and the others' for this acceptance rate.
+
+    Softmaxes of x and of x + noise differ by a total variation of 2 Phi(noise / 2) - 1 where the vocabulary is large;
+    the target differs from the drafter by other_weight of that, and acceptance is one minus the difference.
+    """
+    total_variation = (1 - acceptance_rate) / other_weight
+    return 2 * NormalDist().inv_cdf((1 + total_variation) / 2)
+
+
+def chain_inputs(
+    batch: int, vocab: int, draft_len: int, acceptance: Acceptance, dtype: torch.dtype, *, mixture: bool = False
+) -> ChainInputs:
+    """Rounds of one target with an outside drafter, or (mixture) of an even pair of members whose first one drafted."""
+    generator = torch.Generator().manual_seed(batch * vocab)
+    steps = draft_len + 1
+    first = torch.randn(batch, steps, vocab, generator=generator) * LOGIT_SPREAD
+    noise = noise_for(acceptance.rate, PAIR_WEIGHTS[1] if mixture else 1.0)
+    second = first + torch.randn(first.shape, generator=generator) * noise
+    members, weights = [first.to(dtype)], SINGLE_WEIGHT
+    if mixture:
+        members, weights = [*members, second.to(dtype)], PAIR_WEIGHTS
+    draft_logits = None if mixture else second[:, :draft_len].to(dtype).contiguous()
+    drafter = members[0][:, :draft_len] if draft_logits is None else draft_logits
+    tokens, coins, num_accepted = _typical_draw(members, weights, drafter, acceptance.share, generator)
+    last_coin = torch.rand(batch, 1, generator=generator, dtype=torch.float64)
+    return ChainInputs(members, weights, draft_logits, tokens, torch.cat([coins, last_coin], 1), num_accepted)
+
+
+def _typical_draw(
+    members: list[Tensor], weights: tuple[float, ...], drafter: Tensor, share: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draft tokens drawn from the drafter, and coins, of which about `share` of the drafts are accepted."""
+    batch, draft_len, vocab = drafter.shape
+    draft_probs = drafter.float().softmax(-1)
+    drawn = torch.multinomial(draft_probs.view(-1, vocab), CANDIDATES, replacement=True, generator=generator)
+    tokens = drawn.view(batch, draft_len, CANDIDATES)
+    target_at_token = torch.zeros(tokens.shape)
+    for logits, weight in zip(members, weights, strict=True):
+        target_at_token += weight * logits[:, :draft_len].float().softmax(-1).gather(2, tokens)
+    coins = torch.rand(tokens.shape, generator=generator, dtype=torch.float64)
+    accepted = coins * draft_probs.gather(2, tokens) < target_at_token
+    num_accepted = accepted.long().cumprod(1).sum(1)  # [batch, CANDIDATES]
+    best = int((num_accepted.double().mean(0) - share * draft_len).abs().argmin())
+    return tokens[..., best].contiguous(), coins[..., best].contiguous(), num_accepted[:, best].contiguous()
+
+
+def bytes_of(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def bytes_of_needed_rows(inputs: ChainInputs) -> int:
+    """The logits up to and including the row that the next token comes from; no rule needs more."""
+    draft_len = inputs.draft_tokens.shape[1]
+    target_rows = int((inputs.num_accepted + 1).sum())
+    draft_rows = int((inputs.num_accepted + 1).clamp(max=draft_len).sum())
+    row_bytes = [logits.shape[-1] * logits.element_size() for logits in inputs.member_logits]
+    total = sum(row_bytes) * target_rows
+    if inputs.draft_logits is not None:
+        total += inputs.draft_logits.shape[-1] * inputs.draft_logits.element_size() * draft_rows
+    return total

@@ -1,0 +1,1 @@
+"""What to measure, one file a room."""

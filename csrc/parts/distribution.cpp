@@ -1,0 +1,380 @@
+#include "parts/distribution.h"
+
+#include <algorithm>
+
+namespace specens {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float float_max = std::numeric_limits<float>::max();
+
+int64_t first_equal(const float* values, int64_t count, float value) {
+    return std::find(values, values + count, value) - values;
+}
+
+}  // namespace
+
+void MemberSource::reset(const LogitRow& row) {
+    row_ = row;
+    vocab_ = row.vocab;
+    status_ = status_ok;
+    repaired_ = false;
+    shift_ = 0;
+}
+
+const float* MemberSource::widened(int64_t tile, float* scratch) const {
+    const int64_t first = tile * tile_size;
+    if (row_.type == LogitType::float32) {
+        return static_cast<const float*>(row_.data) + first;
+    }
+    const auto* half = static_cast<const uint16_t*>(row_.data) + first;
+    const RowKernels& kernels = row_kernels();
+    (row_.type == LogitType::bfloat16 ? kernels.widen_bf16 : kernels.widen_fp16)(half, width(tile), scratch);
+    return scratch;
+}
+
+const float* MemberSource::tile(int64_t tile, float* scratch) {
+    const float* logits = widened(tile, scratch);
+    if (!repaired_) {
+        return logits;
+    }
+    row_kernels().clean(logits, width(tile), shift_, scratch);
+    return scratch;
+}
+
+const float* MemberSource::usable_tile(int64_t tile, float* scratch, float& max) {
+    const float* logits = this->tile(tile, scratch);
+    TileScan seen = row_kernels().scan(logits, width(tile));
+    if (seen.has_nan || seen.max == infinity) {
+        status_ |= (seen.has_nan ? status_nan_logits : 0) | (seen.max == infinity ? status_infinite_logits : 0);
+        repaired_ = true;
+        return usable_tile(tile, scratch, max);
+    }
+    max = seen.max;
+    return logits;
+}
+
+void MemberSource::repair() {
+    alignas(64) float scratch[tile_size];
+    float largest = -infinity;
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        float max;
+        usable_tile(tile, scratch, max);
+        largest = std::max(largest, max);
+    }
+    repaired_ = true;
+    shift_ = largest > -infinity ? largest : 0;
+}
+
+float MemberSource::logit(int64_t token) const {
+    float value;
+    if (row_.type == LogitType::float32) {
+        value = static_cast<const float*>(row_.data)[token];
+    } else {
+        const auto* half = static_cast<const uint16_t*>(row_.data) + token;
+        (row_.type == LogitType::bfloat16 ? row_kernels().widen_bf16 : row_kernels().widen_fp16)(half, 1, &value);
+    }
+    if (repaired_) {
+        row_kernels().clean(&value, 1, shift_, &value);
+    }
+    return value;
+}
+
+void MixedSource::reset(const std::vector<LogitRow>& rows, const float* weights, double plausibility) {
+    members_.clear();
+    weights_.clear();
+    status_ = status_ok;
+    shift_ = 0;
+    vocab_ = 0;
+    for (size_t member = 0; member < rows.size(); ++member) {
+        if (weights[member] != 0) {
+            members_.emplace_back().reset(rows[member]);
+            weights_.push_back(weights[member]);
+        }
+        vocab_ = std::max(vocab_, rows[member].vocab);
+    }
+    for (const MemberSource& member : members_) {
+        vocab_ = std::min(vocab_, member.vocab());  // beyond it a member's logit counts as -inf
+    }
+    threshold_ = -infinity;
+    if (plausibility > 0) {
+        plausible_.reset(rows[0]);
+        alignas(64) float scratch[tile_size];
+        float largest = -infinity;
+        for (int64_t tile = 0; tile < plausible_.tiles(); ++tile) {
+            float max;
+            plausible_.usable_tile(tile, scratch, max);
+            largest = std::max(largest, max);
+        }
+        threshold_ = static_cast<float>(largest + std::log(plausibility));
+    }
+}
+
+const float* MixedSource::tile(int64_t tile, float* scratch) {
+    alignas(64) float member_scratch[tile_size];
+    const RowKernels& kernels = row_kernels();
+    const int64_t count = width(tile);
+    std::fill(scratch, scratch + count, 0.0f);
+    for (size_t member = 0; member < members_.size(); ++member) {
+        float unused;
+        const float* logits = members_[member].usable_tile(tile, member_scratch, unused);
+        kernels.weight_add(logits, count, weights_[member], scratch);
+        status_ |= members_[member].status();
+    }
+    if (threshold_ > -infinity) {
+        kernels.exclude_below(plausible_.tile(tile, member_scratch), count, threshold_, scratch);
+    }
+    if (shift_ != 0) {
+        kernels.clean(scratch, count, shift_, scratch);
+    }
+    return scratch;
+}
+
+float MixedSource::logit(int64_t token) const {
+    float total = 0;
+    for (size_t member = 0; member < members_.size(); ++member) {
+        const float logit = members_[member].logit(token);
+        row_kernels().weight_add(&logit, 1, weights_[member], &total);
+    }
+    return threshold_ > -infinity && plausible_.logit(token) < threshold_ ? -infinity : total - shift_;
+}
+
+void MixedSource::repair() {
+    alignas(64) float scratch[tile_size];
+    float largest = -infinity;
+    for (int64_t index = 0; index < tiles(); ++index) {
+        largest = std::max(largest, row_kernels().scan(tile(index, scratch), width(index)).max);
+    }
+    shift_ = largest > -infinity ? shift_ + largest : shift_;
+}
+
+void Softmax::read(TileSource& source, double temperature, bool sums) {
+    source_ = &source;
+    scale_ = static_cast<float>(std::min(log2_e / temperature, double{float_max}));
+    tile_max_.resize(source.tiles());
+    tile_sum_.resize(source.tiles());
+    if (!sums) {
+        if (!read_maxima()) {
+            source.repair();
+            read_maxima();
+        }
+        return;
+    }
+    alignas(64) float scratch[tile_size];
+    const float first_max = row_kernels().scan(source.tile(0, scratch), source.width(0)).max;
+    if (!read_sums(first_max > -infinity ? first_max * scale_ : 0.0f)) {
+        source.repair();
+        read_sums(0.0f);
+    }
+}
+
+// Reads the row once; false where it holds NaN, +inf or a number too far above the offset, or where the offset is so
+// large that its rounding would swamp the exponents.
+bool Softmax::read_sums(float offset) {
+    if (!(std::abs(offset) < 0x1p20f)) {
+        return false;
+    }
+    alignas(64) float scratch[tile_size];
+    offset_ = offset;
+    max_ = -infinity;
+    sum_ = 0;
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        const TileSum seen =
+            row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_);
+        if (std::isnan(seen.sum) || !(seen.max * scale_ - offset_ <= largest_exponent)) {
+            return false;
+        }
+        tile_sum_[tile] = seen.sum;
+        tile_max_[tile] = seen.max;
+        max_ = std::max(max_, seen.max);
+        sum_ += has_mass(tile) ? seen.sum : 0;
+    }
+    return sum_ > 0 || max_ == -infinity;
+}
+
+bool Softmax::read_maxima() {
+    alignas(64) float scratch[tile_size];
+    max_ = -infinity;
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        const TileScan seen = row_kernels().scan(source_->tile(tile, scratch), source_->width(tile));
+        if (seen.has_nan || seen.max == infinity) {
+            return false;
+        }
+        tile_max_[tile] = seen.max;
+        max_ = std::max(max_, seen.max);
+    }
+    return true;
+}
+
+bool Softmax::has_mass(int64_t tile) const {
+    return tile < source_->tiles() && tile_max_[tile] * scale_ - offset_ >= smallest_exponent;
+}
+
+int64_t Softmax::most_likely() const {
+    const int64_t tile = first_equal(tile_max_.data(), source_->tiles(), max_);
+    alignas(64) float scratch[tile_size];
+    return tile * tile_size + first_equal(source_->tile(tile, scratch), source_->width(tile), max_);
+}
+
+double Softmax::probability(int64_t token) const {
+    return token < source_->vocab() && alive() ? std::exp2(exponent(source_->logit(token))) / sum_ : 0.0;
+}
+
+double Softmax::logprob(int64_t token) const {
+    if (token >= source_->vocab() || !alive()) {
+        return -infinity;
+    }
+    return (exponent(source_->logit(token)) - std::log2(sum_)) / log2_e;
+}
+
+double Softmax::tile_bound(int64_t tile) const {
+    return has_mass(tile) ? std::exp2(exponent(tile_max_[tile])) / sum_ : 0.0;
+}
+
+double Softmax::tile_mass(int64_t tile) const { return has_mass(tile) ? tile_sum_[tile] / sum_ : 0.0; }
+
+void Softmax::add_tile(int64_t tile, double factor, float* out) const {
+    if (has_mass(tile)) {
+        alignas(64) float scratch[tile_size];
+        const float* logits = source_->tile(tile, scratch);
+        row_kernels().exp2_add(logits, source_->width(tile), scale_, offset_, static_cast<float>(factor / sum_), out);
+    }
+}
+
+TileSource& TargetRow::source(size_t index) {
+    if (kind_ == EnsembleKind::logit_mixture) {
+        return mixed_;
+    }
+    return members_[index];
+}
+
+void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities) {
+    const bool greedy = parameters.temperature == 0;
+    kind_ = parameters.kind;
+    temperature_ = greedy ? 1 : parameters.temperature;
+    status_ = status_ok;
+    vocab_ = 0;
+    members_.resize(rows.size());
+    for (size_t member = 0; member < rows.size(); ++member) {
+        members_[member].reset(rows[member]);
+        vocab_ = std::max(vocab_, rows[member].vocab);
+    }
+    if (kind_ == EnsembleKind::logit_mixture) {
+        mixed_.reset(rows, parameters.weights, parameters.plausibility);
+    }
+    const bool mixture = kind_ == EnsembleKind::mixture;
+    shares_.assign(mixture ? rows.size() : 1, 0.0);
+    softmaxes_.resize(shares_.size());
+    double total = 0;
+    bool dead_member = false;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        const double weight = mixture ? parameters.weights[index] : 1.0;
+        if (weight == 0) {
+            continue;
+        }
+        softmaxes_[index].read(source(index), temperature_, mixture || !greedy || probabilities);
+        status_ |= source(index).status();
+        dead_member |= !softmaxes_[index].alive();
+        shares_[index] = softmaxes_[index].alive() ? weight : 0;
+        total += shares_[index];
+    }
+    alive_ = total > 0;
+    for (double& share : shares_) {
+        share = alive_ ? share / total : 0;
+    }
+    status_ |= !alive_ ? status_no_token : dead_member ? status_member_without_token : 0;
+}
+
+int64_t TargetRow::most_likely() const {
+    return kind_ == EnsembleKind::mixture ? most_likely_of_mixture() : softmaxes_[0].most_likely();
+}
+
+int64_t TargetRow::most_likely_of_mixture() const {
+    alignas(64) float masses[tile_size];
+    float best = -1;
+    int64_t token = -1;
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        double bound = 0;
+        for (size_t index = 0; index < shares_.size(); ++index) {
+            bound += shares_[index] > 0 ? shares_[index] * softmaxes_[index].tile_bound(tile) : 0;
+        }
+        if (bound * (1 + 1e-5) < best) {  // the margin is wider than what rounding adds to a float mass
+            continue;
+        }
+        std::fill(masses, masses + tile_size, 0.0f);
+        add_tile(tile, masses);
+        const float max = row_kernels().scan(masses, tile_size).max;
+        if (max > best) {
+            best = max;
+            token = tile * tile_size + first_equal(masses, tile_size, max);
+        }
+    }
+    return token;
+}
+
+double TargetRow::probability(int64_t token) const {
+    double total = 0;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].probability(token) : 0;
+    }
+    return total;
+}
+
+double TargetRow::logprob(int64_t token) const {
+    return kind_ == EnsembleKind::mixture ? std::log(probability(token)) : softmaxes_[0].logprob(token);
+}
+
+double TargetRow::tile_mass(int64_t tile) const {
+    double total = 0;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].tile_mass(tile) : 0;
+    }
+    return total;
+}
+
+void TargetRow::add_tile(int64_t tile, float* out) const {
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        if (shares_[index] > 0) {
+            softmaxes_[index].add_tile(tile, shares_[index], out);
+        }
+    }
+}
+
+const Softmax* TargetRow::member_softmax(int64_t member, double temperature, int32_t& status) const {
+    const bool read = kind_ == EnsembleKind::mixture ? shares_[member] > 0 : kind_ == EnsembleKind::single;
+    if (!read || temperature != temperature_) {
+        return nullptr;
+    }
+    status = members_[member].status();
+    return &softmaxes_[member];
+}
+
+int64_t first_exceeding(const float* masses, int64_t count, double target) {
+    constexpr int64_t group = 16;
+    double before = 0;
+    int64_t last = -1;
+    for (int64_t first = 0; first < count; first += group) {
+        const int64_t end = std::min(first + group, count);
+        double sums[4] = {};
+        for (int64_t i = first; i < end; ++i) {
+            sums[i % 4] += masses[i];
+        }
+        const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        if (sum > 0) {
+            double running = before;
+            for (int64_t i = first; i < end && before + sum > target; ++i) {
+                running += masses[i];
+                if (masses[i] > 0 && running > target) {
+                    return i;
+                }
+            }
+            for (int64_t i = first; i < end; ++i) {
+                last = masses[i] > 0 ? i : last;
+            }
+        }
+        before += sum;
+    }
+    return last;
+}
+
+}  // namespace specens

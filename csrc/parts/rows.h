@@ -1,0 +1,50 @@
+// Arithmetic on tiles: runs of at most `tile_size` neighbouring tokens of one row, small enough for the first cache.
+// One table of functions for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace specens {
+
+constexpr int64_t tile_size = 1024;
+
+// A power below 2^smallest_exponent can count as nothing: it is lost in a sum, and a single one is given as 0.
+constexpr float smallest_exponent = -124;
+constexpr float largest_exponent = 100;
+
+struct TileScan {
+    float max;  // over numbers that are not NaN, -inf where there are none
+    bool has_nan;
+};
+
+struct TileSum {
+    float sum;  // NaN where a logit is
+    float max;  // meaningless where a logit is NaN
+};
+
+struct RowKernels {
+    // out[i] = float(in[i])
+    void (*widen_bf16)(const uint16_t* in, int64_t count, float* out);
+    void (*widen_fp16)(const uint16_t* in, int64_t count, float* out);
+    TileScan (*scan)(const float* logits, int64_t count);
+    // out[i] = logits[i] - shift, where NaN counts as -inf and +inf as the largest float
+    void (*clean)(const float* logits, int64_t count, float shift, float* out);
+    // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent
+    TileSum (*exp2_sum)(const float* logits, int64_t count, float scale, float offset);
+    // out[i] += factor * 2^(logits[i] * scale - offset)
+    void (*exp2_add)(const float* logits, int64_t count, float scale, float offset, float factor, float* out);
+    // out[i] += weight * logits[i], -inf where either is -inf, at most the largest float
+    void (*weight_add)(const float* logits, int64_t count, float weight, float* out);
+    // out[i] = -inf where logits[i] < threshold
+    void (*exclude_below)(const float* logits, int64_t count, float threshold, float* out);
+    // masses[i] = max(masses[i], 0); returns their sum
+    float (*clamp_sum)(float* masses, int64_t count);
+};
+
+const RowKernels& row_kernels();  // for this processor
+
+const RowKernels& row_kernels_plain();
+const RowKernels& row_kernels_avx2();
+const RowKernels& row_kernels_avx512();
+
+}  // namespace specens

@@ -1,0 +1,48 @@
+#include <torch/csrc/stable/library.h>
+
+#include "parts/arguments.h"
+
+namespace specens {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, int64_t ensemble,
+                           const std::vector<double>& weights, const std::optional<Tensor>& weight_rows,
+                           double plausibility, double temperature, const std::optional<Tensor>& temperatures) {
+    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, temperature,
+                                 temperatures);
+    const Tensor logprobs =
+        torch::stable::new_empty(member_logits[0], {target.batch, target.steps, target.vocab}, ScalarType::Float);
+    auto* out = logprobs.mutable_data_ptr<float>();
+    torch::stable::parallel_for(0, target.batch * target.steps, 1, [&](int64_t begin, int64_t end) {
+        static thread_local TargetRow row;
+        static thread_local std::vector<LogitRow> logits;
+        for (int64_t index = begin; index < end; ++index) {
+            const int64_t request = index / target.steps;
+            const EnsembleParameters parameters = target.parameters(request);
+            float* row_out = out + index * target.vocab;
+            std::fill(row_out, row_out + target.vocab, -infinity);
+            if (!target.valid(request)) {
+                continue;
+            }
+            target.rows(request, index % target.steps, logits);
+            row.read(logits, parameters, false);
+            if (row.alive() && parameters.temperature == 0) {
+                row_out[row.most_likely()] = 0;
+            } else if (row.alive()) {
+                for (int64_t token = 0; token < target.vocab; ++token) {
+                    row_out[token] = static_cast<float>(row.logprob(token));
+                }
+            }
+        }
+    });
+    return logprobs;
+}
+
+}  // namespace
+}  // namespace specens
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
+    library.impl("target_logprobs_cpp", TORCH_BOX(&specens::target_logprobs_cpu));
+}

@@ -1,0 +1,266 @@
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "parts/arguments.h"
+
+namespace specens {
+namespace {
+
+constexpr int64_t no_drafter = -1;
+constexpr double empty_residual_mass = 0x1p-20;  // what float rounding can leave of a residual that is nothing
+
+// Draft tokens and the distributions they were drawn from.
+struct DraftArguments {
+    const void* tokens;  // [batch, draft_len], int32 or int64
+    bool wide;
+    int64_t stride_batch, stride_step, draft_len;
+    int64_t drafter;          // a member, or no_drafter
+    const int64_t* drafters;  // [batch, draft_len]
+    std::optional<LogitView> logits;
+    RequestNumber temperature;
+    const int64_t* lens;  // [batch]
+
+    int64_t token(int64_t request, int64_t step) const {
+        const int64_t index = request * stride_batch + step * stride_step;
+        return wide ? static_cast<const int64_t*>(tokens)[index] : static_cast<const int32_t*>(tokens)[index];
+    }
+    int64_t len(int64_t request) const { return lens != nullptr ? lens[request] : draft_len; }
+};
+
+// The distribution of one draft token: a softmax, or one-hot.
+class DraftRow {
+  public:
+    void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
+              int64_t step, bool greedy) {
+        token_ = draft.token(request, step);
+        softmax_ = nullptr;
+        status_ = status_ok;
+        const double temperature = draft.temperature(request);
+        const int64_t member = draft.drafters != nullptr ? draft.drafters[request * draft.draft_len + step]
+                                                         : draft.drafter;
+        if (greedy || temperature == 0 || (member == no_drafter && !draft.logits)) {
+            return;
+        }
+        if (!draft.logits && (member < 0 || member >= static_cast<int64_t>(target.members.size()))) {
+            status_ = status_invalid_draft_distribution;
+            return;
+        }
+        if (!draft.logits) {
+            softmax_ = target_row.member_softmax(member, temperature, status_);
+        }
+        if (softmax_ == nullptr) {
+            source_.reset(draft.logits ? draft.logits->row(request, step) : target.members[member].row(request, step));
+            own_.read(source_, temperature);
+            status_ = source_.status();
+            softmax_ = &own_;
+        }
+        if (!softmax_->alive()) {
+            softmax_ = nullptr;
+            status_ |= status_invalid_draft_distribution;
+        }
+    }
+    int64_t token() const { return token_; }
+    int32_t status() const { return status_; }
+    double probability() const { return softmax_ != nullptr ? softmax_->probability(token_) : 1.0; }
+    // masses[i] -= probability(first token of the tile + i)
+    void subtract_tile(int64_t tile, float* masses) const {
+        if (softmax_ != nullptr) {
+            softmax_->add_tile(tile, -1.0, masses);
+        } else if (token_ / tile_size == tile) {
+            masses[token_ % tile_size] -= 1.0f;
+        }
+    }
+
+  private:
+    int64_t token_ = 0;
+    int32_t status_ = status_ok;
+    const Softmax* softmax_ = nullptr;
+    MemberSource source_;
+    Softmax own_;
+};
+
+// One request of the batch; kept by a thread from call to call, so that nothing is allocated in between.
+class Verifier {
+  public:
+    void run(const TargetArguments& target, const DraftArguments& draft, const CoinView& coins, int64_t request,
+             int64_t* tokens, float* logprobs) {
+        const int64_t len = draft.len(request);
+        const EnsembleParameters parameters = target.parameters(request);
+        greedy_ = parameters.temperature == 0;
+        num_accepted = 0;
+        next_token = -1;
+        if (!valid(target, draft, coins, request, len)) {
+            status = status_invalid_parameter;
+            return;
+        }
+        status = status_ok;
+        for (const int64_t rows = len + target.steps - draft.draft_len; num_accepted < rows; ++num_accepted) {
+            target.rows(request, num_accepted, logits_);
+            target_.read(logits_, parameters, logprobs != nullptr);
+            status |= target_.status();
+            const bool tests = num_accepted < len && in_vocabulary(draft.token(request, num_accepted), target.vocab);
+            if (tests) {
+                draft_.read(target, target_, draft, request, num_accepted, greedy_);
+                status |= draft_.status();
+                if (target_.alive() && accepts(coins(request, num_accepted, num_accepted, 0))) {
+                    emit(draft_.token(), tokens, logprobs);
+                    continue;
+                }
+            } else if (num_accepted < len) {
+                status |= status_invalid_draft_token;
+            }
+            if (target_.alive()) {
+                next_token = next(tests, coins(request, draft.draft_len, num_accepted, 1));
+                emit(next_token, tokens, logprobs);
+            }
+            return;
+        }
+    }
+    int64_t num_accepted = 0;
+    int64_t next_token = -1;
+    int32_t status = status_ok;
+
+  private:
+    static bool in_vocabulary(int64_t token, int64_t vocab) { return token >= 0 && token < vocab; }
+    bool valid(const TargetArguments& target, const DraftArguments& draft, const CoinView& coins, int64_t request,
+               int64_t len) const {
+        bool holds = target.valid(request) && TargetArguments::valid_temperature(draft.temperature(request)) &&
+                     len >= 0 && len <= draft.draft_len;
+        for (int64_t step = 0; holds && !greedy_ && step < len; ++step) {
+            holds = coins.valid(request, step);
+        }
+        return holds && (greedy_ || coins.valid(request, draft.draft_len));
+    }
+    bool accepts(double coin) const {
+        if (greedy_) {
+            return draft_.token() == target_.most_likely();
+        }
+        return coin * draft_.probability() < target_.probability(draft_.token());
+    }
+    void emit(int64_t token, int64_t* tokens, float* logprobs) const {
+        tokens[num_accepted] = token;
+        if (logprobs != nullptr && token >= 0) {
+            logprobs[num_accepted] = static_cast<float>(target_.logprob(token));
+        }
+    }
+    int64_t next(bool rejected, double coin) {
+        if (greedy_) {
+            return target_.most_likely();
+        }
+        if (rejected) {
+            const int64_t token = recovered(coin);
+            if (token >= 0) {
+                return token;
+            }
+            status |= status_empty_residual;
+        }
+        return draw_from(target_, coin, tile_masses_);
+    }
+    // A draw from max(target - draft, 0), -1 where that is nothing.
+    int64_t recovered(double coin) {
+        const auto residual = [&](int64_t tile, float* masses) {
+            std::fill(masses, masses + tile_size, 0.0f);
+            target_.add_tile(tile, masses);
+            draft_.subtract_tile(tile, masses);
+            const int64_t width = std::min(tile_size, target_.vocab() - tile * tile_size);
+            return double{row_kernels().clamp_sum(masses, width)};
+        };
+        alignas(64) float masses[tile_size];
+        tile_masses_.resize(target_.tiles());
+        double total = 0;
+        for (int64_t tile = 0; tile < target_.tiles(); ++tile) {
+            tile_masses_[tile] = residual(tile, masses);
+            total += tile_masses_[tile];
+        }
+        if (total <= empty_residual_mass) {
+            return -1;
+        }
+        return specens::draw(tile_masses_, target_.vocab(), coin, residual);
+    }
+
+    bool greedy_ = false;
+    TargetRow target_;
+    DraftRow draft_;
+    std::vector<LogitRow> logits_;
+    std::vector<double> tile_masses_;
+};
+
+DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
+                               const std::optional<Tensor>& draft_logits, double temperature,
+                               const std::optional<Tensor>& temperatures, const std::optional<Tensor>& draft_lens) {
+    const bool wide = draft_tokens.scalar_type() == ScalarType::Long;
+    require(draft_tokens.dim() == 2 && (wide || draft_tokens.scalar_type() == ScalarType::Int),
+            "draft_tokens must be int64 or int32 [batch, draft_len]");
+    DraftArguments draft{draft_tokens.const_data_ptr(),
+                         wide,
+                         draft_tokens.stride(0),
+                         draft_tokens.stride(1),
+                         draft_tokens.size(1),
+                         drafter,
+                         optional_int64(drafters),
+                         std::nullopt,
+                         RequestNumber(temperature, temperatures),
+                         optional_int64(draft_lens)};
+    if (draft_logits) {
+        draft.logits.emplace(*draft_logits);
+    }
+    return draft;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
+    const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& weights,
+    const std::optional<Tensor>& weight_rows, double plausibility, double temperature,
+    const std::optional<Tensor>& temperatures, const Tensor& draft_tokens, int64_t drafter,
+    const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits, double draft_temperature,
+    const std::optional<Tensor>& draft_temperatures, const std::optional<Tensor>& draft_lens,
+    const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
+    bool logprobs) {
+    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, temperature,
+                                 temperatures);
+    const DraftArguments draft = draft_arguments(draft_tokens, drafter, drafters, draft_logits, draft_temperature,
+                                                 draft_temperatures, draft_lens);
+    const int64_t width = draft.draft_len + 1;
+    const CoinView coins(uniforms, seeds, positions, width);
+    const auto empty = [&](std::initializer_list<int64_t> sizes, ScalarType type) {
+        return torch::stable::new_empty(draft_tokens, sizes, type);
+    };
+    const Tensor tokens = empty({target.batch, width}, ScalarType::Long);
+    const Tensor num_accepted = empty({target.batch}, ScalarType::Long);
+    const Tensor num_tokens = empty({target.batch}, ScalarType::Long);
+    const Tensor next_token = empty({target.batch}, ScalarType::Long);
+    const Tensor status = empty({target.batch}, ScalarType::Int);
+    const Tensor token_logprobs =
+        logprobs ? empty({target.batch, width}, ScalarType::Float) : empty({0}, ScalarType::Float);
+    auto* tokens_out = tokens.mutable_data_ptr<int64_t>();
+    auto* accepted_out = num_accepted.mutable_data_ptr<int64_t>();
+    auto* count_out = num_tokens.mutable_data_ptr<int64_t>();
+    auto* next_out = next_token.mutable_data_ptr<int64_t>();
+    auto* status_out = status.mutable_data_ptr<int32_t>();
+    float* logprobs_out = logprobs ? token_logprobs.mutable_data_ptr<float>() : nullptr;
+
+    torch::stable::parallel_for(0, target.batch, 1, [&](int64_t begin, int64_t end) {
+        static thread_local Verifier verifier;
+        for (int64_t request = begin; request < end; ++request) {
+            int64_t* own_tokens = tokens_out + request * width;
+            float* own_logprobs = logprobs_out != nullptr ? logprobs_out + request * width : nullptr;
+            std::fill(own_tokens, own_tokens + width, int64_t{-1});
+            if (own_logprobs != nullptr) {
+                std::fill(own_logprobs, own_logprobs + width, 0.0f);
+            }
+            verifier.run(target, draft, coins, request, own_tokens, own_logprobs);
+            accepted_out[request] = verifier.num_accepted;
+            next_out[request] = verifier.next_token;
+            count_out[request] = verifier.num_accepted + (verifier.next_token >= 0 ? 1 : 0);
+            status_out[request] = verifier.status;
+        }
+    });
+    return {tokens, num_accepted, num_tokens, next_token, token_logprobs, status};
+}
+
+}  // namespace
+}  // namespace specens
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
+    library.impl("verify_chain_cpp", TORCH_BOX(&specens::verify_chain_cpu));
+}

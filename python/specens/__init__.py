@@ -1,0 +1,25 @@
+"""Text from speculative ensembles of Hugging Face language models, on the operations of `specens_kernels`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specens.generate import Generation, SpeculativeEnsemble
+    from specens.request import Event
+    from specens.statistics import Statistics
+
+__all__ = ["Event", "Generation", "SpeculativeEnsemble", "Statistics"]
+
+# Loaded on first use: the command line answers --help, and `doctor` explains a broken installation, without torch.
+_HOMES = {
+    "Event": "specens.request",
+    "Generation": "specens.generate",
+    "SpeculativeEnsemble": "specens.generate",
+    "Statistics": "specens.statistics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

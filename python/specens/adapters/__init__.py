@@ -1,0 +1,1 @@
+"""Where the driver meets model libraries: the only folder that imports transformers."""

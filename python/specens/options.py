@@ -1,0 +1,135 @@
+"""The options that the commands share, and how their texts become arguments."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from specens.request import Ensemble
+
+INTERRUPTED = 130
+WRONG_ARGUMENT = 2
+FAILED = 1
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        help="Members: a Hugging Face folder, a .gguf file or package:NAME, each with an optional +ADAPTER."
+    ),
+]
+Weights = Annotated[str | None, typer.Option(help="Mix probabilities with these weights: 0.5,0.5. Default: equal.")]
+LogitWeights = Annotated[str | None, typer.Option(help="Mix logits with these weights, of any sign: 1.5,-0.5.")]
+Contrast = Annotated[float | None, typer.Option(help="Contrastive decoding: the weight of member 1, the amateur.")]
+Plausibility = Annotated[float | None, typer.Option(help="With --contrast: the share of the best probability needed.")]
+DraftLens = Annotated[str, typer.Option(help="Tokens that a member drafts in a row: one number, or one a member: 5,1.")]
+Drafter = Annotated[int, typer.Option(help="The member that drafts under the schedule fixed.")]
+Prompt = Annotated[
+    list[str] | None, typer.Option(help="Once for all members, or once for each. Default: standard input.")
+]
+Chat = Annotated[bool | None, typer.Option(help="Use the chat template. Default: where the tokenizer has one.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16 or fp16.")]
+Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
+Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+errors = Console(stderr=True)
+
+
+@contextmanager
+def clean_exit(as_json: bool) -> Iterator[None]:
+    """One clear line instead of a traceback, and exit code 2 for wrong arguments, 1 for failures, 130 for Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if as_json:
+            print_json({"interrupted": True})
+        errors.print("interrupted before anything was generated", style="yellow")
+        raise typer.Exit(INTERRUPTED) from None
+    except (ValueError, NotImplementedError) as error:
+        raise _exit(error, WRONG_ARGUMENT) from None
+    except (RuntimeError, ImportError, OSError) as error:
+        raise _exit(error, FAILED) from None
+
+
+def print_json(values: dict) -> None:
+    """Print one object to standard output."""
+    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+
+
+def parse_numbers(text: str, kind: type, option: str) -> list[Any]:
+    """Numbers between commas. Raises ValueError naming the option."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option}: expected numbers between commas, got {text!r}") from None
+
+
+def parse_ensemble(
+    weights: str | None, logit_weights: str | None, contrast: float | None, plausibility: float | None
+) -> Ensemble | None:
+    """The ensemble that the options name, or None. Raises ValueError where they contradict each other."""
+    from specens_kernels import Contrastive, LogitMixture, Mixture
+
+    given = {"--weights": weights, "--logit-weights": logit_weights, "--contrast": contrast}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{named[1]}: expected at most one of {', '.join(given)}; got {' and '.join(named)}")
+    if plausibility is not None and contrast is None:
+        raise ValueError("--plausibility: expected --contrast beside it")
+    if contrast is not None:
+        return Contrastive(contrast, plausibility)
+    if logit_weights is not None:
+        return LogitMixture(parse_numbers(logit_weights, float, "--logit-weights"))
+    return None if weights is None else Mixture(parse_numbers(weights, float, "--weights"))
+
+
+def parse_draft_lens(text: str) -> int | list[int]:
+    """One number for all members, or a list with one for each."""
+    lens = parse_numbers(text, int, "--draft-lens")
+    return lens[0] if len(lens) == 1 else lens
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how models compute, as the options say."""
+
+    dtype: str
+    device: str | None
+    threads: int | None
+
+    def apply(self) -> dict[str, Any]:
+        """Set the threads of torch; `dtype` and `device` as arguments. Raises ValueError where the dtype is unknown."""
+        import torch
+
+        if self.dtype not in DTYPES:
+            raise ValueError(f"--dtype: expected one of {', '.join(DTYPES)}; got {self.dtype!r}")
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return {"dtype": getattr(torch, DTYPES[self.dtype]), "device": device}
+
+
+def read_prompt(prompts: Sequence[str] | None) -> str | list[str]:
+    """The prompt of all members, or one for each; without the option, standard input. Raises ValueError on none."""
+    if prompts:
+        return prompts[0] if len(prompts) == 1 else list(prompts)
+    text = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    if not text:
+        raise ValueError("--prompt: expected a text, here or on standard input; got none")
+    return text
+
+
+def _exit(error: Exception, code: int) -> typer.Exit:
+    message = " ".join(str(error).split()) or type(error).__name__
+    errors.print(f"Error: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
+    return typer.Exit(code)

@@ -1,0 +1,62 @@
+"""Prompts as a user writes them, turned into one list of token ids for each member."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+EXPECTED = "text, token ids, chat messages (dicts with role and content), or a list with one of these for each member"
+
+
+def prompts_for_members(prompt: Any, num_members: int, tokenizer: Any | None, chat: bool) -> list[list[int]]:
+    """Token ids of every member's prompt.
+
+    prompt: text, token ids (ints or a one-dimensional tensor) or chat messages: the prompt of all members; or a list
+        with one of these for each member. chat: put text through the tokenizer's chat template as a user's message.
+    Raises ValueError where a prompt is none of these or empty, where the number of prompts is not that of the members,
+        or where text comes without a tokenizer.
+    """
+    each = [prompt] * num_members if _is_one_prompt(prompt) else list(prompt)
+    if len(each) != num_members:
+        raise ValueError(f"prompt: expected one prompt, or one for each of the {num_members} members; got {len(each)}")
+    return [_token_ids(one, tokenizer, chat) for one in each]
+
+
+def _is_one_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, (str, Tensor)):
+        return True
+    if not isinstance(prompt, Sequence):
+        raise ValueError(f"prompt: expected {EXPECTED}; got {type(prompt).__name__}")
+    return len(prompt) == 0 or isinstance(prompt[0], (int, dict))
+
+
+def _token_ids(prompt: Any, tokenizer: Any | None, chat: bool) -> list[int]:
+    if isinstance(prompt, Tensor):
+        if prompt.dim() != 1 or prompt.is_floating_point():
+            raise ValueError(f"prompt: expected one-dimensional token ids, got {prompt.dtype} {list(prompt.shape)}")
+        ids = prompt.tolist()
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(isinstance(one, int) for one in prompt):
+        ids = list(prompt)
+    elif isinstance(prompt, str) or (isinstance(prompt, Sequence) and all(isinstance(one, dict) for one in prompt)):
+        ids = _tokenize(prompt, tokenizer, chat)
+    else:
+        raise ValueError(f"prompt: expected {EXPECTED}; got {prompt!r}")
+    if not ids:
+        raise ValueError("prompt: expected at least one token, got none")
+    if min(ids) < 0:
+        raise ValueError(f"prompt: expected token ids >= 0, got {min(ids)}")
+    return ids
+
+
+def _tokenize(prompt: str | Sequence[dict], tokenizer: Any | None, chat: bool) -> list[int]:
+    if tokenizer is None:
+        raise ValueError("prompt: text needs a tokenizer; pass tokenizer= to SpeculativeEnsemble, or give token ids")
+    if isinstance(prompt, str) and not chat:
+        return tokenizer(prompt)["input_ids"]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError("chat: the tokenizer has no chat template; give plain text with chat=False")
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]

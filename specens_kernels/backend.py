@@ -1,0 +1,165 @@
+"""Which implementations of an operation exist here, why others do not, and which one a call takes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specens_kernels import __path__ as package_folders
+
+Implementation = Callable[..., Any]
+Table = dict[str, Implementation | None]
+
+LIBRARY = torch.library.Library("specens", "DEF")
+FASTEST_FIRST = {"cpu": ("cpp", "reference"), "cuda": ("triton", "cpp", "reference")}
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """One backend on this machine: its name, the device types it runs on here, and why it does not (None: it does)."""
+
+    name: str
+    devices: tuple[str, ...]
+    reason: str | None
+
+
+def _load_library(file_name: str, folders: Iterable[str]) -> str | None:
+    """Load an operator library from the first of `folders` that has it. Return why it could not be loaded, or None."""
+    path = next((path for folder in folders if (path := Path(folder, file_name)).is_file()), None)
+    if path is None:
+        return f"not built: the package has no {file_name}"
+    try:
+        torch.ops.load_library(path)
+    except (OSError, RuntimeError) as error:
+        return f"{file_name} could not be loaded: {error}"
+    return None
+
+
+def _load_cuda_library() -> str | None:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    return _load_library("_C_cuda.so", package_folders)
+
+
+def _import_triton() -> tuple[str | None, bool]:
+    """Return why Triton cannot be imported (None: it can), and whether its interpreter runs the kernels."""
+    try:
+        triton = importlib.import_module("triton")
+    except ImportError as error:
+        return f"Triton is not installed: {error}", False
+    return None, bool(triton.knobs.runtime.interpret)
+
+
+CPP_REASON = _load_library("_C.so", package_folders)
+CUDA_REASON = _load_cuda_library()
+TRITON_REASON, TRITON_INTERPRETED = _import_triton()
+KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
+
+
+def implementations(name: str, schema: str, reference: Implementation) -> Table:
+    """Define the operators of one room and return its table of implementations.
+
+    Defines `specens::{name}_cpp` and `specens::{name}_triton` with `schema`, whose arguments `reference` takes in the
+    same order; `reference` is their fake kernel. Triton's kernel is `launch` in the room's triton_kernel.py.
+
+    Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
+    """
+    for operator in (f"{name}_cpp", f"{name}_triton"):
+        LIBRARY.define(operator + schema)
+        torch.library.register_fake(f"specens::{operator}", reference, lib=LIBRARY)
+    _register_triton(name)
+    table: Table = {"reference": reference}
+    for backend in ("cpp", "triton"):
+        operator = f"{name}_{backend}"
+        KERNEL_DEVICES[operator] = _kernel_devices(operator)
+        table[backend] = getattr(torch.ops.specens, operator).default if KERNEL_DEVICES[operator] else None
+    return table
+
+
+def _register_triton(name: str) -> None:
+    module = f"specens_kernels.ops.{name}.triton_kernel"
+    if TRITON_REASON is not None or importlib.util.find_spec(module) is None:
+        return
+    launch = importlib.import_module(module).launch
+    for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
+        LIBRARY.impl(f"{name}_triton", launch, key)
+
+
+def _kernel_devices(operator: str) -> frozenset[str]:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return frozenset(key.lower() for key in ("CPU", "CUDA") if has_kernel(f"specens::{operator}", key))
+
+
+@torch.compiler.assume_constant_result
+def _backend_from_environment() -> str | None:
+    return os.environ.get("SPECENS_BACKEND") or None
+
+
+def select(table: Table, backend: str | None, device: torch.device, op_name: str) -> tuple[str, Implementation]:
+    """Return (name, function) of the implementation that a call on `device` takes.
+
+    backend: a name, which runs or raises; None: the environment variable SPECENS_BACKEND (a name likewise, read when a
+    compiled graph is traced), else the fastest usable one.
+    Raises ValueError for an unknown name, RuntimeError with the reason for one that cannot run here.
+    """
+    argument = "backend" if backend is not None else "SPECENS_BACKEND"
+    name = backend if backend is not None else _backend_from_environment()
+    if name is None:
+        preference = FASTEST_FIRST.get(device.type, ("reference",))
+        name = next(name for name in preference if _unusable(table, name, device.type, op_name) is None)
+    elif name not in table:
+        raise ValueError(f"{argument}: expected None or one of {', '.join(table)}, got {name!r}")
+    reason = _unusable(table, name, device.type, op_name)
+    function = table[name]
+    if reason is not None or function is None:
+        raise RuntimeError(f"{op_name}: backend {name!r} cannot run on {device.type}: {reason}")
+    return name, function
+
+
+def _unusable(table: Table, name: str, device_type: str, op_name: str) -> str | None:
+    """Why this implementation cannot run on a device, or None."""
+    if name == "reference":
+        return None
+    if table[name] is not None and device_type in KERNEL_DEVICES[f"{op_name}_{name}"]:
+        return None
+    if name == "cpp":
+        library_reason = CUDA_REASON if device_type == "cuda" else CPP_REASON
+        return library_reason or f"this build has no C++ kernel of {op_name} for {device_type}"
+    if device_type == "cpu" and TRITON_REASON is None and not TRITON_INTERPRETED:
+        return "Triton runs CPU tensors in its interpreter only (TRITON_INTERPRET=1, set before the import)"
+    return TRITON_REASON or f"there is no Triton kernel of {op_name} for {device_type}"
+
+
+def backends() -> dict[str, BackendInfo]:
+    """Return what runs on this machine, by name.
+
+    "reference", "cpp" and "triton" are what `backend=` takes; "cuda" is the library of CUDA C++ kernels that "cpp"
+    takes for CUDA tensors. `reason` is None for a usable one, else why it is not: not built, the loader's error, ...
+    """
+    no_gpu = _no_gpu_reason()
+    cuda_reason = CUDA_REASON or no_gpu
+    triton_reason = TRITON_REASON or (None if TRITON_INTERPRETED else no_gpu)
+    gpu_devices = ("cuda",) if no_gpu is None else ()
+    cpp_devices = ("cpu",) * (CPP_REASON is None) + ("cuda",) * (cuda_reason is None)
+    triton_devices = (("cpu",) if TRITON_INTERPRETED else ()) + gpu_devices
+    return {
+        "reference": BackendInfo("reference", ("cpu", *gpu_devices), None),
+        "cpp": BackendInfo("cpp", cpp_devices, CPP_REASON),
+        "triton": BackendInfo("triton", triton_devices if triton_reason is None else (), triton_reason),
+        "cuda": BackendInfo("cuda", ("cuda",) if cuda_reason is None else (), cuda_reason),
+    }
+
+
+def _no_gpu_reason() -> str | None:
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"no GPU: torch {torch.__version__} is built without CUDA"
+    return "no GPU: torch sees no CUDA device"

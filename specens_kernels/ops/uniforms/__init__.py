@@ -1,0 +1,53 @@
+"""Reproducible random numbers for speculative decoding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specens_kernels.backend import implementations, select
+from specens_kernels.checks import check_tensor, fail
+from specens_kernels.ops.uniforms import reference
+
+IMPLEMENTATIONS = implementations(
+    "uniforms", "(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor", reference.uniforms
+)
+WORD_LIMIT = 2**32
+
+
+def uniforms(
+    seeds: Tensor, positions: Tensor, *, step: int | Tensor = 0, stream: int = 0, backend: str | None = None
+) -> Tensor:
+    """Return the coin of each request for one question: float64 [batch], in [0, 1).
+
+    The coin is ((w0 >> 5) * 2^26 + (w1 >> 6)) / 2^53, where w0 and w1 are the first two words of Philox4x32-10 with
+    key (seed low, seed high) and counter (position low, position high, step, stream). All backends give the same bits.
+
+    seeds: int64 [batch], any value (two's complement).
+    positions: int64 [batch], the absolute position of the round's first draft token.
+    step: the offset in the round: an int in [0, 2^32), or int64 [batch] (taken modulo 2^32).
+    stream: the question asked: 0 accept, 1 next token, 2 draft; an int in [0, 2^32).
+    backend: None for the fastest one on the device, or "reference", "cpp" or "triton".
+
+    Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
+    cannot run here.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    if not isinstance(seeds, Tensor):
+        fail("seeds", "a tensor", type(seeds).__name__)
+    check_tensor("seeds", seeds, [None], [torch.int64], seeds.device)
+    shape = [seeds.shape[0]]
+    check_tensor("positions", positions, shape, [torch.int64], seeds.device)
+    if isinstance(step, Tensor):
+        check_tensor("step", step, shape, [torch.int64], seeds.device)
+    else:
+        _check_word("step", step)
+        step = torch.full_like(seeds, step)
+    _check_word("stream", stream)
+    _, function = select(IMPLEMENTATIONS, backend, seeds.device, "uniforms")
+    return function(seeds, positions, step, stream)
+
+
+def _check_word(argument: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or not 0 <= value < WORD_LIMIT:
+        fail(argument, f"an integer in [0, {WORD_LIMIT})", repr(value))

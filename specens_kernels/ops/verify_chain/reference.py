@@ -1,0 +1,180 @@
+"""The definition of chain verification, in float64.
+
+Source of the token rule: Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023; Chen
+et al., Accelerating Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., ICML 2025.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from specens_kernels.ops.sample.reference import draw, invalid_coin
+from specens_kernels.ops.target_logprobs.reference import (
+    clean,
+    ensemble_logprobs,
+    invalid_temperature,
+    one_hot,
+    pad_vocab,
+    request_values,
+    target_probs,
+)
+from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
+from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
+
+NO_DRAFTER = -1
+
+
+def draft_probs(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    vocab: int,
+    drafter: int,
+    drafters: Tensor | None,
+    draft_logits: Tensor | None,
+    heat: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].
+
+    heat: float64 [batch]; draft distributions at 0 are one-hot.
+    """
+    batch, draft_len = draft_tokens.shape
+    tokens_one_hot = one_hot(draft_tokens, vocab)
+    status = torch.zeros(batch, draft_len, dtype=torch.int64, device=draft_tokens.device)
+    if draft_logits is None and drafters is None and drafter == NO_DRAFTER:
+        return tokens_one_hot, status
+    if drafters is None:
+        source = draft_logits if draft_logits is not None else member_logits[drafter][:, :draft_len]
+        logits, bits = clean(source)
+        known, given = torch.ones_like(draft_tokens, dtype=torch.bool), torch.ones_like(draft_tokens, dtype=torch.bool)
+    else:
+        widest = max(logits.shape[-1] for logits in member_logits)
+        cleaned = [clean(member[:, :draft_len]) for member in member_logits]
+        stack = torch.stack([pad_vocab(values, widest, -math.inf) for values, _ in cleaned], 2)
+        member = drafters.clamp(0, len(member_logits) - 1)[..., None]  # [batch, draft_len, 1]
+        logits = stack.gather(2, member[..., None].expand(-1, -1, -1, widest))[:, :, 0]
+        bits = torch.stack([row_bits for _, row_bits in cleaned], 2).gather(2, member)[..., 0]
+        given = drafters != NO_DRAFTER
+        known = (drafters >= NO_DRAFTER) & (drafters < len(member_logits))
+    soft = given & (heat > 0)[:, None]
+    usable = known & (logits.amax(-1) > -math.inf)
+    status = torch.where(soft, torch.where(known, bits, 0) | ~usable * Status.INVALID_DRAFT_DISTRIBUTION, 0)
+    probs = torch.softmax(logits / torch.where(heat > 0, heat, 1.0)[:, None, None], -1)
+    return torch.where((soft & usable)[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), status
+
+
+def chain_coins(
+    uniforms: Tensor | None, seeds: Tensor | None, positions: Tensor | None, num_accepted: Tensor | None, like: Tensor
+) -> Tensor:
+    """The coins of the tests, float64 [batch, draft_len], or with num_accepted that of the next token [batch]."""
+    batch, draft_len = like.shape
+    if uniforms is not None:
+        return uniforms[:, :draft_len] if num_accepted is None else uniforms[:, draft_len]
+    if seeds is None or positions is None:
+        return torch.zeros(like.shape if num_accepted is None else (batch,), dtype=torch.float64, device=like.device)
+    if num_accepted is not None:
+        return philox_uniforms(seeds, positions, num_accepted, 1)
+    steps = torch.arange(draft_len, device=like.device).expand(batch, -1)
+    return philox_uniforms(seeds[:, None].expand_as(like), positions[:, None].expand_as(like), steps, 0)
+
+
+def pick_row(values: Tensor, row: Tensor) -> Tensor:
+    """values[b, row[b]], zero where that row is not there; values [batch, rows, vocab]."""
+    batch, rows, _ = values.shape
+    return torch.nn.functional.pad(values, (0, 0, 0, 1))[torch.arange(batch, device=row.device), row.clamp(max=rows)]
+
+
+def prefix_status(status: Tensor, last: Tensor) -> Tensor:
+    """The union of status[b, 0..last[b]]; status [batch, rows]."""
+    used = torch.arange(status.shape[1], device=status.device) <= last[:, None]
+    total = torch.zeros_like(last)
+    for bit in Status:
+        total = total | ((status & bit) != 0).logical_and(used).any(1) * bit
+    return total
+
+
+def verify_chain(
+    member_logits: list[Tensor],
+    ensemble: int,
+    weights: list[float],
+    weight_rows: Tensor | None,
+    plausibility: float,
+    temperature: float,
+    temperatures: Tensor | None,
+    draft_tokens: Tensor,
+    drafter: int,
+    drafters: Tensor | None,
+    draft_logits: Tensor | None,
+    draft_temperature: float,
+    draft_temperatures: Tensor | None,
+    draft_lens: Tensor | None,
+    uniforms: Tensor | None,
+    seeds: Tensor | None,
+    positions: Tensor | None,
+    logprobs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
+    draft_tokens = draft_tokens.long()
+    batch, draft_len = draft_tokens.shape
+    device = draft_tokens.device
+    steps = member_logits[0].shape[1]
+    rows = ensemble_logprobs(member_logits, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
+    target, greedy = target_probs(rows), rows.greedy
+    vocab = target.shape[-1]
+    heat = request_values(draft_temperature, draft_temperatures, batch, device)
+    bad_heat = invalid_temperature(heat)
+    draft, draft_status = draft_probs(
+        member_logits, draft_tokens, vocab, drafter, drafters, draft_logits, torch.where(greedy | bad_heat, 0.0, heat)
+    )
+
+    # where the chain of each request ends
+    lens = torch.full((batch,), draft_len, device=device) if draft_lens is None else draft_lens
+    bad_lens = (lens < 0) | (lens > draft_len)
+    index = torch.arange(draft_len, device=device)
+    valid = (draft_tokens >= 0) & (draft_tokens < vocab)
+    chain_end = torch.minimum((valid.int().cumprod(1)).sum(1), lens.clamp(0, draft_len))
+
+    # accept while coin * draft < target, strictly: a token of target probability 0 is never accepted
+    token = draft_tokens.clamp(0, vocab - 1)[..., None]
+    target_at_token = target[:, :draft_len].gather(2, token)[..., 0]
+    draft_at_token = draft.gather(2, token)[..., 0]
+    coins = chain_coins(uniforms, seeds, positions, None, draft_tokens)
+    accept = (coins * draft_at_token < target_at_token) & (index < chain_end[:, None])
+    num_accepted = accept.int().cumprod(1).sum(1)
+
+    # the next token: from the residual after a rejection, from the target after the whole chain
+    has_row = num_accepted < lens + (steps - draft_len)
+    rejected = num_accepted < chain_end
+    row_target = pick_row(target, num_accepted)
+    residual = (row_target - pick_row(draft, num_accepted)).clamp(min=0)
+    empty = rejected & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
+    coin = chain_coins(uniforms, seeds, positions, num_accepted, draft_tokens)
+    masses = torch.where((rejected & ~empty)[:, None], residual, row_target)
+    next_token = torch.where(has_row, draw(masses, coin), -1)
+
+    status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
+    status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
+    status = status | empty * Status.EMPTY_RESIDUAL
+    status = status | ((num_accepted == chain_end) & (chain_end < lens)) * Status.INVALID_DRAFT_TOKEN
+    bad_coin = (invalid_coin(coins) & (index < lens[:, None])).any(1) | invalid_coin(coin)
+    invalid = rows.invalid | bad_heat | bad_lens | (bad_coin & ~greedy)
+    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
+    num_accepted = torch.where(invalid, 0, num_accepted)
+    next_token = torch.where(invalid, -1, next_token)
+    columns = torch.arange(draft_len + 1, device=device)
+    tokens = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
+    tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
+    tokens = torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
+    num_tokens = num_accepted + (next_token >= 0)
+    return tokens, num_accepted, num_tokens, next_token, _logprobs(rows.logprobs, tokens, logprobs), status.int()
+
+
+def _logprobs(log_target: Tensor, tokens: Tensor, wanted: bool) -> Tensor:
+    """float32 like tokens, 0 in the padding."""
+    if not wanted:
+        return torch.empty(0, device=tokens.device)
+    log_target = torch.nn.functional.pad(log_target, (0, 0, 0, tokens.shape[1] - log_target.shape[1]))
+    chosen = log_target.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
+    return torch.where(tokens >= 0, chosen, 0.0).float()

@@ -1,0 +1,1 @@
+"""Triton helpers that several rooms share. They compute; they never launch."""

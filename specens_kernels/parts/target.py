@@ -1,0 +1,220 @@
+"""The target and the draft distributions of a batch as kernels take them, and their logits in registers."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
+
+NO_DRAFTER = tl.constexpr(-1)
+INFINITY = tl.constexpr(float("inf"))
+FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
+SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN
+SMALLEST_TEMPERATURE = 1e-37  # a number below it would become 0 in float32, which is greedy
+LARGEST_NUMBER = 3.4028234663852886e38  # of float32
+LOG2_E = tl.constexpr(1.4426950408889634)
+NAN_LOGITS = tl.constexpr(int(Status.NAN_LOGITS))
+INFINITE_LOGITS = tl.constexpr(int(Status.INFINITE_LOGITS))
+WEIGHT_TOLERANCE = tl.constexpr(WEIGHT_SUM_TOLERANCE)
+
+
+class TargetView(NamedTuple):
+    """The target distribution. Tuples have one entry a member; rows and temperatures win where they are not None."""
+
+    logits: tuple[Tensor, ...]  # float32, bfloat16 or float16 [batch, steps, vocab of the member]
+    strides_batch: tuple[int, ...]
+    strides_step: tuple[int, ...]
+    vocabs: tuple[int, ...]
+    vocab: int  # the widest member's
+    steps: int
+    weights: tuple[float, ...]
+    weight_rows: Tensor | None  # float32 [batch, members]
+    temperature: float
+    temperatures: Tensor | None  # float32 [batch]
+    temperatures_stride: int
+    log_plausibility: float | None  # only where member 0 has weight
+    MIXTURE: tl.constexpr  # of probabilities, a lone member included; else of logits
+
+
+class DraftView(NamedTuple):
+    """The draft tokens and what they were drawn from: a member, outside logits, or nothing (one-hot)."""
+
+    draft_len: int
+    lens: Tensor | None  # int64 [batch]
+    tokens: Tensor | None  # int64 or int32 [batch, draft_len]
+    tokens_stride_batch: int
+    tokens_stride_step: int
+    drafter: int
+    drafters: Tensor | None  # int64 [batch, draft_len]
+    logits: Tensor | None  # [batch, draft_len, vocab]
+    logits_stride_batch: int
+    logits_stride_step: int
+    vocab: int
+    temperature: float
+    temperatures: Tensor | None  # float32 [batch]
+    temperatures_stride: int
+    SAME_TEMPERATURE: tl.constexpr  # known to be the target's
+
+
+def temperature_number(temperature: float) -> float:
+    """A temperature that float32 holds."""
+    return min(max(temperature, SMALLEST_TEMPERATURE), LARGEST_NUMBER) if temperature > 0 else 0.0
+
+
+def target_view(
+    member_logits: list[Tensor],
+    ensemble: int,
+    weights: list[float],
+    weight_rows: Tensor | None,
+    plausibility: float,
+    temperature: float,
+    temperatures: Tensor | None,
+) -> TargetView:
+    """From an operator's arguments, with member_logits [batch, steps, vocab]."""
+    return TargetView(
+        logits=tuple(member_logits),
+        strides_batch=tuple(logits.stride(0) for logits in member_logits),
+        strides_step=tuple(logits.stride(1) for logits in member_logits),
+        vocabs=tuple(logits.shape[2] for logits in member_logits),
+        vocab=max(logits.shape[2] for logits in member_logits),
+        steps=member_logits[0].shape[1],
+        weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in weights),
+        weight_rows=weight_rows,
+        temperature=temperature_number(temperature),
+        temperatures=temperatures,
+        temperatures_stride=0 if temperatures is None else temperatures.stride(0),
+        log_plausibility=math.log(plausibility) if plausibility > 0 else None,
+        MIXTURE=tl.constexpr(ensemble != EnsembleKind.LOGIT_MIXTURE),
+    )
+
+
+@triton.jit
+def request_number(number, numbers, stride, request):
+    """A parameter that is one number for all requests, or one a request; float32."""
+    if numbers is not None:
+        return tl.load(numbers + request * stride)
+    else:
+        return number
+
+
+@triton.jit
+def target_temperature(target, request):
+    return request_number(target.temperature, target.temperatures, target.temperatures_stride, request)
+
+
+@triton.jit
+def draft_temperature(draft, request):
+    return request_number(draft.temperature, draft.temperatures, draft.temperatures_stride, request)
+
+
+@triton.jit
+def logit_scale(temperature):
+    """log2(e) / temperature, float32; temperature 1 where it is 0 or out of range."""
+    used = tl.where(temperature > 0, temperature, 1.0)
+    scale = tl.div_rn(tl.zeros_like(used) + LOG2_E, used)
+    return tl.minimum(tl.maximum(scale, SMALLEST_SCALE), FLOAT_MAX)
+
+
+@triton.jit
+def member_weight(target, request, member):
+    if target.weight_rows is not None:
+        return tl.load(target.weight_rows + request * len(target.logits) + member)
+    else:
+        return target.weights[member]
+
+
+@triton.jit
+def target_is_valid(target, request):
+    """Whether a request's temperature and weights are in range."""
+    temperature = target_temperature(target, request)
+    valid = (temperature >= 0) & (temperature < INFINITY)
+    if target.weight_rows is not None:
+        total = tl.zeros_like(temperature).to(tl.float64)
+        for member in tl.static_range(len(target.logits)):
+            weight = member_weight(target, request, member)
+            valid &= (weight < INFINITY) & (weight > -INFINITY)
+            if target.MIXTURE:
+                valid &= weight >= 0
+            total += weight.to(tl.float64)
+        if target.MIXTURE:
+            valid &= tl.abs(total - 1) <= WEIGHT_TOLERANCE
+    return valid
+
+
+@triton.jit
+def clean(raw):
+    """NaN as -inf, +inf as the largest float."""
+    return tl.where(raw < INFINITY, raw, tl.where(raw == INFINITY, FLOAT_MAX, -INFINITY))
+
+
+@triton.jit
+def marks_of(raw):
+    """Status bits of each logit, int32."""
+    return tl.where(raw != raw, NAN_LOGITS, tl.where(raw == INFINITY, INFINITE_LOGITS, 0))
+
+
+@triton.jit
+def raw_logits(target, member, request, step, tokens, used):
+    """A member's logits as float32, -inf where `used` is false or its vocabulary ends."""
+    row_ptr = target.logits[member] + request * target.strides_batch[member] + step * target.strides_step[member]
+    used = used & (tokens < target.vocabs[member])
+    return tl.load(row_ptr + tokens, mask=used, other=-INFINITY).to(tl.float32)
+
+
+@triton.jit
+def raw_draft_logits(draft, request, step, tokens, used):
+    """An outside drafter's logits, likewise."""
+    row_ptr = draft.logits + request * draft.logits_stride_batch + step * draft.logits_stride_step
+    return tl.load(row_ptr + tokens, mask=used & (tokens < draft.vocab), other=-INFINITY).to(tl.float32)
+
+
+@triton.jit
+def add_weighted(mixed, logits, weight):
+    """mixed + weight * logits, -inf where either is; fused, so that every kernel sees the same bits."""
+    excluded = (mixed == -INFINITY) | (logits == -INFINITY)
+    total = tl.fma(tl.where(excluded, 0.0, logits), weight, tl.where(excluded, 0.0, mixed))
+    total = tl.minimum(tl.maximum(total, -FLOAT_MAX), FLOAT_MAX)
+    return tl.where(weight != 0, tl.where(excluded, -INFINITY, total), mixed)
+
+
+@triton.jit
+def part_logits(target, part, request, step, tokens, used, threshold):
+    """Clean logits of one part of the target: a member of a mixture of probabilities, or the mixed logits (part 0).
+
+    threshold: of plausibility, as `statistics.plausible_threshold` gives it.
+    """
+    if target.MIXTURE:
+        weighted = member_weight(target, request, part) != 0
+        return clean(raw_logits(target, part, request, step, tokens, used & weighted))
+    else:
+        mixed = tl.where(used & (tokens < target.vocab), 0.0, -INFINITY)
+        for member in tl.static_range(len(target.logits)):
+            weight = member_weight(target, request, member)
+            logits = clean(raw_logits(target, member, request, step, tokens, used & (weight != 0)))
+            mixed = add_weighted(mixed, logits, weight)
+            if member == 0 and target.log_plausibility is not None:
+                mixed = tl.where(logits < threshold, -INFINITY, mixed)
+        return mixed
+
+
+@triton.jit
+def drafter_of(draft, request, step, used):
+    """The member that drafted at `step`, or another number where none did; like `step`."""
+    if draft.drafters is not None:
+        return tl.load(draft.drafters + request * draft.draft_len + step, mask=used, other=NO_DRAFTER)
+    else:
+        return tl.where(used, step * 0 + draft.drafter, NO_DRAFTER)
+
+
+@triton.jit
+def chain_len(draft, request):
+    """The number of a request's draft tokens, int64."""
+    if draft.lens is not None:
+        return tl.load(draft.lens + request)
+    else:
+        return request * 0 + draft.draft_len

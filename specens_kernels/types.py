@@ -1,0 +1,200 @@
+"""The words of the public API: ensembles, sampling parameters, results and their status."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WEIGHT_SUM_TOLERANCE = 1e-3  # of a Mixture's weights; they are normalised afterwards
+EMPTY_RESIDUAL_MASS = 2.0**-20  # what float32 rounding can leave of a residual that is nothing
+
+
+class Status(enum.IntFlag):
+    """What was unusual about a request; bits of `Verdict.status` and `Draw.status`. 0 is a plain request."""
+
+    OK = 0
+    NAN_LOGITS = 1  # a used row holds NaN, which counts as -inf
+    INFINITE_LOGITS = 2  # a used row holds +inf, which counts as the largest finite number
+    NO_TOKEN = 4  # no token of the row has positive probability: nothing more was emitted
+    MEMBER_WITHOUT_TOKEN = 8  # a weighted member of a Mixture has no token: the other weights were renormalised
+    INVALID_DRAFT_TOKEN = 16  # a draft id is -1 or outside the vocabulary: the chain ended there
+    INVALID_DRAFT_DISTRIBUTION = 32  # no usable draft distribution: it was treated as one-hot
+    EMPTY_RESIDUAL = 64  # the residual is nothing but rounding: the next token was drawn from the target
+    INVALID_PARAMETER = 128  # a per-request temperature, weight, length or coin is out of range: nothing was emitted
+
+
+class EnsembleKind(enum.IntEnum):
+    """How member logits become one distribution; the code that operators carry."""
+
+    SINGLE = 0
+    MIXTURE = 1
+    LOGIT_MIXTURE = 2
+
+
+def _readable(value: object) -> bool:
+    """Whether looking at the numbers of a tensor costs no device synchronisation and no graph break."""
+    return isinstance(value, Tensor) and value.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_weights(weights: Sequence[float] | Tensor, *, mixture: bool) -> None:
+    """Raise ValueError unless weights are finite and, for a mixture, non-negative with sum 1 in each row."""
+    if isinstance(weights, Tensor):
+        if weights.dim() != 2 or not weights.is_floating_point():
+            raise ValueError(
+                f"weights: expected a floating-point tensor [batch, members], got {weights.dtype} {list(weights.shape)}"
+            )
+        if not _readable(weights):
+            return
+        finite = bool(torch.isfinite(weights).all())
+        negative = bool((weights < 0).any())
+        sums = weights.double().sum(1)
+        off = bool(((sums - 1).abs() > WEIGHT_SUM_TOLERANCE).any())
+    else:
+        finite = all(math.isfinite(w) for w in weights)
+        negative = any(w < 0 for w in weights)
+        off = abs(sum(weights) - 1) > WEIGHT_SUM_TOLERANCE
+    if not finite:
+        raise ValueError(f"weights: expected finite numbers, got {weights}")
+    if mixture and negative:
+        raise ValueError(f"weights: expected numbers >= 0 for a Mixture, got {weights}")
+    if mixture and off:
+        raise ValueError(f"weights: expected a sum of 1 for a Mixture, got {weights}")
+
+
+def _as_weights(weights: Sequence[float] | Tensor) -> tuple[float, ...] | Tensor:
+    if isinstance(weights, Tensor):
+        return weights
+    try:
+        return tuple(float(w) for w in weights)
+    except (TypeError, ValueError):
+        raise ValueError(f"weights: expected numbers or a tensor [batch, members], got {weights!r}") from None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The target is the weighted mean of the members' probabilities: sum_i weight_i * softmax(logits_i / temperature).
+
+    weights: one float a member, or a tensor [batch, members]; each >= 0, sum 1.
+    Source: Fu et al., Speculative Ensemble, ICML 2025 (weighted ensemble).
+    """
+
+    weights: tuple[float, ...] | Tensor
+
+    def __init__(self, weights: Sequence[float] | Tensor) -> None:
+        object.__setattr__(self, "weights", _as_weights(weights))
+        _check_weights(self.weights, mixture=True)
+
+    kind = EnsembleKind.MIXTURE
+    plausibility = None
+
+
+@dataclass(frozen=True)
+class LogitMixture:
+    """The target is softmax(sum_i weight_i * logits_i / temperature): a product of experts, guidance, proxy tuning.
+
+    weights: one float a member, or a tensor [batch, members]; any sign, any sum, finite.
+    A token that is -inf under a member of non-zero weight is excluded.
+    """
+
+    weights: tuple[float, ...] | Tensor
+
+    def __init__(self, weights: Sequence[float] | Tensor) -> None:
+        object.__setattr__(self, "weights", _as_weights(weights))
+        _check_weights(self.weights, mixture=False)
+
+    kind = EnsembleKind.LOGIT_MIXTURE
+    plausibility = None
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Contrastive decoding: softmax((logits_0 - amateur_weight * logits_1) / temperature), member 1 the amateur.
+
+    plausibility: in (0, 1]; tokens whose probability under member 0 (temperature 1) is below plausibility times its
+    largest are excluded. None: no such constraint.
+    Source: Li et al., Contrastive Decoding, ACL 2023; the weighting of Fu et al., ICML 2025.
+    """
+
+    amateur_weight: float
+    plausibility: float | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.amateur_weight):
+            raise ValueError(f"amateur_weight: expected a finite number, got {self.amateur_weight}")
+        if self.plausibility is not None and not 0 < self.plausibility <= 1:
+            raise ValueError(f"plausibility: expected None or a number in (0, 1], got {self.plausibility}")
+
+    kind = EnsembleKind.LOGIT_MIXTURE
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        return (1.0, -float(self.amateur_weight))
+
+
+Ensemble = Mixture | LogitMixture | Contrastive
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of a batch: each a number for all requests or a tensor [batch].
+
+    temperature: >= 0; 0 takes the most likely token (lowest id on a tie).
+    top_k, top_p, min_p: filters, applied in this order (filter_order="vllm": min_p first); None is off.
+    """
+
+    temperature: float | Tensor = 1.0
+    top_k: int | Tensor | None = None
+    top_p: float | Tensor | None = None
+    min_p: float | Tensor | None = None
+    filter_order: str = "transformers"
+
+    def __post_init__(self) -> None:
+        if self.filter_order not in ("transformers", "vllm"):
+            raise ValueError(f"filter_order: expected 'transformers' or 'vllm', got {self.filter_order!r}")
+        temperature = self.temperature
+        if isinstance(temperature, Tensor):
+            if temperature.dim() != 1 or not temperature.is_floating_point():
+                raise ValueError(
+                    "temperature: expected a number or a floating-point tensor [batch], "
+                    f"got {temperature.dtype} {list(temperature.shape)}"
+                )
+            if _readable(temperature) and not bool((torch.isfinite(temperature) & (temperature >= 0)).all()):
+                raise ValueError(f"temperature: expected finite numbers >= 0, got {temperature}")
+        elif not (math.isfinite(temperature) and temperature >= 0):
+            raise ValueError(f"temperature: expected a finite number >= 0, got {temperature}")
+
+
+class Verdict(NamedTuple):
+    """What a batch of speculative steps emits.
+
+    tokens: int64 [batch, draft_len + 1]: the accepted draft tokens, then the next token, then -1.
+    num_accepted: int64 [batch], accepted draft tokens. num_tokens: int64 [batch], emitted tokens.
+    next_token: int64 [batch], the recovered or the bonus token, -1 where there is none.
+    logprobs: float32 [batch, draft_len + 1], of the emitted tokens, 0 in the padding; None unless asked for.
+    status: int32 [batch], bits of `Status`.
+    """
+
+    tokens: Tensor
+    num_accepted: Tensor
+    num_tokens: Tensor
+    next_token: Tensor
+    logprobs: Tensor | None
+    status: Tensor
+
+
+class Draw(NamedTuple):
+    """One drawn token a request.
+
+    tokens: int64 [batch], -1 where no token has positive probability. logprobs: float32 [batch] (0 where there is no
+    token) or None unless asked for. status: int32 [batch], bits of `Status`.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor | None
+    status: Tensor

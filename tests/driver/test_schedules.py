@@ -1,0 +1,154 @@
+"""Every schedule against `standard`, which defines the right answer."""
+
+import itertools
+
+import pytest
+import scipy.stats
+import torch
+from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
+from specens import SpeculativeEnsemble
+
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
+
+GREEDY = Sampling(temperature=0.0)
+ENSEMBLES = {
+    "mixture": Mixture((0.3, 0.7)),
+    "logit_mixture": LogitMixture((1.4, -0.3)),
+    "contrastive": Contrastive(0.4, plausibility=0.05),
+    "single_target": Mixture((1.0, 0.0)),
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    first = tiny_llama(0)
+    return [first, relative_of(first, 1, noise=0.2)]
+
+
+def generate(members, schedule, draft_lens=1, ensemble=None, drafter=0, **arguments):
+    return SpeculativeEnsemble(
+        members, ensemble=ensemble, draft_lens=draft_lens, schedule=schedule, drafter=drafter
+    ).generate(PROMPT, **({"max_new_tokens": 60, "seed": 3} | arguments))
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("schedule", ["fixed", "alternate"])
+@pytest.mark.parametrize("draft_lens", [1, (1, 4), (5, 2)], ids=str)
+def test_greedy_speculation_writes_the_tokens_of_standard(pair, name, schedule, draft_lens):
+    for drafter in (0, 1) if schedule == "fixed" else (0,):
+        expected = generate(pair, "standard", ensemble=ENSEMBLES[name], sampling=GREEDY)
+        result = generate(pair, schedule, draft_lens, ENSEMBLES[name], drafter, sampling=GREEDY)
+        assert result.tokens == expected.tokens
+        assert result.statistics.recovered > 0  # the drafts were put to the test
+
+
+def test_greedy_speculation_of_three_members_writes_the_tokens_of_standard(pair):
+    members = [*pair, relative_of(pair[0], 2)]
+    ensemble = Mixture((0.5, 0.3, 0.2))
+    expected = generate(members, "standard", ensemble=ensemble, sampling=GREEDY)
+    for drafter, draft_lens in itertools.product((0, 1, 2), (1, 3)):
+        result = generate(members, "fixed", draft_lens, ensemble, drafter, sampling=GREEDY)
+        assert result.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
+def test_a_seed_reproduces_the_text_and_another_seed_changes_it(pair, schedule):
+    first, again, other = (generate(pair, schedule, 2, seed=seed) for seed in (11, 11, 12))
+    assert first.tokens == again.tokens
+    assert first.tokens != other.tokens
+
+
+def test_a_seed_that_was_drawn_reproduces_the_text(pair):
+    first = generate(pair, "alternate", seed=None)
+    assert generate(pair, "alternate", seed=first.seed).tokens == first.tokens
+    assert generate(pair, "alternate", seed=None).seed != first.seed
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize(
+    ("schedule", "draft_lens"), [("standard", 1), ("fixed", 1), ("fixed", 2), ("alternate", 1), ("alternate", (2, 1))]
+)
+def test_sampled_texts_follow_the_law_of_the_ensemble(name, schedule, draft_lens):
+    vocab, length, texts = 3, 3, 1500
+    generator = torch.Generator().manual_seed(4)
+    tables = [1.5 * torch.randn(vocab, vocab, generator=generator) for _ in range(2)]
+    ensemble = ENSEMBLES[name]
+    transition = target_logprobs([tables[0], tables[1]], ensemble=ensemble).double().exp()
+    ensemble_of_tables = SpeculativeEnsemble(
+        [Bigram(table) for table in tables], ensemble=ensemble, draft_lens=draft_lens, schedule=schedule
+    )
+    counts = torch.zeros(vocab**length, dtype=torch.float64)
+    for seed in range(texts):
+        a, b, c = ensemble_of_tables.generate([0], max_new_tokens=length, seed=seed).tokens
+        counts[(a * vocab + b) * vocab + c] += 1
+    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
+    assert chi_square_probability(counts, texts * law.flatten()) > 1e-4
+
+
+def chi_square_probability(observed, expected, least=5):
+    """Of counts at least so far from the expected ones; rare cells are put together, impossible ones must be empty."""
+    assert observed[expected == 0].sum() == 0
+    rare = expected < least
+    observed, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (observed, expected))
+    if expected[-1] < least:
+        observed, expected = (torch.cat([x[:-2], x[-2:].sum()[None]]) for x in (observed, expected))
+    return scipy.stats.chisquare(observed, expected).pvalue
+
+
+def test_alternate_needs_half_the_forwards_where_members_agree(pair):
+    twins = [pair[0], relative_of(pair[0], 1, noise=0.0)]
+    statistics = generate(twins, "alternate").statistics
+    assert statistics.acceptance_rate == 1.0
+    assert statistics.recovered == 0
+    assert sum(statistics.forwards) == 60 + 1
+    assert sum(generate(twins, "standard").statistics.forwards) == 2 * 60
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.4, 3.0])
+def test_alternate_never_needs_more_forwards_than_standard(pair, noise):
+    members = [pair[0], relative_of(pair[0], 5, noise)]
+    for seed in range(5):
+        statistics = generate(members, "alternate", seed=seed).statistics
+        rejected = statistics.recovered
+        # One forward for each test, and one more for each chain that opens on a token no member knew.
+        assert 60 <= sum(statistics.forwards) - 1 <= 60 + rejected
+        assert sum(statistics.forwards) <= 2 * 60
+
+
+def test_fixed_adds_a_bonus_token_for_one_forward_of_the_drafter(pair):
+    twins = [pair[0], relative_of(pair[0], 1, noise=0.0)]
+    statistics = generate(twins, "fixed", draft_lens=3).statistics
+    rounds = 60 // 4
+    assert statistics.rounds == rounds
+    assert statistics.bonus == rounds
+    assert statistics.forwards == [rounds * 4, rounds]
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "alternate"])
+@pytest.mark.parametrize("draft_lens", [1, 4])
+def test_statistics_account_for_every_token(pair, schedule, draft_lens):
+    result = generate(pair, schedule, draft_lens)
+    statistics = result.statistics
+    kinds = [event.kind for event in result.events]
+    assert statistics.emitted == len(result.tokens) == 60
+    assert sum(statistics.accepted) == kinds.count("draft accepted")
+    assert statistics.recovered == kinds.count("recovered")
+    assert statistics.bonus == kinds.count("bonus")
+    assert sum(statistics.accepted) + statistics.recovered + statistics.bonus == 60
+    assert sum(statistics.tested) == sum(statistics.accepted) + statistics.recovered
+    assert sum(statistics.drafted) >= sum(statistics.tested)
+    assert statistics.seconds >= statistics.propose_seconds + statistics.score_seconds + statistics.verify_seconds
+    for index in (0, 1):
+        owned = [event for event in result.events if event.proposer == index]
+        assert statistics.accepted[index] == len(owned)
+
+
+def test_logprobs_are_those_of_the_target_distribution(pair):
+    ensemble = Mixture((0.5, 0.5))
+    for schedule in ("standard", "fixed", "alternate"):
+        result = generate(pair, schedule, 2, ensemble, logprobs=True)
+        ids = torch.tensor([PROMPT + result.tokens])
+        with torch.inference_mode():
+            logits = [member(ids).logits[0, len(PROMPT) - 1 : -1] for member in pair]
+        expected = target_logprobs(logits, ensemble=ensemble).gather(1, torch.tensor(result.tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(result.logprobs), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,136 @@
+"""The text law over several rounds with seeds: chi-square of 100,000 texts against the target distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws.enumeration import expected_accepted, target_law
+from laws.tiny_targets import DRAFTERS, TARGETS, VOCAB, Model, build
+from scipy import stats
+from torch import Tensor
+
+from specens_kernels import Sampling, Verdict, sample, verify_chain
+
+TEXTS = 100_000
+LENGTH = 4
+DRAFT_LEN = 2
+LEAST_PROBABILITY = 1e-4  # of a chi-square; the seeds are fixed, so that a test passes always or never
+PROMPT = 1000  # tokens before the text: positions are absolute
+
+
+def propose(model: Model, before: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draft tokens [batch, DRAFT_LEN], each drawn from the draft distribution after the one before it."""
+    sampling: Sampling = model.arguments.get("draft_sampling", model.arguments["sampling"])
+    drafter = model.arguments.get("drafter")
+    tokens = []
+    for step in range(DRAFT_LEN):
+        member = int(drafter[step % len(drafter)]) if isinstance(drafter, Tensor) else drafter
+        row = min(step, len(model.draft) - 1)
+        if model.draft_logits is not None:
+            logits = model.draft_logits[row, before]
+        elif member in (None, -1):
+            before = model.draft[row, before].argmax(-1)
+            tokens.append(before)
+            continue
+        else:
+            logits = model.member_logits[member][row, before]
+        before = sample(logits, sampling=sampling, seeds=seeds, positions=positions, step=step, backend="reference").tokens
+        tokens.append(before)
+    return torch.stack(tokens, 1)
+
+
+def verify(model: Model, before: Tensor, drafts: Tensor, bonus: bool, seeds: Tensor, positions: Tensor) -> Verdict:
+    after = torch.cat([before[:, None], drafts], 1)  # the token before each row
+    arguments = dict(model.arguments)
+    if isinstance(arguments.get("drafter"), Tensor):
+        arguments["drafter"] = arguments["drafter"][: len(model.draft)].repeat(DRAFT_LEN)[:DRAFT_LEN].expand_as(drafts)
+    if model.draft_logits is not None:
+        arguments["draft_logits"] = model.draft_logits[0, after[:, :DRAFT_LEN]]
+    logits = [member[0, after[:, : DRAFT_LEN + bonus]] for member in model.member_logits]
+    return verify_chain(logits, drafts, seeds=seeds, positions=positions, backend="reference", **arguments)
+
+
+def first_round(model: Model, bonus: bool) -> Verdict:
+    seeds, positions = torch.arange(TEXTS), torch.full((TEXTS,), PROMPT)
+    before = torch.zeros(TEXTS, dtype=torch.int64)
+    return verify(model, before, propose(model, before, seeds, positions), bonus, seeds, positions)
+
+
+def generate(model: Model, bonus: bool) -> tuple[Tensor, int]:
+    """LENGTH tokens of each text after token 0, and the rounds that it took until all had them."""
+    seeds, lengths = torch.arange(TEXTS), torch.zeros(TEXTS, dtype=torch.int64)
+    texts = torch.zeros(TEXTS, LENGTH + DRAFT_LEN + 1, dtype=torch.int64)
+    before, rounds = texts[:, 0].clone(), 0
+    while (open_texts := (lengths < LENGTH).nonzero()[:, 0]).numel() > 0:
+        own, positions = seeds[open_texts], PROMPT + lengths[open_texts]
+        drafts = propose(model, before[open_texts], own, positions)
+        verdict = verify(model, before[open_texts], drafts, bonus, own, positions)
+        for column in range(DRAFT_LEN + 1):
+            emitted = verdict.tokens[:, column] >= 0
+            places = open_texts[emitted]
+            before[places] = verdict.tokens[emitted, column]
+            texts[places, lengths[places]] = before[places]
+            lengths[places] += 1
+        rounds += 1
+    return texts[:, :LENGTH], rounds
+
+
+def assert_law(tokens: Tensor, law: Tensor) -> None:
+    """Chi-square of texts [batch, length] against their law [vocab] * length; impossible texts must not occur."""
+    cells = (tokens * VOCAB ** torch.arange(tokens.shape[1] - 1, -1, -1)).sum(1)
+    counts, expected = torch.bincount(cells, minlength=law.numel()), law.flatten() * len(tokens)
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    if possible.sum() > 1:
+        assert stats.chisquare(counts[possible].numpy(), expected[possible].numpy()).pvalue > LEAST_PROBABILITY
+
+
+@pytest.mark.parametrize("bonus", [True, False], ids=["bonus", "no bonus"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_texts_of_several_rounds_follow_the_target_law(target, drafter, bonus):
+    model = build(target, drafter, rows=1, draft_len=DRAFT_LEN, seed=11)
+    texts, rounds = generate(model, bonus)
+    assert rounds >= 2
+    assert_law(texts, target_law(model.target, LENGTH))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_round_emits_the_target_law_and_accepts_what_it_should(target, drafter):
+    """A rule that accepts everything, or compares two independent draws, has the same law or accepts less."""
+    model = build(target, drafter, rows=1, draft_len=1, seed=12)
+    verdict = first_round(model, bonus=True)
+    assert_law(verdict.tokens[:, :1], target_law(model.target, 1))
+    share = float((verdict.num_accepted > 0).double().mean())
+    expected = expected_accepted(model, 1)
+    assert abs(share - expected) <= 4 * (expected * (1 - expected) / TEXTS) ** 0.5 + 1e-6
+
+
+def test_a_seed_gives_one_text_and_another_seed_another():
+    model = build("mixture", "member", rows=1, draft_len=DRAFT_LEN, seed=11)
+    texts, _ = generate(model, bonus=True)
+    again, _ = generate(model, bonus=True)
+    assert torch.equal(texts, again)
+    assert texts.unique(dim=0).shape[0] > 20
+
+
+def test_drafts_that_share_random_numbers_with_their_test_would_miss_the_law():
+    """What separate streams are for: drafts drawn with the coins of the acceptance test bias the text."""
+    model = build("single", "outside", rows=1, draft_len=1, seed=13)
+    assert model.draft_logits is not None
+    seeds, positions = torch.arange(TEXTS), torch.full((TEXTS,), PROMPT)
+    before = torch.zeros(TEXTS, dtype=torch.int64)
+    arguments = {"seeds": seeds, "positions": positions, "backend": "reference"}
+    sampling = model.arguments["draft_sampling"]
+    drafts = sample(model.draft_logits[0, before], sampling=sampling, stream=0, **arguments).tokens[:, None]
+    assert_law(drafts, model.draft[0, :1][0])
+    verdict = verify_chain(
+        [model.member_logits[0][0, before][:, None]],
+        drafts,
+        draft_logits=model.draft_logits[0, before][:, None],
+        **model.arguments,
+        **arguments,
+    )
+    with pytest.raises(AssertionError):
+        assert_law(verdict.tokens[:, :1], target_law(model.target, 1))

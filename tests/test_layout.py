@@ -1,0 +1,37 @@
+"""A room opens the same doors everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import specens_kernels
+
+ROOT = Path(__file__).parents[1]
+ROOMS = sorted(folder.parent.name for folder in (ROOT / "specens_kernels" / "ops").glob("*/__init__.py"))
+
+
+def test_there_are_rooms():
+    assert "uniforms" in ROOMS
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(
+    "path", ["specens_kernels/ops/{}/reference.py", "tests/ops/test_{}.py", "bench/ops/{}.py"], ids=lambda path: path
+)
+def test_a_room_has_its_reference_test_and_bench(room: str, path: str):
+    assert (ROOT / path.format(room)).is_file(), f"{room} lacks {path.format(room)}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_is_a_public_function_with_a_docstring(room: str):
+    assert room in specens_kernels.__all__
+    assert getattr(specens_kernels, room).__doc__
+
+
+def test_every_folder_of_operators_is_a_room():
+    folders = {path.name for path in (ROOT / "specens_kernels" / "ops").iterdir() if any(path.glob("*.py"))}
+    assert folders == set(ROOMS)
+    sources = {path.parent.name for path in (ROOT / "csrc").glob("*/*") if path.suffix in (".cpp", ".cu")}
+    assert sources - {"bindings", "parts"} <= set(ROOMS)
