@@ -21,7 +21,7 @@ from bench.environment import environment
 from bench.report import JsonLines, list_rooms, print_environment
 
 EVERY_ROOM = "all"
-CONSOLE_WIDTH = 150  # of a table that goes to a file or a pipe
+CONSOLE_WIDTH = 200  # of a table that goes to a file or a pipe
 INTERRUPTED = 130
 
 

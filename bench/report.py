@@ -126,10 +126,10 @@ def print_table(console: Console, title: str, rows: list[Row]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row.names))
     table = Table(box=box.MARKDOWN)
     for key in (*varying, *names):
-        table.add_column(key.replace("_", " "), justify="right", no_wrap=True)
+        table.add_column(key.replace("_", " "), justify="right")
     for row, case in zip(rows, described, strict=True):
         table.add_row(*(str(case[key]) for key in varying), *(_cell(row, name) for name in names))
-    console.print(f"[bold]{title}[/]: {', '.join(constant)}", highlight=False)
+    console.print(f"[bold]{title}[/] {', '.join(constant)}", highlight=False)
     console.print(table, highlight=False)
     console.print(NOTE.format(rows[0].bounds[0]), highlight=False)
 
@@ -150,7 +150,7 @@ def _cell(row: Row, name: str) -> str:
 
 
 def _readable(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us" if seconds < 0.9995e-3 else f"{seconds * 1e3:.3g} ms"
 
 
 def print_summary(console: Console, rows: list[Row]) -> None:

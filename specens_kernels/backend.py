@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -57,10 +57,12 @@ def _import_triton() -> tuple[str | None, bool]:
     return None, bool(triton.knobs.runtime.interpret)
 
 
+CHOSEN_BACKEND = os.environ.get("SPECENS_BACKEND") or None
 CPP_REASON = _load_library("_C.so", package_folders)
 CUDA_REASON = _load_cuda_library()
 TRITON_REASON, TRITON_INTERPRETED = _import_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
+FASTEST: dict[tuple[str, str], str] = {}  # (room, device type) -> the backend that a call takes by default
 
 
 def implementations(name: str, schema: str, reference: Implementation) -> Table:
@@ -80,6 +82,9 @@ def implementations(name: str, schema: str, reference: Implementation) -> Table:
         operator = f"{name}_{backend}"
         KERNEL_DEVICES[operator] = _kernel_devices(operator)
         table[backend] = getattr(torch.ops.specens, operator).default if KERNEL_DEVICES[operator] else None
+    for device_type, preference in FASTEST_FIRST.items():
+        usable = (backend for backend in preference if _unusable(table, backend, device_type, name) is None)
+        FASTEST[name, device_type] = next(usable)
     return table
 
 
@@ -97,24 +102,19 @@ def _kernel_devices(operator: str) -> frozenset[str]:
     return frozenset(key.lower() for key in ("CPU", "CUDA") if has_kernel(f"specens::{operator}", key))
 
 
-@torch.compiler.assume_constant_result
-def _backend_from_environment() -> str | None:
-    return os.environ.get("SPECENS_BACKEND") or None
-
-
 def select(table: Table, backend: str | None, device: torch.device, op_name: str) -> tuple[str, Implementation]:
     """Return (name, function) of the implementation that a call on `device` takes.
 
-    backend: a name, which runs or raises; None: the environment variable SPECENS_BACKEND (a name likewise, read when a
-    compiled graph is traced), else the fastest usable one.
+    backend: a name, which runs or raises; None: the environment variable SPECENS_BACKEND at the time of the import (a
+    name likewise), else the fastest usable one.
     Raises ValueError for an unknown name, RuntimeError with the reason for one that cannot run here.
     """
     argument = "backend" if backend is not None else "SPECENS_BACKEND"
-    name = backend if backend is not None else _backend_from_environment()
+    name = backend if backend is not None else CHOSEN_BACKEND
     if name is None:
-        preference = FASTEST_FIRST.get(device.type, ("reference",))
-        name = next(name for name in preference if _unusable(table, name, device.type, op_name) is None)
-    elif name not in table:
+        name = FASTEST.get((op_name, device.type), "reference")
+        return name, cast(Implementation, table[name])
+    if name not in table:
         raise ValueError(f"{argument}: expected None or one of {', '.join(table)}, got {name!r}")
     reason = _unusable(table, name, device.type, op_name)
     function = table[name]

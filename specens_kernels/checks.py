@@ -11,6 +11,10 @@ from torch import Tensor
 from specens_kernels.types import Ensemble, EnsembleKind, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+COIN_DTYPES = (torch.float64, torch.float32)
+INTEGER_DTYPES = (torch.int64, torch.int32)
+INT64 = (torch.int64,)
 
 
 def fail(argument: str, expected: str, got: object) -> None:
@@ -18,12 +22,12 @@ def fail(argument: str, expected: str, got: object) -> None:
 
 
 def check_tensor(
-    argument: str, value: Any, shape: Sequence[int | None], dtypes: Sequence[torch.dtype], device: torch.device
+    argument: str, value: Any, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
     """Raise ValueError unless value is a tensor of this shape (None: any size), of one of dtypes, on device."""
     if not isinstance(value, Tensor):
         fail(argument, "a tensor", type(value).__name__)
-    if value.dim() != len(shape) or any(want is not None and have != want for have, want in zip(value.shape, shape)):
+    if value.shape != shape and not _matches(value.shape, shape):
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
         fail(argument, f"shape [{wanted}]", list(value.shape))
     if value.dtype not in dtypes:
@@ -32,11 +36,21 @@ def check_tensor(
         fail(argument, f"device {device}", value.device)
 
 
-def check_logits(argument: str, logits: Any, shape: Sequence[int | None], device: torch.device) -> None:
-    check_tensor(argument, logits, shape, LOGIT_DTYPES, device)
+def _matches(have: torch.Size, shape: tuple[int | None, ...]) -> bool:
+    if len(have) != len(shape):
+        return False
+    for size, wanted in zip(have, shape, strict=True):  # a loop: a generator would take three times as long
+        if wanted is not None and size != wanted:
+            return False
+    return True
+
+
+def check_logits(argument: str, logits: Any, leading: tuple[int, ...], device: torch.device) -> None:
+    """Raise ValueError unless logits [..., vocab] have these leading dimensions and a contiguous vocabulary."""
+    check_tensor(argument, logits, (*leading, None), LOGIT_DTYPES, device)
     if logits.shape[-1] < 1:
         fail(argument, "a vocabulary of at least one token", list(logits.shape))
-    if logits.shape[-1] > 1 and logits.stride(-1) != 1:
+    if logits.stride(-1) != 1 and logits.shape[-1] > 1:
         fail(argument, "a contiguous vocabulary (stride 1 in the last dimension)", f"stride {logits.stride(-1)}")
 
 
@@ -50,8 +64,9 @@ def member_list(member_logits: Tensor | Sequence[Tensor], dims: int) -> list[Ten
         fail("member_logits", "a tensor or a sequence of tensors", f"a sequence of {type(first).__name__}")
     if first.dim() != dims:
         fail("member_logits", f"{dims} dimensions", list(first.shape))
+    leading = first.shape[:-1]
     for index, logits in enumerate(members):
-        check_logits(f"member_logits[{index}]", logits, [*first.shape[:-1], None], first.device)
+        check_logits(f"member_logits[{index}]", logits, leading, first.device)
     return members
 
 
@@ -59,7 +74,7 @@ def per_request(argument: str, value: float | Tensor, like: Tensor) -> tuple[flo
     """A number for all requests, or one a request: (number, None) or (0.0, float32 tensor [batch])."""
     if not isinstance(value, Tensor):
         return float(value), None
-    check_tensor(argument, value, [like.shape[0]], [torch.float32, torch.float64, *LOGIT_DTYPES[1:]], like.device)
+    check_tensor(argument, value, (like.shape[0],), PARAMETER_DTYPES, like.device)
     return 0.0, value.to(torch.float32)
 
 
@@ -93,8 +108,7 @@ def target_arguments(members: list[Tensor], ensemble: Ensemble | None, sampling:
         return Target(members, EnsembleKind.SINGLE, [1.0], None, 0.0, temperature, temperatures)
     weights = ensemble.weights
     if isinstance(weights, Tensor):
-        shape = [members[0].shape[0], len(members)]
-        check_tensor("weights", weights, shape, [torch.float32, torch.float64, *LOGIT_DTYPES[1:]], members[0].device)
+        check_tensor("weights", weights, (members[0].shape[0], len(members)), PARAMETER_DTYPES, members[0].device)
         numbers, rows = [1.0] * len(members), weights.to(torch.float32).contiguous()
     else:
         if len(weights) != len(members):
@@ -121,19 +135,19 @@ COINS_SCHEMA = "Tensor? uniforms, Tensor? seeds, Tensor? positions"
 
 
 def coin_arguments(
-    uniforms: Tensor | None, seeds: Tensor | None, positions: Tensor | None, shape: list[int], target: Target
+    uniforms: Tensor | None, seeds: Tensor | None, positions: Tensor | None, shape: tuple[int, ...], target: Target
 ) -> Coins:
     """Check that exactly one source of random numbers is given; none is needed where every request is greedy."""
     device = target.member_logits[0].device
     if uniforms is not None:
         if seeds is not None or positions is not None:
             fail("uniforms", "either uniforms or seeds and positions", "both")
-        check_tensor("uniforms", uniforms, shape, [torch.float64, torch.float32], device)
+        check_tensor("uniforms", uniforms, shape, COIN_DTYPES, device)
         return Coins(uniforms.to(torch.float64).contiguous(), None, None)
     if seeds is None and positions is None and target.temperatures is None and target.temperature == 0:
         return Coins(None, None, None)
     for name, value in (("seeds", seeds), ("positions", positions)):
         if value is None:
             fail(name, "a tensor [batch] (or uniforms)", None)
-        check_tensor(name, value, shape[:1], [torch.int64], device)
+        check_tensor(name, value, shape[:1], INT64, device)
     return Coins(None, seeds.contiguous(), positions.contiguous())

@@ -108,7 +108,7 @@ def test_a_file_that_is_no_library_gives_the_text_of_the_loader(tmp_path):
 
 
 def test_the_environment_variable_chooses_the_backend(monkeypatch):
-    monkeypatch.setenv("SPECENS_BACKEND", "no_such_backend")
+    monkeypatch.setattr(specens_kernels.backend, "CHOSEN_BACKEND", "no_such_backend")
     with pytest.raises(ValueError, match=r"^SPECENS_BACKEND: expected .*got 'no_such_backend'"):
         uniforms(BATCH, BATCH)
     assert torch.equal(uniforms(BATCH, BATCH, backend="cpp"), uniforms(BATCH, BATCH, backend="reference"))
@@ -117,10 +117,10 @@ def test_the_environment_variable_chooses_the_backend(monkeypatch):
     table = specens_kernels.ops.uniforms.IMPLEMENTATIONS
     reference = table["reference"]
     monkeypatch.setitem(table, "reference", lambda *arguments: calls.append(1) or reference(*arguments))
-    monkeypatch.setenv("SPECENS_BACKEND", "reference")
+    monkeypatch.setattr(specens_kernels.backend, "CHOSEN_BACKEND", "reference")
     uniforms(BATCH, BATCH)
     assert calls == [1]
-    monkeypatch.delenv("SPECENS_BACKEND")
+    monkeypatch.setattr(specens_kernels.backend, "CHOSEN_BACKEND", None)
     uniforms(BATCH, BATCH)
     assert calls == [1]
 

@@ -24,6 +24,22 @@ inline void require(bool holds, const char* message) {
     }
 }
 
+// An uninitialised tensor on the CPU; cheaper than a call of aten::empty through the dispatcher.
+inline Tensor new_tensor(std::initializer_list<int64_t> sizes, ScalarType dtype) {
+    int64_t strides[4] = {};
+    int64_t stride = 1;
+    for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes.begin()[dim]) {
+        strides[dim] = stride;
+    }
+    const int32_t code = dtype == ScalarType::Long  ? aoti_torch_dtype_int64()
+                         : dtype == ScalarType::Int ? aoti_torch_dtype_int32()
+                                                    : aoti_torch_dtype_float32();
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, code,
+                                                    aoti_torch_device_type_cpu(), 0, &handle));
+    return Tensor(handle);
+}
+
 // Logits [batch, steps, vocab], or [batch, vocab] for one step, of one member or drafter; the vocabulary is contiguous.
 struct LogitView {
     const char* data;
@@ -135,7 +151,7 @@ struct TargetArguments {
     }
     EnsembleParameters parameters(int64_t request) const {
         const float* own = weight_rows != nullptr ? weight_rows + request * members.size() : weights.data();
-        return {kind, own, plausibility, temperature(request)};
+        return {kind, own, plausibility, temperature(request), {}, false};
     }
     // Whether a request's temperature and weights are in range.
     bool valid(int64_t request) const {
@@ -166,10 +182,8 @@ inline int64_t draw_from(const TargetRow& target, double coin, std::vector<doubl
     for (int64_t tile = 0; tile < target.tiles(); ++tile) {
         tile_masses[tile] = target.tile_mass(tile);
     }
-    return draw(tile_masses, target.vocab(), coin, [&](int64_t tile, float* masses) {
-        std::fill(masses, masses + tile_size, 0.0f);
-        target.add_tile(tile, masses);
-    });
+    return draw(tile_masses, target.vocab(), coin,
+                [&](int64_t tile, float* masses) { target.write_tile(tile, masses); });
 }
 
 }  // namespace specens

@@ -1,12 +1,17 @@
 #include "parts/distribution.h"
 
 #include <algorithm>
+#include <atomic>
+
+#include "parts/parallel.h"
 
 namespace specens {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float float_max = std::numeric_limits<float>::max();
+constexpr float lowest = std::numeric_limits<float>::lowest();
+constexpr float largest_offset = 0x1p20f;
 
 int64_t first_equal(const float* values, int64_t count, float value) {
     return std::find(values, values + count, value) - values;
@@ -122,7 +127,7 @@ const float* MixedSource::tile(int64_t tile, float* scratch) {
         status_ |= members_[member].status();
     }
     if (threshold_ > -infinity) {
-        kernels.exclude_below(plausible_.tile(tile, member_scratch), count, threshold_, scratch);
+        kernels.replace_below(plausible_.tile(tile, member_scratch), count, threshold_, -infinity, scratch);
     }
     if (shift_ != 0) {
         kernels.clean(scratch, count, shift_, scratch);
@@ -148,19 +153,21 @@ void MixedSource::repair() {
     shift_ = largest > -infinity ? shift_ + largest : shift_;
 }
 
-void Softmax::read(TileSource& source, double temperature, bool sums) {
+void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter) {
     source_ = &source;
     scale_ = static_cast<float>(std::min(log2_e / temperature, double{float_max}));
     tile_max_.resize(source.tiles());
-    tile_sum_.resize(source.tiles());
-    if (!sums) {
-        if (!read_maxima()) {
+    if (filter.any()) {
+        if (!scan_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
             source.repair();
-            read_maxima();
+            scan_groups();
         }
+        offset_ = alive() ? max_ * scale_ : 0.0f;
+        apply(filter);
         return;
     }
     alignas(64) float scratch[tile_size];
+    tile_sum_.resize(source.tiles());
     const float first_max = row_kernels().scan(source.tile(0, scratch), source.width(0)).max;
     if (!read_sums(first_max > -infinity ? first_max * scale_ : 0.0f)) {
         source.repair();
@@ -171,43 +178,104 @@ void Softmax::read(TileSource& source, double temperature, bool sums) {
 // Reads the row once; false where it holds NaN, +inf or a number too far above the offset, or where the offset is so
 // large that its rounding would swamp the exponents.
 bool Softmax::read_sums(float offset) {
-    if (!(std::abs(offset) < 0x1p20f)) {
+    if (!(std::abs(offset) < largest_offset)) {
         return false;
     }
-    alignas(64) float scratch[tile_size];
     offset_ = offset;
+    threshold_ = std::max((offset + smallest_exponent) / scale_, lowest);
+    std::atomic<bool> usable{true};
+    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[tile_size];
+        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
+            const TileSum seen =
+                row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_);
+            if (std::isnan(seen.sum) || !(seen.max * scale_ - offset_ <= largest_exponent)) {
+                usable = false;
+            }
+            tile_sum_[tile] = seen.sum;
+            tile_max_[tile] = seen.max;
+        }
+    });
+    if (!usable) {
+        return false;
+    }
     max_ = -infinity;
     sum_ = 0;
     for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
-        const TileSum seen =
-            row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_);
-        if (std::isnan(seen.sum) || !(seen.max * scale_ - offset_ <= largest_exponent)) {
-            return false;
-        }
-        tile_sum_[tile] = seen.sum;
-        tile_max_[tile] = seen.max;
-        max_ = std::max(max_, seen.max);
-        sum_ += has_mass(tile) ? seen.sum : 0;
+        max_ = std::max(max_, tile_max_[tile]);
+        sum_ += has_mass(tile) ? tile_sum_[tile] : 0;
     }
     return sum_ > 0 || max_ == -infinity;
 }
 
-bool Softmax::read_maxima() {
+// Finds the largest logit of each group; false where there is NaN or +inf.
+bool Softmax::scan_groups() {
+    group_max_.resize((source_->vocab() + group_size - 1) / group_size);
+    std::atomic<bool> usable{true};
+    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[tile_size];
+        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
+            const TileScan seen = row_kernels().scan_groups(source_->tile(tile, scratch), source_->width(tile),
+                                                            group_max_.data() + tile * groups_per_tile);
+            if (seen.has_nan || seen.max == infinity) {
+                usable = false;
+            }
+            tile_max_[tile] = seen.max;
+        }
+    });
+    max_ = *std::max_element(tile_max_.begin(), tile_max_.end());
+    return usable;
+}
+
+void Softmax::apply(const FilterParameters& filter) {
+    tile_sum_.clear();
+    if (alive()) {
+        const Kept kept = search_.find(*this, filter);
+        threshold_ = kept.threshold;
+        sum_ = kept.mass;
+    }
+}
+
+void Softmax::masses(const float* values, int64_t count, float* out) const {
+    std::fill(out, out + count, 0.0f);
+    row_kernels().exp2_add(values, count, scale_, offset_, lowest, 1.0f, out);
+}
+
+double Softmax::total_mass() const {
+    alignas(64) float scratch[tile_size];
+    double total = 0;
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        if (tile_max_[tile] > -infinity) {
+            total += row_kernels()
+                         .exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_)
+                         .sum;
+        }
+    }
+    return total;
+}
+
+float Softmax::value_of_mass(double mass) const {
+    return static_cast<float>((std::max(std::log2(mass), double{smallest_exponent}) + offset_) / scale_);
+}
+
+float Softmax::scaled_value(float value, double share) const {
+    return static_cast<float>(value + std::log2(share) / scale_);
+}
+
+void Softmax::read_maxima(TileSource& source) {
+    source_ = &source;
+    tile_max_.resize(source.tiles());
     alignas(64) float scratch[tile_size];
     max_ = -infinity;
-    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
-        const TileScan seen = row_kernels().scan(source_->tile(tile, scratch), source_->width(tile));
+    for (int64_t tile = 0; tile < source.tiles(); ++tile) {
+        const TileScan seen = row_kernels().scan(source.tile(tile, scratch), source.width(tile));
         if (seen.has_nan || seen.max == infinity) {
-            return false;
+            source.repair();
+            return read_maxima(source);
         }
         tile_max_[tile] = seen.max;
         max_ = std::max(max_, seen.max);
     }
-    return true;
-}
-
-bool Softmax::has_mass(int64_t tile) const {
-    return tile < source_->tiles() && tile_max_[tile] * scale_ - offset_ >= smallest_exponent;
 }
 
 int64_t Softmax::most_likely() const {
@@ -217,27 +285,60 @@ int64_t Softmax::most_likely() const {
 }
 
 double Softmax::probability(int64_t token) const {
-    return token < source_->vocab() && alive() ? std::exp2(exponent(source_->logit(token))) / sum_ : 0.0;
+    if (token >= source_->vocab() || !alive()) {
+        return 0;
+    }
+    const float logit = source_->logit(token);
+    return logit >= threshold_ || !filtered() ? std::exp2(exponent(logit)) / sum_ : 0.0;
 }
 
 double Softmax::logprob(int64_t token) const {
     if (token >= source_->vocab() || !alive()) {
         return -infinity;
     }
-    return (exponent(source_->logit(token)) - std::log2(sum_)) / log2_e;
+    const float logit = source_->logit(token);
+    return logit >= threshold_ || !filtered() ? (exponent(logit) - std::log2(sum_)) / log2_e : -infinity;
+}
+
+void Softmax::write_logprobs(int64_t tile, float* out) const {
+    if (tile >= source_->tiles()) {
+        return;
+    }
+    alignas(64) float scratch[tile_size];
+    const float* logits = source_->tile(tile, scratch);
+    const int64_t count = source_->width(tile);
+    const double factor = scale_ / log2_e;
+    const double shift = (offset_ + std::log2(sum_)) / log2_e;
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = static_cast<float>(logits[i] * factor - shift);
+    }
+    if (filtered()) {
+        row_kernels().replace_below(logits, count, threshold_, -infinity, out);
+    }
 }
 
 double Softmax::tile_bound(int64_t tile) const {
     return has_mass(tile) ? std::exp2(exponent(tile_max_[tile])) / sum_ : 0.0;
 }
 
-double Softmax::tile_mass(int64_t tile) const { return has_mass(tile) ? tile_sum_[tile] / sum_ : 0.0; }
+double Softmax::tile_mass(int64_t tile) const {
+    if (!has_mass(tile)) {
+        return 0;
+    }
+    if (!filtered()) {
+        return tile_sum_[tile] / sum_;
+    }
+    alignas(64) float masses[tile_size] = {};
+    add_tile(tile, 1.0, masses);
+    return row_kernels().clamp_sum(masses, source_->width(tile));
+}
 
 void Softmax::add_tile(int64_t tile, double factor, float* out) const {
     if (has_mass(tile)) {
         alignas(64) float scratch[tile_size];
         const float* logits = source_->tile(tile, scratch);
-        row_kernels().exp2_add(logits, source_->width(tile), scale_, offset_, static_cast<float>(factor / sum_), out);
+        row_kernels().exp2_add(logits, source_->width(tile), scale_, offset_, threshold_,
+                               static_cast<float>(factor / sum_), out);
     }
 }
 
@@ -252,6 +353,10 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
     const bool greedy = parameters.temperature == 0;
     kind_ = parameters.kind;
     temperature_ = greedy ? 1 : parameters.temperature;
+    const bool mixture = kind_ == EnsembleKind::mixture;
+    const FilterParameters filter = greedy ? FilterParameters{} : parameters.filter;
+    filtered_ = mixture && !parameters.filter_members && filter.any();
+    member_filter_ = filtered_ ? FilterParameters{} : filter;
     status_ = status_ok;
     vocab_ = 0;
     members_.resize(rows.size());
@@ -262,7 +367,6 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
     if (kind_ == EnsembleKind::logit_mixture) {
         mixed_.reset(rows, parameters.weights, parameters.plausibility);
     }
-    const bool mixture = kind_ == EnsembleKind::mixture;
     shares_.assign(mixture ? rows.size() : 1, 0.0);
     softmaxes_.resize(shares_.size());
     double total = 0;
@@ -272,7 +376,11 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
         if (weight == 0) {
             continue;
         }
-        softmaxes_[index].read(source(index), temperature_, mixture || !greedy || probabilities);
+        if (mixture || !greedy || probabilities) {
+            softmaxes_[index].read(source(index), temperature_, member_filter_);
+        } else {
+            softmaxes_[index].read_maxima(source(index));
+        }
         status_ |= source(index).status();
         dead_member |= !softmaxes_[index].alive();
         shares_[index] = softmaxes_[index].alive() ? weight : 0;
@@ -283,7 +391,26 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
         share = alive_ ? share / total : 0;
     }
     status_ |= !alive_ ? status_no_token : dead_member ? status_member_without_token : 0;
+    if (filtered_ && alive_) {
+        filter_mixture(filter);
+    }
 }
+
+void TargetRow::filter_mixture(const FilterParameters& filter) {
+    alignas(64) float scratch[tile_size];
+    group_max_.resize(tiles() * groups_per_tile);
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        row_kernels().scan_groups(values(tile, scratch), tile_size, group_max_.data() + tile * groups_per_tile);
+    }
+    kept_ = search_.find(*this, filter);
+}
+
+const float* TargetRow::values(int64_t tile, float* scratch) const {
+    mix_tile(tile, scratch);
+    return scratch;
+}
+
+void TargetRow::masses(const float* values, int64_t count, float* out) const { std::copy(values, values + count, out); }
 
 int64_t TargetRow::most_likely() const {
     return kind_ == EnsembleKind::mixture ? most_likely_of_mixture() : softmaxes_[0].most_likely();
@@ -301,8 +428,7 @@ int64_t TargetRow::most_likely_of_mixture() const {
         if (bound * (1 + 1e-5) < best) {  // the margin is wider than what rounding adds to a float mass
             continue;
         }
-        std::fill(masses, masses + tile_size, 0.0f);
-        add_tile(tile, masses);
+        mix_tile(tile, masses);
         const float max = row_kernels().scan(masses, tile_size).max;
         if (max > best) {
             best = max;
@@ -313,6 +439,11 @@ int64_t TargetRow::most_likely_of_mixture() const {
 }
 
 double TargetRow::probability(int64_t token) const {
+    if (filtered_) {
+        alignas(64) float masses[tile_size];
+        write_tile(token / tile_size, masses);
+        return masses[token % tile_size];
+    }
     double total = 0;
     for (size_t index = 0; index < shares_.size(); ++index) {
         total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].probability(token) : 0;
@@ -324,7 +455,32 @@ double TargetRow::logprob(int64_t token) const {
     return kind_ == EnsembleKind::mixture ? std::log(probability(token)) : softmaxes_[0].logprob(token);
 }
 
+void TargetRow::write_logprobs(int64_t tile, float* out) const {
+    const int64_t first = tile * tile_size;
+    const int64_t count = std::min(tile_size, vocab_ - first);
+    if (kind_ != EnsembleKind::mixture) {
+        std::fill(out, out + count, -infinity);
+        softmaxes_[0].write_logprobs(tile, out);
+        return;
+    }
+    constexpr float exact = 1e-30f;  // smaller float masses have lost digits, or all of them
+    alignas(64) float masses[tile_size];
+    write_tile(tile, masses);
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = masses[i] > exact ? std::log(masses[i]) : static_cast<float>(logprob(first + i));
+    }
+}
+
 double TargetRow::tile_mass(int64_t tile) const {
+    if (filtered_) {
+        const float* first = group_max_.data() + tile * groups_per_tile;
+        if (*std::max_element(first, first + groups_per_tile) < kept_.threshold) {
+            return 0;
+        }
+        alignas(64) float masses[tile_size];
+        write_tile(tile, masses);
+        return row_kernels().clamp_sum(masses, tile_size);
+    }
     double total = 0;
     for (size_t index = 0; index < shares_.size(); ++index) {
         total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].tile_mass(tile) : 0;
@@ -332,7 +488,8 @@ double TargetRow::tile_mass(int64_t tile) const {
     return total;
 }
 
-void TargetRow::add_tile(int64_t tile, float* out) const {
+void TargetRow::mix_tile(int64_t tile, float* out) const {
+    std::fill(out, out + tile_size, 0.0f);
     for (size_t index = 0; index < shares_.size(); ++index) {
         if (shares_[index] > 0) {
             softmaxes_[index].add_tile(tile, shares_[index], out);
@@ -340,9 +497,21 @@ void TargetRow::add_tile(int64_t tile, float* out) const {
     }
 }
 
-const Softmax* TargetRow::member_softmax(int64_t member, double temperature, int32_t& status) const {
+void TargetRow::write_tile(int64_t tile, float* out) const {
+    mix_tile(tile, out);
+    if (filtered_) {
+        row_kernels().replace_below(out, tile_size, kept_.threshold, 0.0f, out);
+        const auto factor = static_cast<float>(1 / kept_.mass);
+        for (int64_t index = 0; index < tile_size; ++index) {
+            out[index] *= factor;
+        }
+    }
+}
+
+const Softmax* TargetRow::member_softmax(int64_t member, double temperature, const FilterParameters& filter,
+                                         int32_t& status) const {
     const bool read = kind_ == EnsembleKind::mixture ? shares_[member] > 0 : kind_ == EnsembleKind::single;
-    if (!read || temperature != temperature_) {
+    if (!read || temperature != temperature_ || !(filter == member_filter_)) {
         return nullptr;
     }
     status = members_[member].status();

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "parts/filters.h"
 #include "parts/rows.h"
 #include "parts/status.h"
 
@@ -34,6 +35,8 @@ class TileSource {
     int64_t tiles() const { return tile_count(vocab_); }
     int64_t width(int64_t tile) const { return std::min(tile_size, vocab_ - tile * tile_size); }
     int32_t status() const { return status_; }
+    // Whether threads may read different tiles at once.
+    virtual bool splittable() const = 0;
     // A tile's logits, in `scratch` or in place.
     virtual const float* tile(int64_t tile, float* scratch) = 0;
     // One token's logit, as `tile` gives it.
@@ -50,6 +53,7 @@ class TileSource {
 class MemberSource final : public TileSource {
   public:
     void reset(const LogitRow& row);
+    bool splittable() const override { return true; }
     const float* tile(int64_t tile, float* scratch) override;
     float logit(int64_t token) const override;
     void repair() override;
@@ -68,6 +72,7 @@ class MixedSource final : public TileSource {
   public:
     // `plausibility` > 0 excludes tokens whose probability under member 0 is below that share of its largest.
     void reset(const std::vector<LogitRow>& rows, const float* weights, double plausibility);
+    bool splittable() const override { return false; }
     const float* tile(int64_t tile, float* scratch) override;
     float logit(int64_t token) const override;
     void repair() override;
@@ -80,15 +85,19 @@ class MixedSource final : public TileSource {
     float shift_ = 0;
 };
 
-// softmax(logits / temperature) of a source, from one pass over it.
-class Softmax {
+// softmax(logits / temperature) of a source, filtered.
+class Softmax final : private SearchedRow {
   public:
-    // Without `sums` only `alive` and `most_likely` are known afterwards.
-    void read(TileSource& source, double temperature, bool sums = true);
+    // One pass over the source, and for filters another over the tokens that may be kept.
+    void read(TileSource& source, double temperature, const FilterParameters& filter);
+    // Only for `alive` and `most_likely`: the largest logits of a source.
+    void read_maxima(TileSource& source);
     bool alive() const { return max_ > -std::numeric_limits<float>::infinity(); }
     int64_t most_likely() const;
     double probability(int64_t token) const;
     double logprob(int64_t token) const;
+    // The log-probabilities of a tile's tokens, as `logprob` gives them.
+    void write_logprobs(int64_t tile, float* out) const;
     double tile_mass(int64_t tile) const;
     // No token of the tile is more probable.
     double tile_bound(int64_t tile) const;
@@ -97,15 +106,27 @@ class Softmax {
 
   private:
     bool read_sums(float offset);
-    bool read_maxima();
+    bool scan_groups();
+    void apply(const FilterParameters& filter);
     double exponent(float logit) const { return double{logit} * scale_ - offset_; }
-    bool has_mass(int64_t tile) const;
+    bool filtered() const { return tile_sum_.empty(); }
+    bool has_mass(int64_t tile) const { return tile < source_->tiles() && tile_max_[tile] >= threshold_; }
+    int64_t vocab() const override { return source_->vocab(); }
+    const float* values(int64_t tile, float* scratch) const override { return source_->tile(tile, scratch); }
+    const std::vector<float>& group_max() const override { return group_max_; }
+    void masses(const float* values, int64_t count, float* out) const override;
+    double total_mass() const override;
+    float value_of_mass(double mass) const override;
+    float scaled_value(float value, double share) const override;
+
     TileSource* source_ = nullptr;
-    float scale_ = 0;   // log2(e) / temperature
-    float offset_ = 0;  // masses are relative to 2^offset
+    float scale_ = 0;      // log2(e) / temperature
+    float offset_ = 0;     // masses are relative to 2^offset
+    float threshold_ = 0;  // of the logits that have mass
     float max_ = 0;
     double sum_ = 0;
-    std::vector<float> tile_max_, tile_sum_;
+    std::vector<float> tile_max_, tile_sum_, group_max_;  // tile_sum_: empty where a filter made it needless
+    ThresholdSearch search_;
 };
 
 enum class EnsembleKind : int64_t { single = 0, mixture = 1, logit_mixture = 2 };
@@ -116,39 +137,59 @@ struct EnsembleParameters {
     const float* weights;  // [members]
     double plausibility;   // 0 is off
     double temperature;    // 0: greedy
+    FilterParameters filter;
+    bool filter_members;  // a mixture's members are filtered, else the mixture
 };
 
 // The target distribution of one row.
-class TargetRow {
+class TargetRow final : private SearchedRow {
   public:
-    // One pass over the logits of every member. A greedy row without `probabilities` knows only `most_likely`, unless a
-    // mixture needs them for it.
+    // Reads the logits of every member. A greedy row without `probabilities` knows only `most_likely`, unless a mixture
+    // needs them for it.
     void read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities);
     int32_t status() const { return status_; }
     bool alive() const { return alive_; }
-    int64_t vocab() const { return vocab_; }
+    int64_t vocab() const override { return vocab_; }
     int64_t tiles() const { return tile_count(vocab_); }
+    bool splittable() const { return kind_ != EnsembleKind::logit_mixture; }
     int64_t most_likely() const;
-    // Under the ensemble at its temperature, 1 for greedy requests.
+    // Under the target; for greedy requests under the unfiltered ensemble at temperature 1.
     double probability(int64_t token) const;
     double logprob(int64_t token) const;
+    void write_logprobs(int64_t tile, float* out) const;  // of the tokens of the vocabulary only
     double tile_mass(int64_t tile) const;
-    void add_tile(int64_t tile, float* out) const;
-    // A member's softmax at this temperature and its status, if the ensemble has read it; else nullptr.
-    const Softmax* member_softmax(int64_t member, double temperature, int32_t& status) const;
+    // out[i] = probability(first token of the tile + i), 0 beyond the vocabulary
+    void write_tile(int64_t tile, float* out) const;
+    // A member's softmax at this temperature and filter and its status, if the ensemble has read it; else nullptr.
+    const Softmax* member_softmax(int64_t member, double temperature, const FilterParameters& filter,
+                                  int32_t& status) const;
 
   private:
     int64_t most_likely_of_mixture() const;
+    void filter_mixture(const FilterParameters& filter);
+    void mix_tile(int64_t tile, float* out) const;
     TileSource& source(size_t index);
+    const float* values(int64_t tile, float* scratch) const override;
+    const std::vector<float>& group_max() const override { return group_max_; }
+    void masses(const float* values, int64_t count, float* out) const override;
+    double total_mass() const override { return 1; }
+    float value_of_mass(double mass) const override { return static_cast<float>(mass); }
+    float scaled_value(float value, double share) const override { return static_cast<float>(value * share); }
+
     std::vector<MemberSource> members_;
     MixedSource mixed_;
     std::vector<Softmax> softmaxes_;  // of each member in a mixture, else one
     std::vector<double> shares_;      // of each softmax; 0: without weight or without a token
     EnsembleKind kind_ = EnsembleKind::single;
     double temperature_ = 1;
+    FilterParameters member_filter_;
     int64_t vocab_ = 0;
     bool alive_ = false;
     int32_t status_ = status_ok;
+    bool filtered_ = false;  // the mixture as a whole: its tokens below the threshold have no mass
+    Kept kept_{};
+    std::vector<float> group_max_;
+    ThresholdSearch search_;
 };
 
 // The lowest token whose cumulative mass exceeds coin * total mass, -1 where no token has mass.

@@ -8,7 +8,10 @@ namespace specens {
 
 constexpr int64_t tile_size = 1024;
 
-// A power below 2^smallest_exponent can count as nothing: it is lost in a sum, and a single one is given as 0.
+constexpr int64_t group_size = 128;  // neighbours whose largest number is kept for a search
+constexpr int64_t groups_per_tile = tile_size / group_size;
+
+// Powers below 2^smallest_exponent are lost in a sum with 1.
 constexpr float smallest_exponent = -124;
 constexpr float largest_exponent = 100;
 
@@ -26,17 +29,22 @@ struct RowKernels {
     // out[i] = float(in[i])
     void (*widen_bf16)(const uint16_t* in, int64_t count, float* out);
     void (*widen_fp16)(const uint16_t* in, int64_t count, float* out);
-    TileScan (*scan)(const float* logits, int64_t count);
+    TileScan (*scan)(const float* values, int64_t count);
+    // As `scan`, and group_max[g] = the largest of the g-th `group_size` values.
+    TileScan (*scan_groups)(const float* values, int64_t count, float* group_max);
+    // Copies values >= bound to `out` in order and returns their number; `out` has room for count + 16.
+    int64_t (*gather)(const float* values, int64_t count, float bound, float* out);
     // out[i] = logits[i] - shift, where NaN counts as -inf and +inf as the largest float
     void (*clean)(const float* logits, int64_t count, float shift, float* out);
-    // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent
+    // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those below -126 count as -126
     TileSum (*exp2_sum)(const float* logits, int64_t count, float scale, float offset);
-    // out[i] += factor * 2^(logits[i] * scale - offset)
-    void (*exp2_add)(const float* logits, int64_t count, float scale, float offset, float factor, float* out);
+    // out[i] += factor * 2^(logits[i] * scale - offset) where logits[i] >= threshold
+    void (*exp2_add)(const float* logits, int64_t count, float scale, float offset, float threshold, float factor,
+                     float* out);
     // out[i] += weight * logits[i], -inf where either is -inf, at most the largest float
     void (*weight_add)(const float* logits, int64_t count, float weight, float* out);
-    // out[i] = -inf where logits[i] < threshold
-    void (*exclude_below)(const float* logits, int64_t count, float threshold, float* out);
+    // out[i] = replacement where values[i] < threshold
+    void (*replace_below)(const float* values, int64_t count, float threshold, float replacement, float* out);
     // masses[i] = max(masses[i], 0); returns their sum
     float (*clamp_sum)(float* masses, int64_t count);
 };

@@ -65,6 +65,21 @@ struct Vector {
         return {_mm256_blendv_ps(low, other.low, _mm256_cmp_ps(x.low, y.low, _CMP_EQ_OQ)),
                 _mm256_blendv_ps(high, other.high, _mm256_cmp_ps(x.high, y.high, _CMP_EQ_OQ))};
     }
+    int64_t compress_at_least(Vector limit, float* to) const {
+        const int kept = _mm256_movemask_ps(_mm256_cmp_ps(low, limit.low, _CMP_GE_OQ)) |
+                         _mm256_movemask_ps(_mm256_cmp_ps(high, limit.high, _CMP_GE_OQ)) << 8;
+        if (kept == 0) {
+            return 0;
+        }
+        float lanes[16];
+        store(lanes);
+        int64_t found = 0;
+        for (int lane = 0; lane < 16; ++lane) {
+            to[found] = lanes[lane];
+            found += kept >> lane & 1;
+        }
+        return found;
+    }
     float sum() const {
         const __m256 eight = _mm256_add_ps(low, high);
         const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -2,6 +2,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -46,6 +47,11 @@ struct Vector {
     }
     Vector select_equal(Vector x, Vector y, Vector other) const {
         return {_mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x.value, y.value, _CMP_EQ_OQ), other.value)};
+    }
+    int64_t compress_at_least(Vector limit, float* to) const {
+        const __mmask16 kept = _mm512_cmp_ps_mask(value, limit.value, _CMP_GE_OQ);
+        _mm512_storeu_ps(to, _mm512_maskz_compress_ps(kept, value));
+        return __builtin_popcount(kept);
     }
     float sum() const {
         const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(value), _mm512_extractf32x8_ps(value, 1));

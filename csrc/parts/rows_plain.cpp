@@ -87,6 +87,14 @@ struct Vector {
     Vector select_equal(const Vector& x, const Vector& y, const Vector& other) const {
         return make([&](int lane) { return x.value[lane] == y.value[lane] ? other.value[lane] : value[lane]; });
     }
+    int64_t compress_at_least(const Vector& limit, float* to) const {
+        int64_t found = 0;
+        for (int lane = 0; lane < 16; ++lane) {
+            to[found] = value[lane];
+            found += value[lane] >= limit.value[lane] ? 1 : 0;
+        }
+        return found;
+    }
     float sum() const {
         float parts[16];
         store(parts);

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "parts/arguments.h"
+#include "parts/parallel.h"
 
 namespace specens {
 namespace {
@@ -16,15 +17,15 @@ std::tuple<Tensor, Tensor, Tensor> sample_cpu(
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, temperature,
                                  temperatures);
     const CoinView coins(uniforms, seeds, positions, 1);
-    const Tensor tokens = torch::stable::new_empty(member_logits[0], {target.batch}, ScalarType::Long);
+    const Tensor tokens = new_tensor({target.batch}, ScalarType::Long);
     const Tensor token_logprobs =
-        torch::stable::new_empty(member_logits[0], {logprobs ? target.batch : 0}, ScalarType::Float);
-    const Tensor status = torch::stable::new_empty(member_logits[0], {target.batch}, ScalarType::Int);
+        new_tensor({logprobs ? target.batch : 0}, ScalarType::Float);
+    const Tensor status = new_tensor({target.batch}, ScalarType::Int);
     auto* token_out = tokens.mutable_data_ptr<int64_t>();
     auto* logprob_out = token_logprobs.mutable_data_ptr<float>();
     auto* status_out = status.mutable_data_ptr<int32_t>();
 
-    torch::stable::parallel_for(0, target.batch, 1, [&](int64_t begin, int64_t end) {
+    for_requests(target.batch, target.vocab, [&](int64_t begin, int64_t end) {
         static thread_local TargetRow row;
         static thread_local std::vector<LogitRow> logits;
         static thread_local std::vector<double> tile_masses;

@@ -13,7 +13,7 @@ Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, int64_t ens
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, temperature,
                                  temperatures);
     const Tensor logprobs =
-        torch::stable::new_empty(member_logits[0], {target.batch, target.steps, target.vocab}, ScalarType::Float);
+        new_tensor({target.batch, target.steps, target.vocab}, ScalarType::Float);
     auto* out = logprobs.mutable_data_ptr<float>();
     torch::stable::parallel_for(0, target.batch * target.steps, 1, [&](int64_t begin, int64_t end) {
         static thread_local TargetRow row;
@@ -27,12 +27,12 @@ Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, int64_t ens
                 continue;
             }
             target.rows(request, index % target.steps, logits);
-            row.read(logits, parameters, false);
+            row.read(logits, parameters, parameters.temperature != 0);
             if (row.alive() && parameters.temperature == 0) {
                 row_out[row.most_likely()] = 0;
             } else if (row.alive()) {
-                for (int64_t token = 0; token < target.vocab; ++token) {
-                    row_out[token] = static_cast<float>(row.logprob(token));
+                for (int64_t tile = 0; tile < row.tiles(); ++tile) {
+                    row.write_logprobs(tile, row_out + tile * tile_size);
                 }
             }
         }

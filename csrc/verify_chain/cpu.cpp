@@ -1,8 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include <numeric>
 #include <tuple>
 
 #include "parts/arguments.h"
+#include "parts/parallel.h"
 
 namespace specens {
 namespace {
@@ -47,11 +49,11 @@ class DraftRow {
             return;
         }
         if (!draft.logits) {
-            softmax_ = target_row.member_softmax(member, temperature, status_);
+            softmax_ = target_row.member_softmax(member, temperature, {}, status_);
         }
         if (softmax_ == nullptr) {
             source_.reset(draft.logits ? draft.logits->row(request, step) : target.members[member].row(request, step));
-            own_.read(source_, temperature);
+            own_.read(source_, temperature, {});
             status_ = source_.status();
             softmax_ = &own_;
         }
@@ -160,20 +162,19 @@ class Verifier {
     // A draw from max(target - draft, 0), -1 where that is nothing.
     int64_t recovered(double coin) {
         const auto residual = [&](int64_t tile, float* masses) {
-            std::fill(masses, masses + tile_size, 0.0f);
-            target_.add_tile(tile, masses);
+            target_.write_tile(tile, masses);
             draft_.subtract_tile(tile, masses);
             const int64_t width = std::min(tile_size, target_.vocab() - tile * tile_size);
             return double{row_kernels().clamp_sum(masses, width)};
         };
-        alignas(64) float masses[tile_size];
         tile_masses_.resize(target_.tiles());
-        double total = 0;
-        for (int64_t tile = 0; tile < target_.tiles(); ++tile) {
-            tile_masses_[tile] = residual(tile, masses);
-            total += tile_masses_[tile];
-        }
-        if (total <= empty_residual_mass) {
+        for_tiles(target_.tiles(), target_.splittable(), [&](int64_t begin, int64_t end) {
+            alignas(64) float masses[tile_size];
+            for (int64_t tile = begin; tile < end; ++tile) {
+                tile_masses_[tile] = residual(tile, masses);
+            }
+        });
+        if (std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0) <= empty_residual_mass) {
             return -1;
         }
         return specens::draw(tile_masses_, target_.vocab(), coin, residual);
@@ -222,16 +223,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
                                                  draft_temperatures, draft_lens);
     const int64_t width = draft.draft_len + 1;
     const CoinView coins(uniforms, seeds, positions, width);
-    const auto empty = [&](std::initializer_list<int64_t> sizes, ScalarType type) {
-        return torch::stable::new_empty(draft_tokens, sizes, type);
-    };
-    const Tensor tokens = empty({target.batch, width}, ScalarType::Long);
-    const Tensor num_accepted = empty({target.batch}, ScalarType::Long);
-    const Tensor num_tokens = empty({target.batch}, ScalarType::Long);
-    const Tensor next_token = empty({target.batch}, ScalarType::Long);
-    const Tensor status = empty({target.batch}, ScalarType::Int);
+    const Tensor tokens = new_tensor({target.batch, width}, ScalarType::Long);
+    const Tensor num_accepted = new_tensor({target.batch}, ScalarType::Long);
+    const Tensor num_tokens = new_tensor({target.batch}, ScalarType::Long);
+    const Tensor next_token = new_tensor({target.batch}, ScalarType::Long);
+    const Tensor status = new_tensor({target.batch}, ScalarType::Int);
     const Tensor token_logprobs =
-        logprobs ? empty({target.batch, width}, ScalarType::Float) : empty({0}, ScalarType::Float);
+        logprobs ? new_tensor({target.batch, width}, ScalarType::Float) : new_tensor({0}, ScalarType::Float);
     auto* tokens_out = tokens.mutable_data_ptr<int64_t>();
     auto* accepted_out = num_accepted.mutable_data_ptr<int64_t>();
     auto* count_out = num_tokens.mutable_data_ptr<int64_t>();
@@ -239,7 +237,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
     auto* status_out = status.mutable_data_ptr<int32_t>();
     float* logprobs_out = logprobs ? token_logprobs.mutable_data_ptr<float>() : nullptr;
 
-    torch::stable::parallel_for(0, target.batch, 1, [&](int64_t begin, int64_t end) {
+    for_requests(target.batch, target.vocab, [&](int64_t begin, int64_t end) {
         static thread_local Verifier verifier;
         for (int64_t request = begin; request < end; ++request) {
             int64_t* own_tokens = tokens_out + request * width;

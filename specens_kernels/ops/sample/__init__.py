@@ -44,7 +44,7 @@ def sample(
     if allowed is not None:
         raise NotImplementedError("allowed: no backend serves this argument yet")
     target = target_arguments(members, ensemble, sampling)
-    coins = coin_arguments(uniforms, seeds, positions, [members[0].shape[0]], target)
+    coins = coin_arguments(uniforms, seeds, positions, (members[0].shape[0],), target)
     _, run = select(IMPLEMENTATIONS, backend, members[0].device, "sample")
     tokens, token_logprobs, status = run(*target, *coins, step, stream, logprobs)
     return Draw(tokens, token_logprobs if logprobs else None, status)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import check_tensor, fail
+from specens_kernels.checks import INT64, check_tensor, fail
 from specens_kernels.ops.uniforms import reference
 
 IMPLEMENTATIONS = implementations(
@@ -35,11 +35,11 @@ def uniforms(
     """
     if not isinstance(seeds, Tensor):
         fail("seeds", "a tensor", type(seeds).__name__)
-    check_tensor("seeds", seeds, [None], [torch.int64], seeds.device)
-    shape = [seeds.shape[0]]
-    check_tensor("positions", positions, shape, [torch.int64], seeds.device)
+    check_tensor("seeds", seeds, (None,), INT64, seeds.device)
+    shape = (seeds.shape[0],)
+    check_tensor("positions", positions, shape, INT64, seeds.device)
     if isinstance(step, Tensor):
-        check_tensor("step", step, shape, [torch.int64], seeds.device)
+        check_tensor("step", step, shape, INT64, seeds.device)
     else:
         _check_word("step", step)
         step = torch.full_like(seeds, step)

@@ -10,6 +10,7 @@ from torch import Tensor
 from specens_kernels.backend import implementations, select
 from specens_kernels.checks import (
     COINS_SCHEMA,
+    INTEGER_DTYPES,
     TARGET_SCHEMA,
     check_logits,
     check_tensor,
@@ -79,13 +80,14 @@ def verify_chain(
     """
     members = member_list(member_logits, dims=3)
     target = target_arguments(members, ensemble, sampling)
-    batch, steps, device = members[0].shape[0], members[0].shape[1], members[0].device
+    batch, steps, _ = members[0].shape
+    device = members[0].device
     if rule != "token":
         raise NotImplementedError(f"rule: {rule!r} is not served, only 'token'")
     for name, value in (("row_offsets", row_offsets), ("allowed", allowed)):
         if value is not None:
             raise NotImplementedError(f"{name}: no backend serves this argument yet")
-    check_tensor("draft_tokens", draft_tokens, [batch, None], [torch.int64, torch.int32], device)
+    check_tensor("draft_tokens", draft_tokens, (batch, None), INTEGER_DTYPES, device)
     draft_len = draft_tokens.shape[1]
     if steps not in (draft_len, draft_len + 1):
         fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(members[0].shape))
@@ -94,9 +96,9 @@ def verify_chain(
     refuse_filters(draft_sampling)
     heat, heats = per_request("draft_sampling.temperature", draft_sampling.temperature, members[0])
     if draft_lens is not None:
-        check_tensor("draft_lens", draft_lens, [batch], [torch.int64, torch.int32], device)
+        check_tensor("draft_lens", draft_lens, (batch,), INTEGER_DTYPES, device)
         draft_lens = draft_lens.to(torch.int64).contiguous()
-    coins = coin_arguments(uniforms, seeds, positions, [batch, draft_len + 1], target)
+    coins = coin_arguments(uniforms, seeds, positions, (batch, draft_len + 1), target)
     _, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
     *results, emitted_logprobs, status = run(
         *target, draft_tokens, index, drafters, draft_logits, heat, heats, draft_lens, *coins, logprobs
@@ -112,9 +114,9 @@ def drafter_arguments(
     if draft_logits is not None:
         if drafter is not None:
             fail("drafter", "either drafter or draft_logits", "both")
-        check_logits("draft_logits", draft_logits, [*draft_tokens.shape, None], device)
+        check_logits("draft_logits", draft_logits, draft_tokens.shape, device)
     if isinstance(drafter, Tensor):
-        check_tensor("drafter", drafter, draft_tokens.shape, [torch.int64, torch.int32], device)
+        check_tensor("drafter", drafter, draft_tokens.shape, INTEGER_DTYPES, device)
         return reference.NO_DRAFTER, drafter.to(torch.int64).contiguous()
     if drafter is None:
         return reference.NO_DRAFTER, None
