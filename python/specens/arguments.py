@@ -10,16 +10,16 @@ import torch
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
-from specens.request import Ensemble
+from specens.request import Ensemble, Task
 from specens.schedules import Plan
-from specens_kernels import Contrastive, Mixture
+from specens_kernels import Contrastive, Mixture, Sampling
 
 
 def make_plan(members: Sequence[Any], draft_lens: int | Sequence[int], drafter: int) -> Plan:
     """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument."""
     if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
         raise ValueError(f"members: expected a list with at least one model, got {members!r}")
-    lens = [draft_lens] * len(members) if isinstance(draft_lens, int) else list(draft_lens)
+    lens = list(draft_lens) if isinstance(draft_lens, Sequence) else [draft_lens] * len(members)
     if len(lens) != len(members) or not all(_is_count(length) and length >= 1 for length in lens):
         raise ValueError(
             f"draft_lens: expected an integer >= 1, or one for each member ({len(members)}); got {draft_lens}"
@@ -73,6 +73,35 @@ def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
     for index, model in enumerate(models):
         groups.setdefault(model.weights_key(), []).append(index)
     return list(groups.values())
+
+
+def as_stop_tokens(stop_tokens: Sequence[int]) -> frozenset[int]:
+    """Token ids as a set. Raises ValueError where they are something else."""
+    if not isinstance(stop_tokens, (Sequence, set, frozenset)) or not all(_is_count(token) for token in stop_tokens):
+        raise ValueError(f"stop_tokens: expected a list of token ids, got {stop_tokens!r}")
+    return frozenset(stop_tokens)
+
+
+def check_task(task: Task) -> None:
+    """Raise ValueError where a setting of a generation is out of range."""
+    if not isinstance(task.sampling, Sampling):
+        raise ValueError(f"sampling: expected specens_kernels.Sampling, got {type(task.sampling).__name__}")
+    if not _is_count(task.seed) or not -(2**63) <= task.seed < 2**63:
+        raise ValueError(f"seed: expected an integer of 64 bits, got {task.seed!r}")
+    if not _is_count(task.max_new_tokens) or task.max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: expected an integer >= 0, got {task.max_new_tokens!r}")
+
+
+def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_new_tokens: int) -> None:
+    """Raise ValueError where a member cannot read its prompt, or was not built for so long a text."""
+    for index, (model, prompt) in enumerate(zip(models, prompts, strict=True)):
+        if max(prompt) >= model.num_embeddings:
+            raise ValueError(f"prompt: expected ids < {model.num_embeddings} for member {index}, got {max(prompt)}")
+        if model.max_positions is not None and len(prompt) + max_new_tokens > model.max_positions:
+            raise ValueError(
+                f"max_new_tokens: expected at most {model.max_positions - len(prompt)} behind the prompt of "
+                f"{len(prompt)} tokens of member {index}, got {max_new_tokens}"
+            )
 
 
 def _check_embeddings(models: Sequence[CausalLM], tokenizer: Any | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,9 +22,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
+
 Schedule = Annotated[str, typer.Option(help="standard, fixed or alternate.")]
 Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
 Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
+Question = Annotated[list[str] | None, typer.Option("--prompt", help="Once for all members, or once for each.")]
 RunLength = Annotated[int, typer.Option(min=1, help="Every run writes exactly so many.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved runs of each schedule; medians are shown.")]
 FixedDraftLen = Annotated[int | None, typer.Option(min=1, help="Of the schedule fixed. Default: as --draft-lens.")]
@@ -71,7 +75,7 @@ def compare(
     draft_lens: options.DraftLens = "1",
     fixed_draft_len: FixedDraftLen = None,
     drafter: options.Drafter = 0,
-    prompt: options.Prompt = None,
+    prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
     max_new_tokens: RunLength = 128,
@@ -82,9 +86,13 @@ def compare(
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Do the same job under standard, fixed and alternate, and show what speculation gives."""
+    """Do the same job under standard, fixed and alternate, and show what speculation gives.
+
+    Without --prompt, the job is to answer a question about Python.
+    """
     with clean_exit(json):
-        job = _job(prompt, temperature, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
+        question = prompt or [DEFAULT_QUESTION]
+        job = _job(question, temperature, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         placement = options.Placement(dtype, device, threads)
         ensemble = _load(models, placement, mixture, draft_lens, schedule="standard", drafter=drafter)
@@ -107,6 +115,8 @@ def doctor(json: options.Json = False) -> None:
 
 def main() -> None:
     """The entry point of the command."""
+    # Read once, when torch loads. Threads that spin while they wait lose most of the speed where the cores are busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
 
 

@@ -173,7 +173,12 @@ def _findings(rows: list[Row]) -> list[str]:
         found = [f"Speculation does not pay here: the best of it, {best.schedule}, {speed}."]
     if standard.model_calls < sum(standard.forwards):
         found.append(f"Members share weights, so {standard.schedule} forwards them as one batch: hard to beat.")
-    return found + [_explanation(row, standard) for row in others if _share_of_ideal(row) < 1 - EXPLAINED]
+    found += [_explanation(row, standard) for row in others if _share_of_ideal(row) < 1 - EXPLAINED]
+    return found + [
+        f"Without bonus tokens, as in the paper, the ideal of {row.schedule} would be {row.paper_speedup:.2f}."
+        for row in others
+        if row.paper_speedup is not None
+    ]
 
 
 def _share_of_ideal(row: Row) -> float:

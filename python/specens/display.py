@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -52,6 +53,8 @@ def summary(generation: Generation) -> str:
     if statistics.acceptance_rate is not None:
         parts.append(f"acceptance {statistics.acceptance_rate:.2f}")
     parts.append(f"seed {generation.seed}")
+    if statistics.status:
+        parts.append("status " + " ".join(statistics.to_dict()["status"]))
     return ", ".join(parts)
 
 
@@ -77,24 +80,24 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line for each schedule."""
+    """One line for each schedule, in 80 columns. other: the share of the time outside the members' forwards."""
     caption = f"{comparison.max_new_tokens} tokens a run, medians of {comparison.repeats} interleaved runs"
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("schedule")
-    for name in ("tokens/s", "speed-up", "ideal", "acceptance", "forwards", "ms a forward", "other time"):
-        table.add_column(name, justify="right")
+    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("schedule", no_wrap=True)
+    for name in ("tokens/s", "speed-up", "ideal", "accepted", "forwards", "ms/forward", "other"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.rows:
         table.add_row(*_cells(row))
     return table
 
 
 def _cells(row: Row) -> list[str]:
-    name = row.schedule if row.acceptance_rate is None else f"{row.schedule} {','.join(map(str, row.draft_lens))}"
+    lens = row.draft_lens[:1] if len(set(row.draft_lens)) == 1 else row.draft_lens
     return [
-        name,
+        row.schedule if row.acceptance_rate is None else f"{row.schedule} {','.join(map(str, lens))}",
         f"{row.tokens_per_second:.1f}",
         f"{row.speedup:.2f}",
-        _optional(row.ideal_speedup) + ("" if row.paper_speedup is None else f" (paper {row.paper_speedup:.2f})"),
+        _optional(row.ideal_speedup),
         _optional(row.acceptance_rate),
         " + ".join(f"{count:.0f}" for count in row.forwards),
         f"{row.forward_ms:.1f}",

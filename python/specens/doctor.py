@@ -80,12 +80,12 @@ def _hardware() -> list[Fact]:
         gpu = Fact("GPU", f"torch {torch.__version__} is built without CUDA", False)
     else:
         gpu = Fact("GPU", f"none found, though torch is built for CUDA {torch.version.cuda}", False)
-    waiting = os.environ.get("OMP_WAIT_POLICY", "not set (passive helps where the cores are busy)")
+    waiting = os.environ.get("OMP_WAIT_POLICY", "not set")
     return [
         gpu,
         Fact("processor", f"{platform.machine()}, instruction set {torch.backends.cpu.get_cpu_capability()}"),
         Fact("threads", f"{torch.get_num_threads()} in torch, {os.cpu_count()} processors"),
-        Fact("OMP_WAIT_POLICY", waiting),
+        Fact("OMP_WAIT_POLICY", f"{waiting}, for this command; passive helps where other programs use the processors"),
     ]
 
 

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from specens.arguments import complete_ensemble, group_by_weights, load_members, make_plan
+from specens.arguments import (
+    as_stop_tokens,
+    check_lengths,
+    check_task,
+    complete_ensemble,
+    group_by_weights,
+    load_members,
+    make_plan,
+)
 from specens.member import Member
 from specens.prompts import prompts_for_members
 from specens.request import Ensemble, Event, Request, Task
@@ -114,15 +122,16 @@ class SpeculativeEnsemble:
         Raises ValueError where an argument is wrong; RuntimeError where no token has positive probability.
         """
         prompts = prompts_for_members(prompt, self.plan.num_members, self.tokenizer, chat)
-        self._check_lengths(prompts, max_new_tokens)
         task = Task(
             ensemble=self.ensemble,
             sampling=Sampling() if sampling is None else sampling,
             seed=secrets.randbits(63) if seed is None else seed,
             max_new_tokens=max_new_tokens,
-            stop_tokens=frozenset(self.end_of_sequence if stop_tokens is None else stop_tokens),
+            stop_tokens=frozenset(self.end_of_sequence) if stop_tokens is None else as_stop_tokens(stop_tokens),
             logprobs=logprobs,
         )
+        check_task(task)
+        check_lengths(self.models, prompts, max_new_tokens)
         statistics = Statistics.of(self.plan.num_members)
         request = Request(self._members(prompts, statistics), task, statistics, TextStream(self.tokenizer))
         interrupted = self._run(request, on_tokens)
@@ -162,18 +171,6 @@ class SpeculativeEnsemble:
             Member(self.models[group[0]], [prompts[index] for index in group], group, statistics, speculates)
             for group in groups
         ]
-
-    def _check_lengths(self, prompts: list[list[int]], max_new_tokens: int) -> None:
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens: expected an integer >= 0, got {max_new_tokens!r}")
-        for index, (model, prompt) in enumerate(zip(self.models, prompts, strict=True)):
-            if max(prompt) >= model.num_embeddings:
-                raise ValueError(f"prompt: expected ids < {model.num_embeddings} for member {index}, got {max(prompt)}")
-            if model.max_positions is not None and len(prompt) + max_new_tokens > model.max_positions:
-                raise ValueError(
-                    f"max_new_tokens: expected at most {model.max_positions - len(prompt)} behind the prompt of "
-                    f"{len(prompt)} tokens of member {index}, got {max_new_tokens}"
-                )
 
 
 def _generation(request: Request, interrupted: bool) -> Generation:

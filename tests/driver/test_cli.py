@@ -1,0 +1,224 @@
+"""The command `specens`, with tiny saved models."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from driver.tiny_models import save_pair, tiny_tokenizer
+from specens.cli import app
+from specens.member import Member
+from typer.testing import CliRunner
+
+JOB = ["--prompt", "w5 w3 w8", "--max-new-tokens", "20", "--seed", "1", "--dtype", "fp32"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return save_pair(tmp_path_factory.mktemp("models"))
+
+
+def run(*arguments, **settings):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **settings)
+
+
+@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
+def test_generate_prints_json_with_text_tokens_and_statistics(models, schedule):
+    result = run("generate", *models, *JOB, "--schedule", schedule, "--draft-lens", "2,1", "--json")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert len(values["tokens"]) == 20
+    assert values["text"] == tiny_tokenizer().decode(values["tokens"])
+    assert values["schedule"] == schedule
+    assert values["seed"] == 1
+    assert not values["interrupted"]
+    assert values["statistics"]["emitted"] == 20
+    assert [event["token"] for event in values["events"]] == values["tokens"]
+
+
+def test_streamed_and_unstreamed_text_are_the_text_of_the_json(models):
+    text = json.loads(run("generate", *models, *JOB, "--json").stdout)["text"]
+    streamed, whole = run("generate", *models, *JOB), run("generate", *models, *JOB, "--no-stream")
+    assert streamed.stdout == whole.stdout == text + "\n"
+    assert "20 tokens" in streamed.stderr
+    assert "acceptance" in streamed.stderr
+
+
+def test_options_choose_the_ensemble(models):
+    texts = {
+        options: json.loads(run("generate", *models, *JOB, "--json", "--temperature", 0, *options).stdout)["tokens"]
+        for options in [
+            (),
+            ("--weights", "0.5,0.5"),
+            ("--weights", "1,0"),
+            ("--logit-weights", "3,-2.5"),
+            ("--contrast", "0.9", "--plausibility", "0.01"),
+        ]
+    }
+    assert texts[()] == texts[("--weights", "0.5,0.5")]
+    assert len({tuple(tokens) for tokens in texts.values()}) >= 3
+
+
+def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
+    one = json.loads(run("generate", *models, *JOB, "--json").stdout)["tokens"]
+    job = JOB[2:]
+    twice = run("generate", *models, *job, "--prompt", "w5 w3 w8", "--prompt", "w5 w3 w8", "--json")
+    assert json.loads(twice.stdout)["tokens"] == one
+    piped = run("generate", *models, *job, "--json", input="w5 w3 w8\n")
+    assert json.loads(piped.stdout)["tokens"] == one
+    other = run("generate", *models, *job, "--prompt", "w5 w3 w8", "--prompt", "w9", "--json")
+    assert json.loads(other.stdout)["tokens"] != one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--weights", "1"], "ensemble: expected weights for the 2 members, got 1"),
+        (["--weights", "a,b"], "--weights: expected numbers between commas, got 'a,b'"),
+        (["--weights", "0.9,0.9"], "weights: expected a sum of 1"),
+        (["--weights", "0.5,0.5", "--contrast", "1"], "expected at most one of"),
+        (["--plausibility", "0.1"], "--plausibility: expected --contrast beside it"),
+        (["--schedule", "zigzag"], "schedule: expected one of standard, fixed, alternate; got 'zigzag'"),
+        (["--draft-lens", "0"], "draft_lens: expected an integer >= 1"),
+        (["--drafter", "5"], "drafter: expected the index of a member"),
+        (["--temperature", "-1"], "temperature: expected a finite number >= 0, got -1.0"),
+        (["--dtype", "int8"], "--dtype: expected one of fp32, bf16, fp16; got 'int8'"),
+        (["--chat"], "chat: the tokenizer has no chat template"),
+        (["--prompt", "w1", "--prompt", "w2"], "got 3"),
+    ],
+)
+def test_a_wrong_argument_is_one_clear_line_and_exit_code_2(models, arguments, message):
+    result = run("generate", *models, *JOB, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_model_that_does_not_exist_is_one_clear_line_and_exit_code_2():
+    result = run("compare", "/no/such/model", "/no/such/other", *JOB)
+    assert result.exit_code == 2
+    assert "/no/such/model" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_prompt_is_an_error(models):
+    result = run("generate", *models, input="")
+    assert result.exit_code == 2
+    assert "--prompt: expected a text" in result.stderr
+
+
+def interrupt_forward(monkeypatch, number):
+    """Let the forward with this number, counted over all members, meet a Ctrl-C."""
+    score, calls = Member.score, []
+
+    def interrupted_score(self, sequence, rows):
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        return score(self, sequence, rows)
+
+    monkeypatch.setattr(Member, "score", interrupted_score)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_prints_what_was_generated_and_exits_with_130(monkeypatch, models, as_json):
+    complete = json.loads(run("generate", *models, *JOB, "--json").stdout)["text"]
+    interrupt_forward(monkeypatch, 10)
+    result = run("generate", *models, *JOB, *(["--json"] if as_json else []))
+    assert result.exit_code == 130
+    text = json.loads(result.stdout)["text"] if as_json else result.stdout[:-1]
+    assert text
+    assert complete.startswith(text)
+    assert text != complete
+    if as_json:
+        assert json.loads(result.stdout)["interrupted"]
+
+
+def test_ctrl_c_while_models_load_still_prints_json(monkeypatch, models):
+    def interrupted_load(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specens.arguments.load_model", interrupted_load)
+    result = run("generate", *models, *JOB, "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout) == {"interrupted": True}
+
+
+def test_ctrl_c_on_a_running_process(models):
+    command = [sys.executable, "-m", "specens.cli", "generate", *models, *JOB, "--max-new-tokens", "150000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+        started = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (started + rest).decode().split()[0].startswith("w")
+    assert b"Traceback" not in complaints
+    assert b"tokens/s" in complaints
+
+
+def test_compare_prints_a_table_and_a_finding(models):
+    result = run("compare", *models, *JOB, "--repeats", 1, "--fixed-draft-len", 2, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.stderr
+    for word in ("standard", "fixed 2", "alternate 1", "tokens/s", "speed-up", "ideal", "accepted", "ms/forward"):
+        assert word in result.stdout
+    assert "times" in result.stdout
+
+
+def test_compare_prints_json(models):
+    result = run("compare", *models, *JOB, "--repeats", 2, "--json")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert [row["schedule"] for row in values["rows"]] == ["standard", "fixed", "alternate"]
+    assert all(len(row["runs"]) == 2 for row in values["rows"])
+    assert values["findings"]
+
+
+def test_compare_ends_cleanly_with_ctrl_c(monkeypatch, models):
+    interrupt_forward(monkeypatch, 150)
+    result = run("compare", *models, *JOB, "--repeats", 5, "--json")
+    assert result.exit_code == 130
+    values = json.loads(result.stdout)
+    assert values["interrupted"]
+    assert sum(len(row["runs"]) for row in values["rows"]) >= 1
+
+
+def test_doctor_reports_versions_backends_and_hardware():
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    facts = {fact["name"]: fact for fact in json.loads(result.stdout)["facts"]}
+    packages = {"python", "torch", "triton", "transformers", "flash-attn", "specens-kernels"}
+    assert packages | {"GPU", "processor", "threads"} <= facts.keys()
+    assert all(fact["value"] for fact in facts.values())
+    assert facts["backend reference"]["ok"]
+    unusable = [fact for fact in facts.values() if fact["ok"] is False]
+    assert all(len(fact["value"]) > 5 for fact in unusable)
+    assert run("doctor", env={"COLUMNS": "140"}).stdout.count("\n") > 10
+
+
+def test_doctor_reports_a_broken_import_instead_of_failing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "specens_kernels", None)
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    facts = {fact["name"]: fact for fact in json.loads(result.stdout)["facts"]}
+    assert not facts["import specens_kernels"]["ok"]
+    assert "specens_kernels" in facts["import specens_kernels"]["value"]
+
+
+@pytest.mark.parametrize(("setting", "effective"), [(None, "passive"), ("active", "active")])
+def test_waiting_threads_do_not_spin_unless_the_user_says_so(setting, effective):
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = others if setting is None else others | {"OMP_WAIT_POLICY": setting}
+    command = [sys.executable, "-m", "specens.cli", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    facts = {fact["name"]: fact["value"] for fact in json.loads(done.stdout)["facts"]}
+    assert facts["OMP_WAIT_POLICY"].startswith(effective)
+
+
+def test_help_does_not_wait_for_torch():
+    script = "import sys, specens.cli; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

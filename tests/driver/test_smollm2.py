@@ -1,0 +1,43 @@
+"""Real models: SmolLM2-135M-Instruct and the demo's expert, in float32."""
+
+import pytest
+from specens import SpeculativeEnsemble
+
+from specens_kernels import Contrastive, Mixture, Sampling
+
+QUESTION = "Explain what a Python decorator is."
+LENGTH = 48
+
+
+@pytest.mark.parametrize(
+    "ensemble", [Mixture((0.5, 0.5)), Contrastive(0.2, plausibility=0.1)], ids=["mixture", "contrastive"]
+)
+def test_greedy_speculation_writes_the_text_of_standard(smollm2, expert, tokenizer, ensemble):
+    members = [expert, smollm2]
+    job = {"prompt": QUESTION, "chat": True, "max_new_tokens": LENGTH, "sampling": Sampling(temperature=0.0)}
+    expected = SpeculativeEnsemble(members, tokenizer, ensemble, schedule="standard").generate(**job)
+    for schedule, draft_lens in (("fixed", 3), ("alternate", 1), ("alternate", (3, 1))):
+        result = SpeculativeEnsemble(members, tokenizer, ensemble, draft_lens, schedule).generate(**job)
+        assert result.tokens == expected.tokens
+        assert result.text == expected.text == tokenizer.decode(expected.tokens, skip_special_tokens=True)
+        assert sum(result.statistics.forwards) < sum(expected.statistics.forwards)
+        assert result.statistics.acceptance_rate > 0.5
+
+
+def test_sampled_text_is_reproduced_by_its_seed_and_streams_as_it_reads(smollm2, expert, tokenizer):
+    pieces = []
+    ensemble = SpeculativeEnsemble([expert, smollm2], tokenizer)
+    job = {"prompt": QUESTION, "chat": True, "max_new_tokens": LENGTH, "seed": 7}
+    first = ensemble.generate(**job, on_tokens=lambda events: pieces.extend(event.text for event in events))
+    assert "".join(pieces) == first.text == tokenizer.decode(first.tokens, skip_special_tokens=True)
+    assert ensemble.generate(**job).tokens == first.tokens
+
+
+def test_one_model_under_two_prompts_is_a_prompt_ensemble(smollm2, tokenizer):
+    prompts = ["Name a colour.", "Name a colour of the sky on a clear day, please."]
+    job = {"chat": True, "max_new_tokens": 12, "sampling": Sampling(temperature=0.0)}
+    expected = SpeculativeEnsemble([smollm2, smollm2], tokenizer, schedule="standard").generate(prompts, **job)
+    assert expected.statistics.model_calls == len(expected.tokens)
+    for schedule in ("fixed", "alternate"):
+        result = SpeculativeEnsemble([smollm2, smollm2], tokenizer, schedule=schedule).generate(prompts, **job)
+        assert result.tokens == expected.tokens
