@@ -20,8 +20,8 @@ struct DraftArguments {
     int64_t drafter;          // a member, or no_drafter
     const int64_t* drafters;  // [batch, draft_len]
     std::optional<LogitView> logits;
-    RequestNumber temperature;
     const int64_t* lens;  // [batch]
+    SamplingArguments sampling;
 
     int64_t token(int64_t request, int64_t step) const {
         const int64_t index = request * stride_batch + step * stride_step;
@@ -38,7 +38,8 @@ class DraftRow {
         token_ = draft.token(request, step);
         softmax_ = nullptr;
         status_ = status_ok;
-        const double temperature = draft.temperature(request);
+        const double temperature = draft.sampling.temperature(request);
+        const FilterParameters filter = draft.sampling.filter(request);
         const int64_t member = draft.drafters != nullptr ? draft.drafters[request * draft.draft_len + step]
                                                          : draft.drafter;
         if (greedy || temperature == 0 || (member == no_drafter && !draft.logits)) {
@@ -49,11 +50,11 @@ class DraftRow {
             return;
         }
         if (!draft.logits) {
-            softmax_ = target_row.member_softmax(member, temperature, {}, status_);
+            softmax_ = target_row.member_softmax(member, temperature, filter, status_);
         }
         if (softmax_ == nullptr) {
             source_.reset(draft.logits ? draft.logits->row(request, step) : target.members[member].row(request, step));
-            own_.read(source_, temperature, {});
+            own_.read(source_, temperature, filter);
             status_ = source_.status();
             softmax_ = &own_;
         }
@@ -127,8 +128,7 @@ class Verifier {
     static bool in_vocabulary(int64_t token, int64_t vocab) { return token >= 0 && token < vocab; }
     bool valid(const TargetArguments& target, const DraftArguments& draft, const CoinView& coins, int64_t request,
                int64_t len) const {
-        bool holds = target.valid(request) && TargetArguments::valid_temperature(draft.temperature(request)) &&
-                     len >= 0 && len <= draft.draft_len;
+        bool holds = target.valid(request) && draft.sampling.valid(request) && len >= 0 && len <= draft.draft_len;
         for (int64_t step = 0; holds && !greedy_ && step < len; ++step) {
             holds = coins.valid(request, step);
         }
@@ -188,8 +188,8 @@ class Verifier {
 };
 
 DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
-                               const std::optional<Tensor>& draft_logits, double temperature,
-                               const std::optional<Tensor>& temperatures, const std::optional<Tensor>& draft_lens) {
+                               const std::optional<Tensor>& draft_logits, const std::optional<Tensor>& draft_lens,
+                               const SamplingArguments& sampling) {
     const bool wide = draft_tokens.scalar_type() == ScalarType::Long;
     require(draft_tokens.dim() == 2 && (wide || draft_tokens.scalar_type() == ScalarType::Int),
             "draft_tokens must be int64 or int32 [batch, draft_len]");
@@ -201,8 +201,8 @@ DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, cons
                          drafter,
                          optional_int64(drafters),
                          std::nullopt,
-                         RequestNumber(temperature, temperatures),
-                         optional_int64(draft_lens)};
+                         optional_int64(draft_lens),
+                         sampling};
     if (draft_logits) {
         draft.logits.emplace(*draft_logits);
     }
@@ -211,16 +211,24 @@ DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, cons
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
     const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& weights,
-    const std::optional<Tensor>& weight_rows, double plausibility, double temperature,
-    const std::optional<Tensor>& temperatures, const Tensor& draft_tokens, int64_t drafter,
-    const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits, double draft_temperature,
-    const std::optional<Tensor>& draft_temperatures, const std::optional<Tensor>& draft_lens,
+    const std::optional<Tensor>& weight_rows, double plausibility, bool filter_members, double temperature,
+    const std::optional<Tensor>& temperatures, int64_t top_k, const std::optional<Tensor>& top_ks, double top_p,
+    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first, const Tensor& draft_tokens, int64_t drafter,
+    const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits,
+    const std::optional<Tensor>& draft_lens, double draft_temperature,
+    const std::optional<Tensor>& draft_temperatures, int64_t draft_top_k, const std::optional<Tensor>& draft_top_ks, double draft_top_p,
+    const std::optional<Tensor>& draft_top_ps, double draft_min_p, const std::optional<Tensor>& draft_min_ps, bool draft_min_p_first,
     const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
     bool logprobs) {
-    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, temperature,
-                                 temperatures);
-    const DraftArguments draft = draft_arguments(draft_tokens, drafter, drafters, draft_logits, draft_temperature,
-                                                 draft_temperatures, draft_lens);
+    const SamplingArguments sampling{RequestNumber(temperature, temperatures), RequestNumber(top_p, top_ps),
+                                     RequestNumber(min_p, min_ps), top_k, optional_int64(top_ks),
+                                     min_p_first};
+    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
+    const SamplingArguments draft_sampling{RequestNumber(draft_temperature, draft_temperatures), RequestNumber(draft_top_p, draft_top_ps),
+                                     RequestNumber(draft_min_p, draft_min_ps), draft_top_k, optional_int64(draft_top_ks),
+                                     draft_min_p_first};
+    const DraftArguments draft =
+        draft_arguments(draft_tokens, drafter, drafters, draft_logits, draft_lens, draft_sampling);
     const int64_t width = draft.draft_len + 1;
     const CoinView coins(uniforms, seeds, positions, width);
     const Tensor tokens = new_tensor({target.batch, width}, ScalarType::Long);

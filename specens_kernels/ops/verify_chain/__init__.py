@@ -11,14 +11,15 @@ from specens_kernels.backend import implementations, select
 from specens_kernels.checks import (
     COINS_SCHEMA,
     INTEGER_DTYPES,
+    SAMPLING_SCHEMA,
     TARGET_SCHEMA,
     check_logits,
     check_tensor,
     coin_arguments,
     fail,
     member_list,
-    per_request,
     refuse_filters,
+    sampling_arguments,
     target_arguments,
 )
 from specens_kernels.ops.verify_chain import reference
@@ -26,7 +27,7 @@ from specens_kernels.types import Ensemble, Sampling, Verdict
 
 SCHEMA = (
     f"({TARGET_SCHEMA}, Tensor draft_tokens, int drafter, Tensor? drafters, Tensor? draft_logits, "
-    f"float draft_temperature, Tensor? draft_temperatures, Tensor? draft_lens, {COINS_SCHEMA}, bool logprobs)"
+    f"Tensor? draft_lens, {SAMPLING_SCHEMA.format('draft_')}, {COINS_SCHEMA}, bool logprobs)"
     " -> (Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor next_token, Tensor logprobs, Tensor status)"
 )
 IMPLEMENTATIONS = implementations("verify_chain", SCHEMA, reference.verify_chain)
@@ -92,16 +93,17 @@ def verify_chain(
     if steps not in (draft_len, draft_len + 1):
         fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(members[0].shape))
     index, drafters = drafter_arguments(drafter, draft_logits, draft_tokens, members)
-    draft_sampling = sampling if draft_sampling is None else draft_sampling
-    refuse_filters(draft_sampling)
-    heat, heats = per_request("draft_sampling.temperature", draft_sampling.temperature, members[0])
+    drawn_with = target.sampling
+    if draft_sampling is not None:
+        drawn_with = sampling_arguments("draft_sampling", draft_sampling, members[0])
     if draft_lens is not None:
         check_tensor("draft_lens", draft_lens, (batch,), INTEGER_DTYPES, device)
         draft_lens = draft_lens.to(torch.int64).contiguous()
     coins = coin_arguments(uniforms, seeds, positions, (batch, draft_len + 1), target)
-    _, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
+    name, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
+    refuse_filters(name, target.sampling, drawn_with)
     *results, emitted_logprobs, status = run(
-        *target, draft_tokens, index, drafters, draft_logits, heat, heats, draft_lens, *coins, logprobs
+        *target.flat(), draft_tokens, index, drafters, draft_logits, draft_lens, *drawn_with, *coins, logprobs
     )
     return Verdict(*results, emitted_logprobs if logprobs else None, status)
 

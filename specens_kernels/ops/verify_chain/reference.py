@@ -7,18 +7,21 @@ et al., Accelerating Large Language Model Decoding with Speculative Sampling, 20
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specens_kernels.checks import SamplingArguments, Target
 from specens_kernels.ops.sample.reference import draw, invalid_coin
 from specens_kernels.ops.target_logprobs.reference import (
     clean,
     ensemble_logprobs,
-    invalid_temperature,
+    filtered,
+    log_softmax,
     one_hot,
     pad_vocab,
-    request_values,
+    parameters,
     target_probs,
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
@@ -27,41 +30,44 @@ from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
 NO_DRAFTER = -1
 
 
-def draft_probs(
-    member_logits: list[Tensor],
-    draft_tokens: Tensor,
-    vocab: int,
-    drafter: int,
-    drafters: Tensor | None,
-    draft_logits: Tensor | None,
-    heat: Tensor,
-) -> tuple[Tensor, Tensor]:
+class Draft(NamedTuple):
+    """The draft tokens and what they were drawn from, as the operator takes it."""
+
+    tokens: Tensor  # int64 or int32 [batch, draft_len]
+    drafter: int  # a member, or NO_DRAFTER
+    drafters: Tensor | None  # int64 [batch, draft_len]
+    logits: Tensor | None  # [batch, draft_len, vocab]
+    lens: Tensor | None  # int64 [batch]
+    sampling: SamplingArguments
+
+
+def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
     """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].
 
-    heat: float64 [batch]; draft distributions at 0 are one-hot.
+    One-hot where the target is greedy, where the draft's temperature is 0, and where there is no usable distribution.
     """
-    batch, draft_len = draft_tokens.shape
-    tokens_one_hot = one_hot(draft_tokens, vocab)
-    status = torch.zeros(batch, draft_len, dtype=torch.int64, device=draft_tokens.device)
-    if draft_logits is None and drafters is None and drafter == NO_DRAFTER:
-        return tokens_one_hot, status
-    if drafters is None:
-        source = draft_logits if draft_logits is not None else member_logits[drafter][:, :draft_len]
-        logits, bits = clean(source)
-        known, given = torch.ones_like(draft_tokens, dtype=torch.bool), torch.ones_like(draft_tokens, dtype=torch.bool)
+    tokens = draft.tokens.long()
+    draft_len = tokens.shape[1]
+    tokens_one_hot = one_hot(tokens, vocab)
+    if draft.logits is None and draft.drafters is None and draft.drafter == NO_DRAFTER:
+        return tokens_one_hot, torch.zeros_like(tokens)
+    if draft.drafters is None:
+        logits, bits = clean(draft.logits if draft.logits is not None else members[draft.drafter][:, :draft_len])
+        known, given = torch.ones_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.bool)
     else:
-        widest = max(logits.shape[-1] for logits in member_logits)
-        cleaned = [clean(member[:, :draft_len]) for member in member_logits]
+        widest = max(logits.shape[-1] for logits in members)
+        cleaned = [clean(member[:, :draft_len]) for member in members]
         stack = torch.stack([pad_vocab(values, widest, -math.inf) for values, _ in cleaned], 2)
-        member = drafters.clamp(0, len(member_logits) - 1)[..., None]  # [batch, draft_len, 1]
+        member = draft.drafters.clamp(0, len(members) - 1)[..., None]  # [batch, draft_len, 1]
         logits = stack.gather(2, member[..., None].expand(-1, -1, -1, widest))[:, :, 0]
         bits = torch.stack([row_bits for _, row_bits in cleaned], 2).gather(2, member)[..., 0]
-        given = drafters != NO_DRAFTER
-        known = (drafters >= NO_DRAFTER) & (drafters < len(member_logits))
-    soft = given & (heat > 0)[:, None]
+        given = draft.drafters != NO_DRAFTER
+        known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
+    own = parameters(draft.sampling, tokens)
+    soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
     usable = known & (logits.amax(-1) > -math.inf)
     status = torch.where(soft, torch.where(known, bits, 0) | ~usable * Status.INVALID_DRAFT_DISTRIBUTION, 0)
-    probs = torch.softmax(logits / torch.where(heat > 0, heat, 1.0)[:, None, None], -1)
+    probs = filtered(log_softmax(logits / own.heat[:, None, None]), own.filters).exp()
     return torch.where((soft & usable)[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), status
 
 
@@ -95,42 +101,21 @@ def prefix_status(status: Tensor, last: Tensor) -> Tensor:
     return total
 
 
-def verify_chain(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-    draft_tokens: Tensor,
-    drafter: int,
-    drafters: Tensor | None,
-    draft_logits: Tensor | None,
-    draft_temperature: float,
-    draft_temperatures: Tensor | None,
-    draft_lens: Tensor | None,
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    logprobs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
-    draft_tokens = draft_tokens.long()
+    target_arguments, (*draft_flat, uniforms, seeds, positions, logprobs) = Target.split(flat)
+    drafted = Draft(*draft_flat[:5], SamplingArguments(*draft_flat[5:]))
+    draft_tokens = drafted.tokens.long()
     batch, draft_len = draft_tokens.shape
     device = draft_tokens.device
-    steps = member_logits[0].shape[1]
-    rows = ensemble_logprobs(member_logits, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
+    steps = target_arguments.member_logits[0].shape[1]
+    rows = ensemble_logprobs(target_arguments)
     target, greedy = target_probs(rows), rows.greedy
     vocab = target.shape[-1]
-    heat = request_values(draft_temperature, draft_temperatures, batch, device)
-    bad_heat = invalid_temperature(heat)
-    draft, draft_status = draft_probs(
-        member_logits, draft_tokens, vocab, drafter, drafters, draft_logits, torch.where(greedy | bad_heat, 0.0, heat)
-    )
+    draft, draft_status = draft_probs(target_arguments.member_logits, drafted, vocab, greedy)
 
     # where the chain of each request ends
-    lens = torch.full((batch,), draft_len, device=device) if draft_lens is None else draft_lens
+    lens = torch.full((batch,), draft_len, device=device) if drafted.lens is None else drafted.lens
     bad_lens = (lens < 0) | (lens > draft_len)
     index = torch.arange(draft_len, device=device)
     valid = (draft_tokens >= 0) & (draft_tokens < vocab)
@@ -159,7 +144,7 @@ def verify_chain(
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == chain_end) & (chain_end < lens)) * Status.INVALID_DRAFT_TOKEN
     bad_coin = (invalid_coin(coins) & (index < lens[:, None])).any(1) | invalid_coin(coin)
-    invalid = rows.invalid | bad_heat | bad_lens | (bad_coin & ~greedy)
+    invalid = rows.invalid | parameters(drafted.sampling, draft_tokens).invalid | bad_lens | (bad_coin & ~greedy)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted = torch.where(invalid, 0, num_accepted)
     next_token = torch.where(invalid, -1, next_token)
