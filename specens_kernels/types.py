@@ -206,6 +206,22 @@ def _check_top_k(value: object) -> None:
         raise ValueError(f"top_k: expected None or an integer >= -1, got {value!r}")
 
 
+@dataclass(frozen=True)
+class Typical:
+    """Typical acceptance: a draft is accepted if its target probability exceeds min(threshold, alpha * exp(-entropy)).
+
+    threshold: in [0, 1]. alpha: >= 0. The entropy is the target distribution's, in nats.
+    Source: Cai et al., Medusa, ICML 2024.
+    """
+
+    threshold: float = 0.3
+    alpha: float = 0.09
+
+    def __post_init__(self) -> None:
+        _check_numbers("threshold", self.threshold, "a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+        _check_numbers("alpha", self.alpha, "a finite number >= 0", lambda x: (x >= 0) & (x < math.inf))
+
+
 class Verdict(NamedTuple):
     """What a batch of speculative steps emits.
 

@@ -406,7 +406,7 @@ void TargetRow::filter_mixture(const FilterParameters& filter) {
 }
 
 const float* TargetRow::values(int64_t tile, float* scratch) const {
-    mix_tile(tile, scratch);
+    mix_tile(tile, 1, scratch);
     return scratch;
 }
 
@@ -428,7 +428,7 @@ int64_t TargetRow::most_likely_of_mixture() const {
         if (bound * (1 + 1e-5) < best) {  // the margin is wider than what rounding adds to a float mass
             continue;
         }
-        mix_tile(tile, masses);
+        mix_tile(tile, 1, masses);
         const float max = row_kernels().scan(masses, tile_size).max;
         if (max > best) {
             best = max;
@@ -488,24 +488,38 @@ double TargetRow::tile_mass(int64_t tile) const {
     return total;
 }
 
-void TargetRow::mix_tile(int64_t tile, float* out) const {
+void TargetRow::mix_tile(int64_t tile, double share, float* out) const {
     std::fill(out, out + tile_size, 0.0f);
     for (size_t index = 0; index < shares_.size(); ++index) {
         if (shares_[index] > 0) {
-            softmaxes_[index].add_tile(tile, shares_[index], out);
+            softmaxes_[index].add_tile(tile, share * shares_[index], out);
         }
     }
 }
 
-void TargetRow::write_tile(int64_t tile, float* out) const {
-    mix_tile(tile, out);
-    if (filtered_) {
-        row_kernels().replace_below(out, tile_size, kept_.threshold, 0.0f, out);
-        const auto factor = static_cast<float>(1 / kept_.mass);
-        for (int64_t index = 0; index < tile_size; ++index) {
-            out[index] *= factor;
+void TargetRow::write_tile(int64_t tile, float* out, double share) const {
+    if (!filtered_) {
+        mix_tile(tile, share, out);
+        return;
+    }
+    mix_tile(tile, 1, out);
+    row_kernels().replace_below(out, tile_size, kept_.threshold, 0.0f, out);
+    const auto factor = static_cast<float>(share / kept_.mass);
+    for (int64_t index = 0; index < tile_size; ++index) {
+        out[index] *= factor;
+    }
+}
+
+double TargetRow::entropy() const {
+    alignas(64) float masses[tile_size];
+    double total = 0;
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        if (tile_mass(tile) > 0) {
+            write_tile(tile, masses);
+            total += row_kernels().log2_sum(masses, tile_size);
         }
     }
+    return -total / log2_e;
 }
 
 const Softmax* TargetRow::member_softmax(int64_t member, double temperature, const FilterParameters& filter,

@@ -23,11 +23,13 @@ from specens_kernels.checks import (
     target_arguments,
 )
 from specens_kernels.ops.verify_chain import reference
-from specens_kernels.types import Ensemble, Sampling, Verdict
+from specens_kernels.ops.verify_chain.rules import RuleKind
+from specens_kernels.types import Ensemble, Sampling, Typical, Verdict
 
 SCHEMA = (
     f"({TARGET_SCHEMA}, Tensor draft_tokens, int drafter, Tensor? drafters, Tensor? draft_logits, "
-    f"Tensor? draft_lens, {SAMPLING_SCHEMA.format('draft_')}, {COINS_SCHEMA}, bool logprobs)"
+    f"Tensor? draft_lens, {SAMPLING_SCHEMA.format('draft_')}, {COINS_SCHEMA}, "
+    "int rule, float typical_threshold, float typical_alpha, bool logprobs)"
     " -> (Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor next_token, Tensor logprobs, Tensor status)"
 )
 IMPLEMENTATIONS = implementations("verify_chain", SCHEMA, reference.verify_chain)
@@ -42,7 +44,7 @@ def verify_chain(
     drafter: int | Tensor | None = None,
     draft_logits: Tensor | None = None,
     draft_sampling: Sampling | None = None,
-    rule: str = "token",
+    rule: str | Typical = "token",
     draft_lens: Tensor | None = None,
     row_offsets: Tensor | None = None,
     allowed: Tensor | None = None,
@@ -54,8 +56,8 @@ def verify_chain(
 ) -> Verdict:
     """Accept a prefix of each request's draft tokens and draw the token after it.
 
-    The emitted tokens are distributed exactly as if each had been drawn from the target distribution: the ensemble's,
-    after the sampling parameters. No host synchronisation; traceable by torch.compile(fullgraph=True).
+    Under the rules "token" and "block" the emitted tokens are distributed exactly as if each had been drawn from the
+    target distribution: the ensemble's, after the sampling parameters. No host synchronisation; traceable by torch.compile(fullgraph=True).
 
     member_logits: float32, bfloat16 or float16 [batch, steps, vocab], a tensor or one a member (vocabularies may
         differ; a token outside a member's vocabulary has probability 0 there). steps is draft_len + 1 with a bonus row
@@ -67,7 +69,8 @@ def verify_chain(
         where several did (-1: none, one-hot). None with draft_logits None: one-hot drafts (greedy, n-gram).
     draft_logits: an outside drafter's logits [batch, draft_len, vocab].
     draft_sampling: what the draft tokens were drawn with; default: as sampling. Temperature 0: one-hot.
-    rule: "token".
+    rule: "token", "block" (longer accepted chains, as lossless: whole prefixes are tested) or "typical" (accepts what the
+        target finds likely enough; not lossless), or a Typical with other settings.
     draft_lens: int64 [batch], the drafts of each request, 0 to draft_len; default: all.
     seeds, positions: int64 [batch]: random numbers by Philox; positions is the absolute position of the first draft.
     uniforms: float64 or float32 [batch, draft_len + 1] in [0, 1), instead of seeds and positions: a coin for each draft
@@ -83,8 +86,7 @@ def verify_chain(
     target = target_arguments(members, ensemble, sampling)
     batch, steps, _ = members[0].shape
     device = members[0].device
-    if rule != "token":
-        raise NotImplementedError(f"rule: {rule!r} is not served, only 'token'")
+    kind, typical = rule_arguments(rule)
     for name, value in (("row_offsets", row_offsets), ("allowed", allowed)):
         if value is not None:
             raise NotImplementedError(f"{name}: no backend serves this argument yet")
@@ -102,10 +104,22 @@ def verify_chain(
     coins = coin_arguments(uniforms, seeds, positions, (batch, draft_len + 1), target)
     name, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
     refuse_filters(name, target.sampling, drawn_with)
+    if name == "triton" and kind != RuleKind.TOKEN:
+        raise NotImplementedError(f"rule: the triton backend does not serve {rule!r} yet")
     *results, emitted_logprobs, status = run(
-        *target.flat(), draft_tokens, index, drafters, draft_logits, draft_lens, *drawn_with, *coins, logprobs
+        *target.flat(), draft_tokens, index, drafters, draft_logits, draft_lens, *drawn_with, *coins, kind, *typical, logprobs
     )
     return Verdict(*results, emitted_logprobs if logprobs else None, status)
+
+
+def rule_arguments(rule: str | Typical) -> tuple[int, tuple[float, float]]:
+    """The code of a rule, and threshold and alpha of the typical one."""
+    names = {"token": RuleKind.TOKEN, "block": RuleKind.BLOCK, "typical": RuleKind.TYPICAL}
+    settings = rule if isinstance(rule, Typical) else Typical()
+    kind = RuleKind.TYPICAL if isinstance(rule, Typical) else names.get(rule)
+    if kind is None:
+        fail("rule", "'token', 'block', 'typical' or a Typical", repr(rule))
+    return int(kind), (settings.threshold, settings.alpha)
 
 
 def drafter_arguments(

@@ -1,12 +1,9 @@
-"""The definition of chain verification, in float64.
-
-Source of the token rule: Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023; Chen
-et al., Accelerating Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., ICML 2025.
-"""
+"""The definition of chain verification, in float64; the rules and their sources are in `rules`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +21,7 @@ from specens_kernels.ops.target_logprobs.reference import (
     parameters,
     target_probs,
 )
+from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
 
@@ -101,62 +99,95 @@ def prefix_status(status: Tensor, last: Tensor) -> Tensor:
     return total
 
 
+class ChainArguments(NamedTuple):
+    """The arguments of the operator, grouped."""
+
+    target: Target
+    draft: Draft
+    uniforms: Tensor | None
+    seeds: Tensor | None
+    positions: Tensor | None
+    rule: int
+    typical_threshold: float
+    typical_alpha: float
+    logprobs: bool
+
+    @classmethod
+    def split(cls, flat: Sequence[Any]) -> ChainArguments:
+        """From what the operator was given."""
+        target, rest = Target.split(flat)
+        own = len(Draft._fields) - 1
+        end = own + len(SamplingArguments._fields)
+        return cls(target, Draft(*rest[:own], SamplingArguments(*rest[own:end])), *rest[end:])
+
+
+def chain_lens(draft: Draft, vocab: int) -> tuple[Tensor, Tensor]:
+    """Of each request the drafts it says it has, and those before the first id that is no token; int64 [batch]."""
+    batch, draft_len = draft.tokens.shape
+    lens = draft.lens
+    if lens is None:
+        lens = torch.full((batch,), draft_len, dtype=torch.int64, device=draft.tokens.device)
+    valid = (draft.tokens >= 0) & (draft.tokens < vocab)
+    return lens, torch.minimum(valid.int().cumprod(1).sum(1), lens.clamp(0, draft_len))
+
+
 def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
-    target_arguments, (*draft_flat, uniforms, seeds, positions, logprobs) = Target.split(flat)
-    drafted = Draft(*draft_flat[:5], SamplingArguments(*draft_flat[5:]))
-    draft_tokens = drafted.tokens.long()
-    batch, draft_len = draft_tokens.shape
-    device = draft_tokens.device
-    steps = target_arguments.member_logits[0].shape[1]
-    rows = ensemble_logprobs(target_arguments)
-    target, greedy = target_probs(rows), rows.greedy
+    arguments = ChainArguments.split(flat)
+    draft_tokens = arguments.draft.tokens.long()
+    draft_len = draft_tokens.shape[1]
+    rows = ensemble_logprobs(arguments.target)
+    target = target_probs(rows)
     vocab = target.shape[-1]
-    draft, draft_status = draft_probs(target_arguments.member_logits, drafted, vocab, greedy)
-
-    # where the chain of each request ends
-    lens = torch.full((batch,), draft_len, device=device) if drafted.lens is None else drafted.lens
-    bad_lens = (lens < 0) | (lens > draft_len)
-    index = torch.arange(draft_len, device=device)
-    valid = (draft_tokens >= 0) & (draft_tokens < vocab)
-    chain_end = torch.minimum((valid.int().cumprod(1)).sum(1), lens.clamp(0, draft_len))
-
-    # accept while coin * draft < target, strictly: a token of target probability 0 is never accepted
-    token = draft_tokens.clamp(0, vocab - 1)[..., None]
-    target_at_token = target[:, :draft_len].gather(2, token)[..., 0]
-    draft_at_token = draft.gather(2, token)[..., 0]
-    coins = chain_coins(uniforms, seeds, positions, None, draft_tokens)
-    accept = (coins * draft_at_token < target_at_token) & (index < chain_end[:, None])
-    num_accepted = accept.int().cumprod(1).sum(1)
+    draft, draft_status = draft_probs(arguments.target.member_logits, arguments.draft, vocab, rows.greedy)
+    lens, chain_end = chain_lens(arguments.draft, vocab)
+    source = arguments.uniforms, arguments.seeds, arguments.positions
+    coins = chain_coins(*source, None, draft_tokens)
+    chain = Chain(target, draft, draft_tokens.clamp(0, vocab - 1), coins, chain_end)
+    accepted = apply_rule(arguments.rule, chain, arguments.typical_threshold, arguments.typical_alpha)
+    num_accepted = accepted.num_accepted
 
     # the next token: from the residual after a rejection, from the target after the whole chain
-    has_row = num_accepted < lens + (steps - draft_len)
+    has_row = num_accepted < lens + (target.shape[1] - draft_len)
     rejected = num_accepted < chain_end
     row_target = pick_row(target, num_accepted)
-    residual = (row_target - pick_row(draft, num_accepted)).clamp(min=0)
-    empty = rejected & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
-    coin = chain_coins(uniforms, seeds, positions, num_accepted, draft_tokens)
-    masses = torch.where((rejected & ~empty)[:, None], residual, row_target)
+    residual = (accepted.target_share[:, None] * row_target - pick_row(draft, num_accepted)).clamp(min=0)
+    subtracts = rejected & accepted.subtracts
+    empty = subtracts & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
+    coin = chain_coins(*source, num_accepted, draft_tokens)
+    masses = torch.where((subtracts & ~empty)[:, None], residual, row_target)
     next_token = torch.where(has_row, draw(masses, coin), -1)
 
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
     status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == chain_end) & (chain_end < lens)) * Status.INVALID_DRAFT_TOKEN
-    bad_coin = (invalid_coin(coins) & (index < lens[:, None])).any(1) | invalid_coin(coin)
-    invalid = rows.invalid | parameters(drafted.sampling, draft_tokens).invalid | bad_lens | (bad_coin & ~greedy)
+    invalid = rows.invalid | parameters(arguments.draft.sampling, draft_tokens).invalid
+    invalid = invalid | (lens < 0) | (lens > draft_len) | (bad_coins(coins, coin, lens) & ~rows.greedy)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted = torch.where(invalid, 0, num_accepted)
     next_token = torch.where(invalid, -1, next_token)
-    columns = torch.arange(draft_len + 1, device=device)
-    tokens = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
-    tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
-    tokens = torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
+    tokens = emitted_tokens(draft_tokens, num_accepted, next_token)
     num_tokens = num_accepted + (next_token >= 0)
-    return tokens, num_accepted, num_tokens, next_token, _logprobs(rows.logprobs, tokens, logprobs), status.int()
+    logprobs = emitted_logprobs(rows.logprobs, tokens, arguments.logprobs)
+    return tokens, num_accepted, num_tokens, next_token, logprobs, status.int()
 
 
-def _logprobs(log_target: Tensor, tokens: Tensor, wanted: bool) -> Tensor:
+def bad_coins(coins: Tensor, next_coin: Tensor, lens: Tensor) -> Tensor:
+    """bool [batch]: whether a coin that a request may need is out of range."""
+    tested = torch.arange(coins.shape[1], device=coins.device) < lens[:, None]
+    return (invalid_coin(coins) & tested).any(1) | invalid_coin(next_coin)
+
+
+def emitted_tokens(draft_tokens: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
+    """int64 [batch, draft_len + 1]: the accepted drafts, the next token, then -1."""
+    tokens = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
+    return torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
+
+
+def emitted_logprobs(log_target: Tensor, tokens: Tensor, wanted: bool) -> Tensor:
     """float32 like tokens, 0 in the padding."""
     if not wanted:
         return torch.empty(0, device=tokens.device)
