@@ -137,6 +137,7 @@ class Distributions(NamedTuple):
     """Distributions of all rows, before greedy requests are made one-hot."""
 
     logprobs: Tensor  # float64 [batch, steps, vocab], filtered; unfiltered at temperature 1 for greedy requests
+    most_likely: Tensor  # int64 [batch, steps], of the unfiltered ensemble at temperature 1
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch], a parameter is out of range
     status: Tensor  # int64 [batch, steps]
@@ -160,18 +161,21 @@ def ensemble_logprobs(target: Target) -> Distributions:
     for weight, (_, bits) in zip(share, cleaned):
         status = status | torch.where(weight != 0, bits, 0)
     heat = own.heat[:, None, None]
-    if target.ensemble == EnsembleKind.LOGIT_MIXTURE:
-        logprobs = filtered(log_softmax(mixed_logits(logits, share, target.plausibility) / heat), own.filters)
-    else:
+    if target.ensemble == EnsembleKind.MIXTURE:
         members = [log_softmax(member / heat) for member in logits]
         if target.filter_members:
             members = [filtered(member, own.filters) for member in members]
         logprobs, bits = mixture_logprobs(torch.stack(members), share)
         status = status | bits
+        most_likely = logprobs.argmax(-1)  # the filters of greedy requests are off
         if not target.filter_members:
             logprobs = filtered(logprobs, own.filters)
+    else:
+        mixed = mixed_logits(logits, share, target.plausibility)
+        most_likely = mixed.argmax(-1)  # before rounding can make ties
+        logprobs = filtered(log_softmax(mixed / heat), own.filters)
     status = status | (logprobs.amax(-1) == -math.inf) * Status.NO_TOKEN
-    return Distributions(logprobs, own.greedy, invalid, status)
+    return Distributions(logprobs, most_likely, own.greedy, invalid, status)
 
 
 def one_hot(tokens: Tensor, vocab: int) -> Tensor:
@@ -182,7 +186,7 @@ def one_hot(tokens: Tensor, vocab: int) -> Tensor:
 def target_probs(rows: Distributions) -> Tensor:
     """What the emitted tokens are distributed as: one-hot at the most likely token for greedy requests."""
     alive = rows.logprobs.amax(-1, keepdim=True) > -math.inf
-    most_likely = one_hot(rows.logprobs.argmax(-1), rows.logprobs.shape[-1]) * alive
+    most_likely = one_hot(rows.most_likely, rows.logprobs.shape[-1]) * alive
     return torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs.exp())
 
 
