@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.types import Ensemble, Mixture, Sampling
+from specens_kernels.types import Contrastive, Ensemble, LogitMixture, Mixture, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COIN_DTYPES = (torch.float64, torch.float32)
 INTEGER_DTYPES = (torch.int64, torch.int32)
 INT64 = (torch.int64,)
+NO_DRAFTER = -1  # no member drafted: one-hot
 
 
 def fail(argument: str, expected: str, got: object) -> None:
@@ -162,6 +163,8 @@ def target_arguments(members: list[Tensor], ensemble: Ensemble | None, sampling:
         if len(members) > 1:
             fail("ensemble", f"an ensemble for {len(members)} members", None)
         return Target(members, 0, [1.0], None, 0.0, False, flat)
+    if not isinstance(ensemble, Mixture | LogitMixture | Contrastive):
+        fail("ensemble", "None, a Mixture, a LogitMixture or a Contrastive", type(ensemble).__name__)
     weights = ensemble.weights
     if isinstance(weights, Tensor):
         check_tensor("weights", weights, (members[0].shape[0], len(members)), PARAMETER_DTYPES, members[0].device)
@@ -181,6 +184,17 @@ def refuse_filters(backend: str, *samplings: SamplingArguments) -> None:
             off = 1.0 if name == "top_p" else 0
             if any(getattr(s, name) != off or getattr(s, f"{name}s") is not None for s in samplings):
                 raise NotImplementedError(f"{name}: the triton backend does not serve this filter yet")
+
+
+class Draft(NamedTuple):
+    """The draft tokens and what they were drawn from, as operators take it."""
+
+    tokens: Tensor  # int64 or int32 [batch, draft_len]
+    drafter: int  # a member, or NO_DRAFTER
+    drafters: Tensor | None  # int64 [batch, draft_len]
+    logits: Tensor | None  # [batch, draft_len, vocab]
+    lens: Tensor | None  # int64 [batch]
+    sampling: SamplingArguments
 
 
 class Coins(NamedTuple):
@@ -211,3 +225,25 @@ def coin_arguments(
             fail(name, "a tensor [batch] (or uniforms)", None)
         check_tensor(name, value, shape[:1], INT64, device)
     return Coins(None, seeds.contiguous(), positions.contiguous())
+
+
+class ChainArguments(NamedTuple):
+    """The arguments of `verify_chain`'s operators, grouped."""
+
+    target: Target
+    draft: Draft
+    uniforms: Tensor | None
+    seeds: Tensor | None
+    positions: Tensor | None
+    rule: int
+    typical_threshold: float
+    typical_alpha: float
+    logprobs: bool
+
+    @classmethod
+    def split(cls, flat: Sequence[Any]) -> ChainArguments:
+        """From what the operator was given."""
+        target, rest = Target.split(flat)
+        own = len(Draft._fields) - 1
+        end = own + len(SamplingArguments._fields)
+        return cls(target, Draft(*rest[:own], SamplingArguments(*rest[own:end])), *rest[end:])

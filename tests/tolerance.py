@@ -11,17 +11,17 @@ and so the relative error of its probabilities; a decision is a near-tie if its 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from cases import Case
 from torch import Tensor
 
 from specens_kernels import Draw, Sampling, Verdict
-from specens_kernels.checks import per_request, target_arguments
+from specens_kernels.checks import Draft, sampling_arguments, target_arguments
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
-    invalid_temperature,
-    request_values,
+    parameters,
     target_probs,
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
@@ -30,8 +30,8 @@ from specens_kernels.ops.verify_chain.reference import chain_coins, draft_probs,
 from specens_kernels.types import EnsembleKind
 
 ROUNDING = 2.0**-23  # of float32
-TIES = {"acceptance": 8.0, "draw": 8.0, "greedy": 8.0, "plausibility": 4.0}  # in units of noise
-LOGPROBS = 8.0  # in units of noise
+TIES = {"acceptance": 4.0, "draw": 4.0, "greedy": 4.0, "plausibility": 4.0}  # in units of noise
+LOGPROBS = 4.0  # in units of noise
 SET_ASIDE = 0.01  # the share of rows that may be near-ties decided otherwise
 SMALLEST = 2.0**-126  # probabilities below it may be 0 in float32
 NEVER = math.inf
@@ -41,8 +41,7 @@ def row_noise(case: Case) -> Tensor:
     """float64 [batch, steps]."""
     target = target_arguments(case.member_logits, case.target["ensemble"], case.target["sampling"])
     batch = case.draft_tokens.shape[0]
-    heat = request_values(target.temperature, target.temperatures, batch, case.draft_tokens.device)
-    heat = torch.where(heat > 0, heat, 1.0)
+    heat = parameters(target.sampling, case.draft_tokens).heat
     sizes = []
     for logits in case.member_logits:
         finite = torch.where(torch.isfinite(logits), logits.double(), 0.0).abs()
@@ -60,9 +59,9 @@ def row_noise(case: Case) -> Tensor:
 def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
     """bool [batch]: whether a decision on the reference's way, which accepted num_accepted drafts, is a near-tie."""
     members, tokens = case.member_logits, case.draft_tokens.long()
-    batch, draft_len = tokens.shape
+    draft_len = tokens.shape[1]
     target = target_arguments(members, case.target["ensemble"], case.target["sampling"])
-    rows = ensemble_logprobs(*target)
+    rows = ensemble_logprobs(target)
     probs, noise = target_probs(rows), row_noise(case)
     draft = _draft_distribution(case, probs.shape[-1], rows.greedy)
     coins = tuple(case.coins.get(name) for name in ("uniforms", "seeds", "positions"))
@@ -73,39 +72,37 @@ def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
     margin = _acceptance_margin(tests, at_token) / noise[:, :draft_len] / TIES["acceptance"]
     ties = (margin < 1) & ~rows.greedy[:, None]
 
-    last = torch.nn.functional.pad(pick_row(probs, num_accepted), (0, 0))
+    last = pick_row(probs, num_accepted)
     mass = (last - pick_row(draft, num_accepted)).clamp(min=0)
     coin = chain_coins(*coins, num_accepted, tokens)
     last_noise = pick_row(noise[..., None], num_accepted)[:, 0]
     drawn = torch.minimum(_draw_margin(last, coin), _draw_margin(mass, coin)) < TIES["draw"] * last_noise
     used = torch.arange(draft_len, device=tokens.device) <= num_accepted[:, None]
-    row_ties = _row_ties(case, rows.logprobs, rows.greedy, noise)
-    rows_used = torch.arange(row_ties.shape[1], device=tokens.device) <= num_accepted[:, None]
-    return (ties & used).any(1) | (drawn & ~rows.greedy) | (row_ties & rows_used).any(1)
+    of_rows = row_ties(case)
+    rows_used = torch.arange(of_rows.shape[1], device=tokens.device) <= num_accepted[:, None]
+    return (ties & used).any(1) | (drawn & ~rows.greedy) | (of_rows & rows_used).any(1)
 
 
 def draw_ties(case: Case, row: int) -> Tensor:
     """bool [batch]: whether the draw from this row is a near-tie."""
-    case = Case([logits[:, row : row + 1] for logits in case.member_logits], case.draft_tokens, case.target, {}, case.coins)
+    case = replace(case, member_logits=[logits[:, row : row + 1] for logits in case.member_logits])
     target = target_arguments(case.member_logits, case.target["ensemble"], case.target["sampling"])
-    rows, noise = ensemble_logprobs(*target), row_noise(case)
+    rows, noise = ensemble_logprobs(target), row_noise(case)
     if "uniforms" in case.coins:
         coins = case.coins["uniforms"][:, row]
     else:
         coins = philox_uniforms(case.coins["seeds"], case.coins["positions"], row, 2)
     drawn = _draw_margin(target_probs(rows)[:, 0], coins) < TIES["draw"] * noise[:, 0]
-    return (drawn & ~rows.greedy) | _row_ties(case, rows.logprobs, rows.greedy, noise)[:, 0]
+    return (drawn & ~rows.greedy) | row_ties(case)[:, 0]
 
 
 def _draft_distribution(case: Case, vocab: int, greedy: Tensor) -> Tensor:
     sampling: Sampling = case.draft.get("draft_sampling", case.target["sampling"])
-    number, values = per_request("temperature", sampling.temperature, case.member_logits[0])
-    heat = request_values(number, values, len(greedy), greedy.device)
-    draft_logits = case.draft.get("draft_logits")
-    index, drafters = drafter_arguments(case.draft.get("drafter"), draft_logits, case.draft_tokens, case.member_logits)
-    heat = torch.where(greedy | invalid_temperature(heat), 0.0, heat)
-    tokens = case.draft_tokens.long()
-    return draft_probs(case.member_logits, tokens, vocab, index, drafters, draft_logits, heat)[0]
+    logits = case.draft.get("draft_logits")
+    index, drafters = drafter_arguments(case.draft.get("drafter"), logits, case.draft_tokens, case.member_logits)
+    flat = sampling_arguments("draft_sampling", sampling, case.member_logits[0])
+    draft = Draft(case.draft_tokens, index, drafters, logits, case.draft.get("draft_lens"), flat)
+    return draft_probs(case.member_logits, draft, vocab, greedy)[0]
 
 
 def _acceptance_margin(tested: Tensor, target: Tensor) -> Tensor:
@@ -115,22 +112,24 @@ def _acceptance_margin(tested: Tensor, target: Tensor) -> Tensor:
 
 def _draw_margin(masses: Tensor, coin: Tensor) -> Tensor:
     """Distance of coin * total from the nearest step of the cumulative mass; masses [batch, vocab]."""
+    if masses.shape[-1] == 1:
+        return torch.full_like(coin, NEVER)
     cumulative = masses.cumsum(-1)
-    steps = torch.nn.functional.pad(cumulative[..., :-1], (1, 0))
-    return (steps - (coin * cumulative[..., -1])[:, None]).abs()[..., 1:].amin(-1) if masses.shape[-1] > 1 else coin + NEVER
+    return (cumulative[:, :-1] - (coin * cumulative[:, -1])[:, None]).abs().amin(-1)
 
 
-def _row_ties(case: Case, logprobs: Tensor, greedy: Tensor, noise: Tensor) -> Tensor:
+def row_ties(case: Case) -> Tensor:
     """bool [batch, steps]: greedy near-ties of an ensemble, and tokens at the threshold of plausibility."""
-    ensemble = case.target["ensemble"]
-    ties = torch.zeros_like(noise, dtype=torch.bool)
+    ensemble, noise = case.target["ensemble"], row_noise(case)
     if ensemble is None:
-        return ties
-    if logprobs.shape[-1] > 1:
-        first, second = logprobs.topk(2).values.unbind(-1)
+        return torch.zeros_like(noise, dtype=torch.bool)
+    rows = ensemble_logprobs(target_arguments(case.member_logits, ensemble, case.target["sampling"]))
+    ties = threshold_distance(case).amin(-1) < TIES["plausibility"] * noise
+    if rows.logprobs.shape[-1] > 1:
+        first, second = rows.logprobs.topk(2).values.unbind(-1)
         gap = torch.where(first > -math.inf, first - second, NEVER)
-        ties = (gap < TIES["greedy"] * noise) & greedy[:, None]
-    return ties | (threshold_distance(case).amin(-1) < TIES["plausibility"] * noise)
+        ties = ties | ((gap < TIES["greedy"] * noise) & rows.greedy[:, None])
+    return ties
 
 
 def threshold_distance(case: Case) -> Tensor:
@@ -172,7 +171,7 @@ class Comparison:
 
     def finish(self, at_least: int) -> None:
         assert self.rows >= at_least
-        assert self.set_aside <= SET_ASIDE * self.rows, f"{self.set_aside} of {self.rows} rows set aside"
+        assert self.set_aside <= max(1, SET_ASIDE * self.rows), f"{self.set_aside} of {self.rows} rows set aside"
 
 
 def assert_logprobs(result: Tensor, expected: Tensor, noise: Tensor) -> None:

@@ -12,6 +12,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float float_max = std::numeric_limits<float>::max();
 constexpr float lowest = std::numeric_limits<float>::lowest();
 constexpr float largest_offset = 0x1p20f;
+constexpr double largest_scale = 0x1p120;  // leaves room for factors inside Exp2
 
 int64_t first_equal(const float* values, int64_t count, float value) {
     return std::find(values, values + count, value) - values;
@@ -155,7 +156,7 @@ void MixedSource::repair() {
 
 void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter) {
     source_ = &source;
-    scale_ = static_cast<float>(std::min(log2_e / temperature, double{float_max}));
+    scale_ = static_cast<float>(std::min(log2_e / temperature, largest_scale));
     tile_max_.resize(source.tiles());
     if (filter.any()) {
         if (!scan_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
@@ -452,7 +453,23 @@ double TargetRow::probability(int64_t token) const {
 }
 
 double TargetRow::logprob(int64_t token) const {
-    return kind_ == EnsembleKind::mixture ? std::log(probability(token)) : softmaxes_[0].logprob(token);
+    if (kind_ != EnsembleKind::mixture) {
+        return softmaxes_[0].logprob(token);
+    }
+    if (filtered_) {
+        return std::log(probability(token));
+    }
+    double largest = -infinity;
+    double total = 0;  // relative to the largest: small probabilities underflow
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        const double own = shares_[index] > 0 ? std::log(shares_[index]) + softmaxes_[index].logprob(token) : -infinity;
+        const double bound = std::max(largest, own);
+        if (bound > -infinity) {
+            total = total * std::exp(largest - bound) + std::exp(own - bound);
+            largest = bound;
+        }
+    }
+    return total > 0 ? largest + std::log(total) : -infinity;
 }
 
 void TargetRow::write_logprobs(int64_t tile, float* out) const {

@@ -23,6 +23,7 @@ struct DraftArguments {
     std::optional<LogitView> logits;
     const int64_t* lens;  // [batch]
     SamplingArguments sampling;
+    int64_t known_tokens;  // ids below it are drafts, of target probability 0 outside the target's vocabulary
 
     int64_t token(int64_t request, int64_t step) const {
         const int64_t index = request * stride_batch + step * stride_step;
@@ -70,7 +71,7 @@ class DraftRow {
     // masses[i] -= probability(first token of the tile + i)
     void subtract_tile(int64_t tile, float* masses) const {
         if (softmax_ != nullptr) {
-            softmax_->add_tile(tile, -1.0, masses);
+            softmax_->add_tile(tile, -1.0, masses);  // beyond the target's vocabulary masses are not looked at
         } else if (token_ / tile_size == tile) {
             masses[token_ % tile_size] -= 1.0f;
         }
@@ -127,7 +128,7 @@ class Verifier {
     // Whether there is a draft at `step`, and it is a token.
     bool has_draft(int64_t step) const {
         const int64_t token = step < len_ ? chain_->draft.token(request_, step) : -1;
-        return token >= 0 && token < chain_->target.vocab;
+        return token >= 0 && token < chain_->draft.known_tokens;
     }
     int64_t num_rows() const { return len_ + chain_->target.steps - chain_->draft.draft_len; }
     double coin(int64_t step) const { return chain_->coins(request_, step, step, 0); }
@@ -168,11 +169,15 @@ class Verifier {
         if (greedy_) {
             return draft_.token() == target_.most_likely();
         }
-        const double target = target_.probability(draft_.token());
+        const double target = target_probability();
         if (chain_->rule.kind == RuleKind::typical) {
             return target > std::min(chain_->rule.threshold, chain_->rule.alpha * std::exp(-target_.entropy()));
         }
         return coin(num_accepted) * draft_.probability() < target;
+    }
+
+    double target_probability() const {
+        return draft_.token() < target_.vocab() ? target_.probability(draft_.token()) : 0.0;
     }
 
     // Block verification: the last prefix whose coin is below the chance that it is kept as a whole.
@@ -190,9 +195,10 @@ class Verifier {
                 accepted = length;
                 accepted_share = share;
             }
-            const double target = target_.probability(draft_.token());
+            const double target = target_probability();
             share = target > 0 ? std::min(1.0, share * target / draft_.probability()) : 0.0;
-            row_logprobs_[length] = logprobs_ != nullptr ? static_cast<float>(target_.logprob(draft_.token())) : 0.0f;
+            row_logprobs_[length] =
+                logprobs_ != nullptr && target > 0 ? static_cast<float>(target_.logprob(draft_.token())) : 0.0f;
         }
         if (length > 0 && !has_draft(length) && coin(length - 1) < share) {
             accepted = length;
@@ -280,7 +286,7 @@ class Verifier {
     std::vector<float> row_logprobs_;
 };
 
-DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
+DraftArguments draft_arguments(const TargetArguments& target, const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
                                const std::optional<Tensor>& draft_logits, const std::optional<Tensor>& draft_lens,
                                const SamplingArguments& sampling) {
     const bool wide = draft_tokens.scalar_type() == ScalarType::Long;
@@ -295,9 +301,11 @@ DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, cons
                          optional_int64(drafters),
                          std::nullopt,
                          optional_int64(draft_lens),
-                         sampling};
+                         sampling,
+                         target.vocab};
     if (draft_logits) {
         draft.logits.emplace(*draft_logits);
+        draft.known_tokens = std::max(draft.known_tokens, draft.logits->vocab);
     }
     return draft;
 }
@@ -321,7 +329,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
                                      RequestNumber(draft_min_p, draft_min_ps), draft_top_k, optional_int64(draft_top_ks),
                                      draft_min_p_first};
     const DraftArguments draft =
-        draft_arguments(draft_tokens, drafter, drafters, draft_logits, draft_lens, draft_sampling);
+        draft_arguments(target, draft_tokens, drafter, drafters, draft_logits, draft_lens, draft_sampling);
     const int64_t width = draft.draft_len + 1;
     const CoinView coins(uniforms, seeds, positions, width);
     const ChainArguments chain{target, draft, coins, {static_cast<RuleKind>(rule), typical_threshold, typical_alpha}};

@@ -9,15 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels import checks
+from specens_kernels.checks import Draft, Target
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
-NO_DRAFTER = tl.constexpr(-1)
+NO_DRAFTER = tl.constexpr(checks.NO_DRAFTER)
 INFINITY = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN
 SMALLEST_TEMPERATURE = 1e-37  # a number below it would become 0 in float32, which is greedy
 LARGEST_NUMBER = 3.4028234663852886e38  # of float32
 LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
 NAN_LOGITS = tl.constexpr(int(Status.NAN_LOGITS))
 INFINITE_LOGITS = tl.constexpr(int(Status.INFINITE_LOGITS))
 WEIGHT_TOLERANCE = tl.constexpr(WEIGHT_SUM_TOLERANCE)
@@ -42,23 +45,23 @@ class TargetView(NamedTuple):
 
 
 class DraftView(NamedTuple):
-    """The draft tokens and what they were drawn from: a member, outside logits, or nothing (one-hot)."""
+    """The draft tokens and what they were drawn from: a member, outside logits, or nothing (one-hot). Default: none."""
 
-    draft_len: int
-    lens: Tensor | None  # int64 [batch]
-    tokens: Tensor | None  # int64 or int32 [batch, draft_len]
-    tokens_stride_batch: int
-    tokens_stride_step: int
-    drafter: int
-    drafters: Tensor | None  # int64 [batch, draft_len]
-    logits: Tensor | None  # [batch, draft_len, vocab]
-    logits_stride_batch: int
-    logits_stride_step: int
-    vocab: int
-    temperature: float
-    temperatures: Tensor | None  # float32 [batch]
-    temperatures_stride: int
-    SAME_TEMPERATURE: tl.constexpr  # known to be the target's
+    draft_len: int = 0
+    lens: Tensor | None = None  # int64 [batch]
+    tokens: Tensor | None = None  # int64 or int32 [batch, draft_len]
+    tokens_stride_batch: int = 0
+    tokens_stride_step: int = 0
+    drafter: int = NO_DRAFTER.value
+    drafters: Tensor | None = None  # int64 [batch, draft_len]
+    logits: Tensor | None = None  # [batch, draft_len, vocab]
+    logits_stride_batch: int = 0
+    logits_stride_step: int = 0
+    vocab: int = 0
+    temperature: float = 0.0
+    temperatures: Tensor | None = None  # float32 [batch]
+    temperatures_stride: int = 0
+    SAME_TEMPERATURE: tl.constexpr = tl.constexpr(True)  # known to be the target's
 
 
 def temperature_number(temperature: float) -> float:
@@ -66,30 +69,48 @@ def temperature_number(temperature: float) -> float:
     return min(max(temperature, SMALLEST_TEMPERATURE), LARGEST_NUMBER) if temperature > 0 else 0.0
 
 
-def target_view(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-) -> TargetView:
+def target_view(arguments: Target) -> TargetView:
     """From an operator's arguments, with member_logits [batch, steps, vocab]."""
+    members, sampling = arguments.member_logits, arguments.sampling
     return TargetView(
-        logits=tuple(member_logits),
-        strides_batch=tuple(logits.stride(0) for logits in member_logits),
-        strides_step=tuple(logits.stride(1) for logits in member_logits),
-        vocabs=tuple(logits.shape[2] for logits in member_logits),
-        vocab=max(logits.shape[2] for logits in member_logits),
-        steps=member_logits[0].shape[1],
-        weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in weights),
-        weight_rows=weight_rows,
-        temperature=temperature_number(temperature),
+        logits=tuple(members),
+        strides_batch=tuple(logits.stride(0) for logits in members),
+        strides_step=tuple(logits.stride(1) for logits in members),
+        vocabs=tuple(logits.shape[2] for logits in members),
+        vocab=max(logits.shape[2] for logits in members),
+        steps=members[0].shape[1],
+        weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in arguments.weights),
+        weight_rows=arguments.weight_rows,
+        temperature=temperature_number(sampling.temperature),
+        temperatures=sampling.temperatures,
+        temperatures_stride=0 if sampling.temperatures is None else sampling.temperatures.stride(0),
+        log_plausibility=math.log(arguments.plausibility) if arguments.plausibility > 0 else None,
+        MIXTURE=tl.constexpr(arguments.ensemble != EnsembleKind.LOGIT_MIXTURE),
+    )
+
+
+def draft_view(target: TargetView, draft: Draft) -> DraftView:
+    """From an operator's arguments."""
+    number, temperatures = temperature_number(draft.sampling.temperature), draft.sampling.temperatures
+    stride_batch, stride_step, vocab = (
+        (0, 0, 0) if draft.logits is None else (draft.logits.stride(0), draft.logits.stride(1), draft.logits.shape[2])
+    )
+    return DraftView(
+        draft_len=draft.tokens.shape[1],
+        lens=draft.lens,
+        tokens=draft.tokens,
+        tokens_stride_batch=draft.tokens.stride(0),
+        tokens_stride_step=draft.tokens.stride(1),
+        drafter=draft.drafter,
+        drafters=draft.drafters,
+        logits=draft.logits,
+        logits_stride_batch=stride_batch,
+        logits_stride_step=stride_step,
+        vocab=vocab,
+        temperature=number,
         temperatures=temperatures,
         temperatures_stride=0 if temperatures is None else temperatures.stride(0),
-        log_plausibility=math.log(plausibility) if plausibility > 0 else None,
-        MIXTURE=tl.constexpr(ensemble != EnsembleKind.LOGIT_MIXTURE),
+        SAME_TEMPERATURE=tl.constexpr(temperatures is target.temperatures and number == target.temperature),
     )
 
 
@@ -99,7 +120,7 @@ def request_number(number, numbers, stride, request):
     if numbers is not None:
         return tl.load(numbers + request * stride)
     else:
-        return number
+        return tl.full([], number, tl.float32)
 
 
 @triton.jit
@@ -113,11 +134,17 @@ def draft_temperature(draft, request):
 
 
 @triton.jit
-def logit_scale(temperature):
-    """log2(e) / temperature, float32; temperature 1 where it is 0 or out of range."""
+def over_temperature(number, temperature):
+    """number / temperature, float32, finite and positive; temperature 1 where it is 0 or out of range."""
     used = tl.where(temperature > 0, temperature, 1.0)
-    scale = tl.div_rn(tl.zeros_like(used) + LOG2_E, used)
-    return tl.minimum(tl.maximum(scale, SMALLEST_SCALE), FLOAT_MAX)
+    quotient = tl.div_rn(tl.zeros_like(used) + number, used)
+    return tl.minimum(tl.maximum(quotient, SMALLEST_SCALE), FLOAT_MAX)
+
+
+@triton.jit
+def logit_scale(temperature):
+    """From logits to powers of 2."""
+    return over_temperature(LOG2_E, temperature)
 
 
 @triton.jit
@@ -125,7 +152,7 @@ def member_weight(target, request, member):
     if target.weight_rows is not None:
         return tl.load(target.weight_rows + request * len(target.logits) + member)
     else:
-        return target.weights[member]
+        return tl.full([], target.weights[member], tl.float32)
 
 
 @triton.jit
@@ -159,6 +186,12 @@ def marks_of(raw):
 
 
 @triton.jit
+def everywhere(condition, like):
+    """A scalar condition as a block like `like`; the interpreter cannot broadcast a comparison itself."""
+    return (like * 0 + condition.to(tl.int32)) != 0
+
+
+@triton.jit
 def raw_logits(target, member, request, step, tokens, used):
     """A member's logits as float32, -inf where `used` is false or its vocabulary ends."""
     row_ptr = target.logits[member] + request * target.strides_batch[member] + step * target.strides_step[member]
@@ -174,12 +207,20 @@ def raw_draft_logits(draft, request, step, tokens, used):
 
 
 @triton.jit
-def add_weighted(mixed, logits, weight):
-    """mixed + weight * logits, -inf where either is; fused, so that every kernel sees the same bits."""
-    excluded = (mixed == -INFINITY) | (logits == -INFINITY)
-    total = tl.fma(tl.where(excluded, 0.0, logits), weight, tl.where(excluded, 0.0, mixed))
-    total = tl.minimum(tl.maximum(total, -FLOAT_MAX), FLOAT_MAX)
-    return tl.where(weight != 0, tl.where(excluded, -INFINITY, total), mixed)
+def no_logits_mixed(target, tokens, used):
+    """The mix of logits before the first member is added."""
+    return tl.where(used & (tokens < target.vocab), 0.0, -INFINITY)
+
+
+@triton.jit
+def mix_logits(target, member, mixed, logits, weight, threshold):
+    """mixed + weight * logits, -inf at excluded tokens; fused, so that every kernel sees the same bits."""
+    excluded = logits == -INFINITY
+    total = tl.fma(tl.where(excluded, 0.0, logits), weight, mixed)
+    mixed = tl.where(weight != 0, tl.where(excluded, -INFINITY, total), mixed)
+    if member == 0 and target.log_plausibility is not None:
+        mixed = tl.where(logits < threshold, -INFINITY, mixed)
+    return mixed
 
 
 @triton.jit
@@ -189,16 +230,15 @@ def part_logits(target, part, request, step, tokens, used, threshold):
     threshold: of plausibility, as `statistics.plausible_threshold` gives it.
     """
     if target.MIXTURE:
-        weighted = member_weight(target, request, part) != 0
+        weighted = everywhere(member_weight(target, request, part) != 0, tokens)
         return clean(raw_logits(target, part, request, step, tokens, used & weighted))
     else:
-        mixed = tl.where(used & (tokens < target.vocab), 0.0, -INFINITY)
+        mixed = no_logits_mixed(target, tokens, used)
         for member in tl.static_range(len(target.logits)):
             weight = member_weight(target, request, member)
-            logits = clean(raw_logits(target, member, request, step, tokens, used & (weight != 0)))
-            mixed = add_weighted(mixed, logits, weight)
-            if member == 0 and target.log_plausibility is not None:
-                mixed = tl.where(logits < threshold, -INFINITY, mixed)
+            weighted = everywhere(weight != 0, tokens)
+            logits = clean(raw_logits(target, member, request, step, tokens, used & weighted))
+            mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
         return mixed
 
 

@@ -55,7 +55,7 @@ def enumerate_rounds(model: Model, bonus: bool, draft_len_used: int, backend: st
 
 
 def text_law(model: Model, rounds: Enumeration, length: int) -> Tensor:
-    """float64 [vocab] * length: the law of the emitted tokens, completed by draws from the target where it is shorter."""
+    """float64 [vocab] * length: the law of the emitted tokens, followed by draws from the target."""
     vocab = model.target.shape[-1]
     tokens = rounds.verdict.tokens[:, :length]
     law = torch.zeros([vocab] * length, dtype=torch.float64)

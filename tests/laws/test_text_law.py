@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from laws.enumeration import expected_accepted, target_law
-from laws.tiny_targets import DRAFTERS, TARGETS, VOCAB, Model, build
+from laws.tiny_targets import VOCAB, Model, build
 from scipy import stats
 from torch import Tensor
 
@@ -15,6 +15,14 @@ TEXTS = 100_000
 LENGTH = 4
 DRAFT_LEN = 2
 LEAST_PROBABILITY = 1e-4  # of a chi-square; the seeds are fixed, so that a test passes always or never
+ENSEMBLES = [
+    "single",
+    "mixture",
+    "mixture of three vocabularies",
+    "logit mixture",
+    "contrastive, amateur drafts",
+    "plausible, amateur drafts",
+]
 PROMPT = 1000  # tokens before the text: positions are absolute
 
 
@@ -34,7 +42,8 @@ def propose(model: Model, before: Tensor, seeds: Tensor, positions: Tensor) -> T
             continue
         else:
             logits = model.member_logits[member][row, before]
-        before = sample(logits, sampling=sampling, seeds=seeds, positions=positions, step=step, backend="reference").tokens
+        arguments = {"seeds": seeds, "positions": positions, "step": step, "backend": "reference"}
+        before = sample(logits, sampling=sampling, **arguments).tokens
         tokens.append(before)
     return torch.stack(tokens, 1)
 
@@ -85,20 +94,27 @@ def assert_law(tokens: Tensor, law: Tensor) -> None:
         assert stats.chisquare(counts[possible].numpy(), expected[possible].numpy()).pvalue > LEAST_PROBABILITY
 
 
-@pytest.mark.parametrize("bonus", [True, False], ids=["bonus", "no bonus"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_texts_of_several_rounds_follow_the_target_law(target, drafter, bonus):
+@pytest.mark.parametrize("drafter", ["one-hot", "member", "member a token", "outside"])
+@pytest.mark.parametrize("target", ENSEMBLES)
+def test_texts_of_several_rounds_follow_the_target_law(target, drafter):
     model = build(target, drafter, rows=1, draft_len=DRAFT_LEN, seed=11)
-    texts, rounds = generate(model, bonus)
+    texts, rounds = generate(model, bonus=True)
     assert rounds >= 2
     assert_law(texts, target_law(model.target, LENGTH))
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ENSEMBLES)
+def test_texts_of_rounds_without_a_bonus_row_follow_the_target_law(target):
+    model = build(target, "outside", rows=1, draft_len=DRAFT_LEN, seed=11)
+    texts, rounds = generate(model, bonus=False)
+    assert rounds >= 2
+    assert_law(texts, target_law(model.target, LENGTH))
+
+
+@pytest.mark.parametrize("drafter", ["one-hot", "outside"])
+@pytest.mark.parametrize("target", ENSEMBLES)
 def test_one_round_emits_the_target_law_and_accepts_what_it_should(target, drafter):
-    """A rule that accepts everything, or compares two independent draws, has the same law or accepts less."""
+    """A rule that accepts everything, or compares two independent draws, would accept another share."""
     model = build(target, drafter, rows=1, draft_len=1, seed=12)
     verdict = first_round(model, bonus=True)
     assert_law(verdict.tokens[:, :1], target_law(model.target, 1))
@@ -107,30 +123,21 @@ def test_one_round_emits_the_target_law_and_accepts_what_it_should(target, draft
     assert abs(share - expected) <= 4 * (expected * (1 - expected) / TEXTS) ** 0.5 + 1e-6
 
 
-def test_a_seed_gives_one_text_and_another_seed_another():
+def test_a_seed_gives_the_same_text_again():
     model = build("mixture", "member", rows=1, draft_len=DRAFT_LEN, seed=11)
     texts, _ = generate(model, bonus=True)
-    again, _ = generate(model, bonus=True)
-    assert torch.equal(texts, again)
-    assert texts.unique(dim=0).shape[0] > 20
+    assert torch.equal(texts, generate(model, bonus=True)[0])
 
 
 def test_drafts_that_share_random_numbers_with_their_test_would_miss_the_law():
     """What separate streams are for: drafts drawn with the coins of the acceptance test bias the text."""
-    model = build("single", "outside", rows=1, draft_len=1, seed=13)
-    assert model.draft_logits is not None
-    seeds, positions = torch.arange(TEXTS), torch.full((TEXTS,), PROMPT)
-    before = torch.zeros(TEXTS, dtype=torch.int64)
-    arguments = {"seeds": seeds, "positions": positions, "backend": "reference"}
-    sampling = model.arguments["draft_sampling"]
-    drafts = sample(model.draft_logits[0, before], sampling=sampling, stream=0, **arguments).tokens[:, None]
-    assert_law(drafts, model.draft[0, :1][0])
-    verdict = verify_chain(
-        [model.member_logits[0][0, before][:, None]],
-        drafts,
-        draft_logits=model.draft_logits[0, before][:, None],
-        **model.arguments,
-        **arguments,
-    )
-    with pytest.raises(AssertionError):
-        assert_law(verdict.tokens[:, :1], target_law(model.target, 1))
+    law, draft_law = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    target, draft = law.log().float().expand(TEXTS, -1), draft_law.log().float().expand(TEXTS, -1)
+    arguments = {"seeds": torch.arange(TEXTS), "positions": torch.full((TEXTS,), PROMPT), "backend": "reference"}
+    for stream, is_lawful in ((2, True), (0, False)):
+        drafts = sample(draft, stream=stream, **arguments).tokens[:, None]
+        assert_law(drafts, draft_law)
+        verdict = verify_chain(target[:, None], drafts, draft_logits=draft[:, None], **arguments)
+        counts = torch.bincount(verdict.tokens[:, 0], minlength=3)
+        probability = stats.chisquare(counts.numpy(), (TEXTS * law).numpy()).pvalue
+        assert (probability > LEAST_PROBABILITY) == is_lawful

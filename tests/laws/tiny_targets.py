@@ -90,8 +90,8 @@ def logit_mixture(ensemble: LogitMixture | Contrastive, solved: int, temperature
         logits = [[temperature * log(value) for value in member] for member in members]
         for token in range(VOCAB):
             others = sum(w * row[token] for i, (w, row) in enumerate(zip(weights, logits)) if i != solved)
-            known = target[token] > 0
-            logits[solved][token] = (temperature * log(target[token]) - others) / weights[solved] if known else -math.inf
+            score = temperature * log(target[token])
+            logits[solved][token] = (score - others) / weights[solved] if target[token] > 0 else -math.inf
         return logits, target
 
     return Target(ensemble, temperature, draw_row, tuple(i for i in range(len(weights)) if i != solved))

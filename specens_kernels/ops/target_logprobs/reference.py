@@ -31,6 +31,11 @@ def log_softmax(scores: Tensor) -> Tensor:
     return torch.nan_to_num(torch.log_softmax(scores, -1), nan=-math.inf, neginf=-math.inf)
 
 
+def heated(scores: Tensor, heat: Tensor) -> Tensor:
+    """Log-softmax at a temperature [batch], however small; scores [batch, steps, vocab]."""
+    return log_softmax((scores - scores.amax(-1, keepdim=True)) / heat[:, None, None])
+
+
 def request_values(number: float, rows: Tensor | None, like: Tensor) -> Tensor:
     """A parameter as float64 [batch]; like: any tensor [batch, ...]."""
     if rows is not None:
@@ -160,9 +165,8 @@ def ensemble_logprobs(target: Target) -> Distributions:
     status = torch.zeros(batch, steps, dtype=torch.int64, device=first.device)
     for weight, (_, bits) in zip(share, cleaned):
         status = status | torch.where(weight != 0, bits, 0)
-    heat = own.heat[:, None, None]
     if target.ensemble == EnsembleKind.MIXTURE:
-        members = [log_softmax(member / heat) for member in logits]
+        members = [heated(member, own.heat) for member in logits]
         if target.filter_members:
             members = [filtered(member, own.filters) for member in members]
         logprobs, bits = mixture_logprobs(torch.stack(members), share)
@@ -173,7 +177,7 @@ def ensemble_logprobs(target: Target) -> Distributions:
     else:
         mixed = mixed_logits(logits, share, target.plausibility)
         most_likely = mixed.argmax(-1)  # before rounding can make ties
-        logprobs = filtered(log_softmax(mixed / heat), own.filters)
+        logprobs = filtered(heated(mixed, own.heat), own.filters)
     status = status | (logprobs.amax(-1) == -math.inf) * Status.NO_TOKEN
     return Distributions(logprobs, most_likely, own.greedy, invalid, status)
 

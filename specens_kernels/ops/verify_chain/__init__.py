@@ -11,6 +11,7 @@ from specens_kernels.backend import implementations, select
 from specens_kernels.checks import (
     COINS_SCHEMA,
     INTEGER_DTYPES,
+    NO_DRAFTER,
     SAMPLING_SCHEMA,
     TARGET_SCHEMA,
     check_logits,
@@ -125,7 +126,7 @@ def rule_arguments(rule: str | Typical) -> tuple[int, tuple[float, float]]:
 def drafter_arguments(
     drafter: int | Tensor | None, draft_logits: Tensor | None, draft_tokens: Tensor, members: list[Tensor]
 ) -> tuple[int, Tensor | None]:
-    """Check who drafted: the member's index, or reference.NO_DRAFTER and perhaps an index a token."""
+    """Check who drafted: the member's index, or NO_DRAFTER and perhaps an index a token."""
     device = members[0].device
     if draft_logits is not None:
         if drafter is not None:
@@ -133,9 +134,9 @@ def drafter_arguments(
         check_logits("draft_logits", draft_logits, draft_tokens.shape, device)
     if isinstance(drafter, Tensor):
         check_tensor("drafter", drafter, draft_tokens.shape, INTEGER_DTYPES, device)
-        return reference.NO_DRAFTER, drafter.to(torch.int64).contiguous()
+        return NO_DRAFTER, drafter.to(torch.int64).contiguous()
     if drafter is None:
-        return reference.NO_DRAFTER, None
+        return NO_DRAFTER, None
     if not isinstance(drafter, int) or not 0 <= drafter < len(members):
         fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)
     return drafter, None

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import SamplingArguments, Target
+from specens_kernels.checks import NO_DRAFTER, ChainArguments, Draft
 from specens_kernels.ops.sample.reference import draw, invalid_coin
 from specens_kernels.ops.target_logprobs.reference import (
     clean,
     ensemble_logprobs,
     filtered,
-    log_softmax,
+    heated,
     one_hot,
     pad_vocab,
     parameters,
@@ -24,20 +23,6 @@ from specens_kernels.ops.target_logprobs.reference import (
 from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
-
-NO_DRAFTER = -1
-
-
-class Draft(NamedTuple):
-    """The draft tokens and what they were drawn from, as the operator takes it."""
-
-    tokens: Tensor  # int64 or int32 [batch, draft_len]
-    drafter: int  # a member, or NO_DRAFTER
-    drafters: Tensor | None  # int64 [batch, draft_len]
-    logits: Tensor | None  # [batch, draft_len, vocab]
-    lens: Tensor | None  # int64 [batch]
-    sampling: SamplingArguments
-
 
 def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
     """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].
@@ -65,7 +50,7 @@ def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor)
     soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
     usable = known & (logits.amax(-1) > -math.inf)
     status = torch.where(soft, torch.where(known, bits, 0) | ~usable * Status.INVALID_DRAFT_DISTRIBUTION, 0)
-    probs = filtered(log_softmax(logits / own.heat[:, None, None]), own.filters).exp()
+    probs = filtered(heated(logits, own.heat), own.filters).exp()
     return torch.where((soft & usable)[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), status
 
 
@@ -99,30 +84,12 @@ def prefix_status(status: Tensor, last: Tensor) -> Tensor:
     return total
 
 
-class ChainArguments(NamedTuple):
-    """The arguments of the operator, grouped."""
-
-    target: Target
-    draft: Draft
-    uniforms: Tensor | None
-    seeds: Tensor | None
-    positions: Tensor | None
-    rule: int
-    typical_threshold: float
-    typical_alpha: float
-    logprobs: bool
-
-    @classmethod
-    def split(cls, flat: Sequence[Any]) -> ChainArguments:
-        """From what the operator was given."""
-        target, rest = Target.split(flat)
-        own = len(Draft._fields) - 1
-        end = own + len(SamplingArguments._fields)
-        return cls(target, Draft(*rest[:own], SamplingArguments(*rest[own:end])), *rest[end:])
-
-
 def chain_lens(draft: Draft, vocab: int) -> tuple[Tensor, Tensor]:
-    """Of each request the drafts it says it has, and those before the first id that is no token; int64 [batch]."""
+    """Of each request the drafts it says it has, and those before the first id that is no token; int64 [batch].
+
+    A token that only an outside drafter has is a draft like others, of target probability 0.
+    """
+    vocab = vocab if draft.logits is None else max(vocab, draft.logits.shape[-1])
     batch, draft_len = draft.tokens.shape
     lens = draft.lens
     if lens is None:
@@ -142,8 +109,8 @@ def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Te
     draft, draft_status = draft_probs(arguments.target.member_logits, arguments.draft, vocab, rows.greedy)
     lens, chain_end = chain_lens(arguments.draft, vocab)
     source = arguments.uniforms, arguments.seeds, arguments.positions
-    coins = chain_coins(*source, None, draft_tokens)
-    chain = Chain(target, draft, draft_tokens.clamp(0, vocab - 1), coins, chain_end)
+    coins = torch.where(rows.greedy[:, None], 0.0, chain_coins(*source, None, draft_tokens))
+    chain = Chain(target, draft, draft_tokens, coins, chain_end)
     accepted = apply_rule(arguments.rule, chain, arguments.typical_threshold, arguments.typical_alpha)
     num_accepted = accepted.num_accepted
 
@@ -154,7 +121,7 @@ def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Te
     residual = (accepted.target_share[:, None] * row_target - pick_row(draft, num_accepted)).clamp(min=0)
     subtracts = rejected & accepted.subtracts
     empty = subtracts & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
-    coin = chain_coins(*source, num_accepted, draft_tokens)
+    coin = torch.where(rows.greedy, 0.0, chain_coins(*source, num_accepted, draft_tokens))
     masses = torch.where((subtracts & ~empty)[:, None], residual, row_target)
     next_token = torch.where(has_row, draw(masses, coin), -1)
 
@@ -163,7 +130,7 @@ def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Te
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == chain_end) & (chain_end < lens)) * Status.INVALID_DRAFT_TOKEN
     invalid = rows.invalid | parameters(arguments.draft.sampling, draft_tokens).invalid
-    invalid = invalid | (lens < 0) | (lens > draft_len) | (bad_coins(coins, coin, lens) & ~rows.greedy)
+    invalid = invalid | (lens < 0) | (lens > draft_len) | bad_coins(coins, coin, lens)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted = torch.where(invalid, 0, num_accepted)
     next_token = torch.where(invalid, -1, next_token)

@@ -30,7 +30,7 @@ class Chain(NamedTuple):
 
     target: Tensor  # float64 [batch, rows, vocab]
     draft: Tensor  # float64 [batch, draft_len, vocab]
-    tokens: Tensor  # int64 [batch, draft_len], inside the vocabulary
+    tokens: Tensor  # int64 [batch, draft_len]
     coins: Tensor  # float64 [batch, draft_len]
     chain_end: Tensor  # int64 [batch]
 
@@ -44,8 +44,10 @@ class Acceptance(NamedTuple):
 
 
 def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
-    """[batch, draft_len]: the probabilities of the draft tokens."""
-    return probs[:, : tokens.shape[1]].gather(2, tokens[..., None])[..., 0]
+    """[batch, draft_len]: the probabilities of the draft tokens, 0 outside the vocabulary."""
+    known = (tokens >= 0) & (tokens < probs.shape[-1])
+    picked = probs[:, : tokens.shape[1]].gather(2, torch.where(known, tokens, 0)[..., None])[..., 0]
+    return torch.where(known, picked, 0.0)
 
 
 def leading(accepted: Tensor, chain: Chain) -> Tensor:

@@ -1,0 +1,172 @@
+"""The pass over the logits that every distribution starts with, and dense log-probabilities, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.checks import Target
+from specens_kernels.parts.examples import example_targets
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
+from specens_kernels.parts.read import read_block, store_top_token
+from specens_kernels.parts.statistics import (
+    Statistics,
+    log_probability,
+    new_statistics,
+    store_number,
+    target_state,
+    top_tokens,
+)
+from specens_kernels.parts.target import (
+    INFINITY,
+    DraftView,
+    TargetView,
+    chain_len,
+    clean,
+    everywhere,
+    part_logits,
+    raw_logits,
+    target_is_valid,
+    target_temperature,
+    target_view,
+)
+
+WARPS = 8
+
+
+@triton.jit
+def _row_is_needed(target, draft, request, step):
+    return step < chain_len(draft, request) + target.steps - draft.draft_len
+
+
+@triton.jit
+def _plausible_kernel(
+    statistics,  # Statistics, its plausible plane written
+    target,  # TargetView
+    draft,  # DraftView
+):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = row // target.steps
+    step = row % target.steps
+    if not _row_is_needed(target, draft, request, step):
+        return
+    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    largest = tl.max(raw_logits(target, 0, request, step, tokens, tokens >= 0), 0)  # passes over NaN
+    store_number(statistics, row, statistics.PLAUSIBLE_PLANE, block, clean(largest))
+
+
+@triton.jit
+def _statistics_kernel(
+    statistics,  # Statistics, written
+    target,  # TargetView
+    draft,  # DraftView
+):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    if not _row_is_needed(target, draft, row // target.steps, row % target.steps):
+        return
+    if read_block(statistics, target, draft, row, block, False) != 0:
+        read_block(statistics, target, draft, row, block, True)
+
+
+@triton.jit
+def _mixture_top_kernel(
+    statistics,  # Statistics, its top plane and the most likely tokens written, for greedy requests
+    target,  # TargetView
+    draft,  # DraftView
+):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = row // target.steps
+    step = row % target.steps
+    temperature = target_temperature(target, request)
+    if (temperature != 0) | (not _row_is_needed(target, draft, request, step)):
+        return
+    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    rows = tl.zeros([1], tl.int64) + row
+    state, _ = target_state(statistics, target, request, rows, rows >= 0)
+    maxima, offsets, scale, _ = state
+    masses = tl.zeros(tokens.shape, tl.float32)
+    for part in tl.static_range(statistics.PARTS):
+        logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
+        masses += tl.exp2(tl.fma(logits - maxima[part], scale, offsets[part].to(tl.float32)))
+    masses = tl.where(masses > 0, masses, -INFINITY)
+    top = tl.max(masses, 0)
+    store_number(statistics, row, statistics.TOP_PLANE, block, top)
+    store_top_token(statistics, row, block, masses, top, tokens, True)
+
+
+@triton.jit
+def _target_logprobs_kernel(
+    logprobs_ptr,  # float32 [rows, vocab], written
+    statistics,  # Statistics
+    target,  # TargetView
+):
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = row // target.steps
+    step = row % target.steps
+    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    rows = tl.zeros([1], tl.int64) + row
+    state, _ = target_state(statistics, target, request, rows, rows >= 0)
+    used = (tokens < target.vocab) & everywhere(target_is_valid(target, request), tokens)
+    logprobs = log_probability(statistics, target, state, request, step, tokens, used, tl.float32)
+    if statistics.TOP_PLANE >= 0:
+        most_likely = used & (tokens == top_tokens(statistics, rows, rows >= 0))
+        greedy = target_temperature(target, request) == 0
+        logprobs = tl.where(greedy, tl.where(most_likely, 0.0, -INFINITY), logprobs)
+    tl.store(logprobs_ptr + row * target.vocab + tokens, logprobs, mask=tokens < target.vocab)
+
+
+def statistics_launches(statistics: Statistics, target: TargetView, draft: DraftView) -> Iterator[Launch]:
+    """What fills the statistics: the first reads each needed logit once, the others only where they must."""
+    grid = (target.logits[0].shape[0] * target.steps, statistics.blocks)
+    arguments = {"statistics": statistics, "target": target, "draft": draft}
+    if target.log_plausibility is not None:
+        yield Launch(_plausible_kernel, grid, arguments, WARPS)
+    yield Launch(_statistics_kernel, grid, arguments, WARPS)
+    if statistics.TOP_PLANE.value > 0:
+        yield Launch(_mixture_top_kernel, grid, arguments, WARPS)
+
+
+def run(launches: Iterator[Launch], device_of: Tensor) -> None:
+    """Start launches, but for those of empty grids. Sums are not fused, so that all kernels see the same numbers."""
+    with torch.cuda.device_of(device_of):
+        for launch in launches:
+            if 0 not in launch.grid:
+                launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps, enable_fp_fusion=False)
+
+
+def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
+    """Two launches: one for the statistics, one for the log-probabilities; plausibility and greedy mixtures add one."""
+    statistics = new_statistics(target, DraftView())
+    yield from statistics_launches(statistics, target, DraftView())
+    grid = (logprobs.shape[0] * logprobs.shape[1], statistics.blocks)
+    arguments = {"logprobs_ptr": logprobs, "statistics": statistics, "target": target}
+    yield Launch(_target_logprobs_kernel, grid, arguments, WARPS)
+
+
+def launch(*flat: Any) -> Tensor:
+    """float32 [batch, steps, vocab]."""
+    arguments, _ = Target.split(flat)
+    target = target_view(arguments)
+    shape = (*target.logits[0].shape[:2], target.vocab)
+    logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)
+    run(launches(logprobs, target), logprobs)
+    return logprobs
+
+
+def aot_variants() -> list[AotVariant]:
+    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU."""
+    variants = []
+    for target in example_targets():
+        logprobs = torch.empty(*target.logits[0].shape[:2], target.vocab, device="meta")
+        variants += [aot_variant(launch) for launch in launches(logprobs, target)]
+    return variants

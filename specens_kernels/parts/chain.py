@@ -1,0 +1,204 @@
+"""The acceptance test of a request's draft tokens, from the statistics of its rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.parts.philox import coin
+from specens_kernels.parts.statistics import (
+    NO_TOKEN,
+    draft_state,
+    log_power,
+    log_probability,
+    row_marks,
+    target_state,
+    top_tokens,
+    union,
+)
+from specens_kernels.parts.target import (
+    INFINITY,
+    chain_len,
+    clean,
+    draft_temperature,
+    drafter_of,
+    everywhere,
+    raw_draft_logits,
+    raw_logits,
+    target_is_valid,
+    target_temperature,
+)
+from specens_kernels.types import Status
+
+INVALID_DRAFT_TOKEN = tl.constexpr(int(Status.INVALID_DRAFT_TOKEN))
+INVALID_PARAMETER = tl.constexpr(int(Status.INVALID_PARAMETER))
+STREAM_ACCEPT = tl.constexpr(0)
+
+# how the next token comes about
+NOTHING = tl.constexpr(0)
+FROM_TARGET = tl.constexpr(1)
+MOST_LIKELY = tl.constexpr(2)
+FROM_TARGET_WITHOUT_DRAFT = tl.constexpr(3)  # the residual of a one-hot draft
+FROM_RESIDUAL = tl.constexpr(4)
+
+
+class CoinView(NamedTuple):
+    """Where random numbers come from; all None: every request is greedy."""
+
+    uniforms: Tensor | None  # float64 [batch, draft_len + 1]
+    seeds: Tensor | None  # int64 [batch]
+    positions: Tensor | None  # int64 [batch]
+
+
+class Outcome(NamedTuple):
+    """What is written; the fields of a Verdict, and how the next token comes about."""
+
+    tokens: Tensor  # int64 [batch, draft_len + 1]
+    num_accepted: Tensor  # int64 [batch]
+    num_tokens: Tensor  # int64 [batch]
+    next_token: Tensor  # int64 [batch]
+    logprobs: Tensor | None  # float32 [batch, draft_len + 1]
+    status: Tensor  # int32 [batch]
+    kinds: Tensor | None  # int32 [batch], where the next token is drawn in a later launch
+
+
+@triton.jit
+def coins_of(coins, draft, request, index, step, stream, used):
+    """float64 like step, an int64 block; index is the coin's place among the given ones."""
+    if coins.uniforms is not None:
+        place = tl.zeros_like(step) + request * (draft.draft_len + 1) + index
+        return tl.load(coins.uniforms + place, mask=used, other=0.0)
+    elif coins.seeds is not None:
+        seeds = tl.zeros_like(step) + tl.load(coins.seeds + request)
+        positions = tl.zeros_like(step) + tl.load(coins.positions + request)
+        return coin(seeds, positions, step, tl.zeros_like(step) + stream)
+    else:
+        return tl.zeros(step.shape, tl.float64)
+
+
+@triton.jit
+def request_is_valid(target, draft, coins, request, BLOCK_STEPS: tl.constexpr):
+    """Whether a request's temperatures, weights, length and coins are in range."""
+    heat = draft_temperature(draft, request)
+    length = chain_len(draft, request)
+    valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
+    valid &= (length >= 0) & (length <= draft.draft_len)
+    if coins.uniforms is not None:
+        bad = tl.zeros([BLOCK_STEPS], tl.int32)
+        for first in range(0, draft.draft_len + 1, BLOCK_STEPS):
+            index = first + tl.arange(0, BLOCK_STEPS)
+            used = ((index < length) & (index < draft.draft_len)) | (index == draft.draft_len)
+            values = tl.load(coins.uniforms + request * (draft.draft_len + 1) + index, mask=used, other=0.0)
+            bad |= tl.where((values >= 0) & (values < 1), 0, 1)
+        valid &= (target_temperature(target, request) == 0) | (tl.max(bad, 0) == 0)
+    return valid
+
+
+@triton.jit
+def load_draft_tokens(draft, request, step, used):
+    """int64 like step, -1 where `used` is false."""
+    token_ptr = draft.tokens + request * draft.tokens_stride_batch + step * draft.tokens_stride_step
+    return tl.load(token_ptr, mask=used, other=-1).to(tl.int64)
+
+
+@triton.jit
+def draft_log_probability(target, draft, state, request, step, tokens, used):
+    """Log of the draft distribution's probability of each token, float64."""
+    maximum, offset, _ = state
+    logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    if draft.logits is not None:
+        logits = clean(raw_draft_logits(draft, request, step, tokens, used))
+    else:
+        drafter = drafter_of(draft, request, step, used)
+        for member in tl.static_range(len(target.logits)):
+            own = raw_logits(target, member, request, step, tokens, used & (drafter == member))
+            logits = tl.where(drafter == member, clean(own), logits)
+    return log_power(logits, maximum, offset, draft_temperature(draft, request), tl.float64)
+
+
+@triton.jit
+def test_drafts(outcome, statistics, target, draft, coins, request, valid, writes, BLOCK_STEPS: tl.constexpr):
+    """Accept a prefix of the chain and, where `writes`, emit it.
+
+    Returns the number of accepted tokens, the number of tokens before the first one that is no token, and status bits.
+    """
+    greedy = target_temperature(target, request) == 0
+    length = tl.where(valid, chain_len(draft, request), 0)
+    soft_length = tl.where(greedy | (draft_temperature(draft, request) == 0), 0, length)
+    num_accepted = length
+    chain_end = length
+    status = 0
+    for first in range(0, draft.draft_len, BLOCK_STEPS):
+        step = first + tl.arange(0, BLOCK_STEPS).to(tl.int64)
+        reached = tl.where(num_accepted >= first, length, 0)
+        token = load_draft_tokens(draft, request, step, step < reached)
+        tested = (step < reached) & (token >= 0) & (token < tl.maximum(target.vocab, draft.vocab))
+        rows = request * target.steps + step
+        state, row_status = target_state(statistics, target, request, rows, tested)
+        marks, draft_marks = row_marks(statistics, rows, tested)
+        log_target = log_probability(statistics, target, state, request, step, token, tested, tl.float64)
+        log_draft = tl.zeros(step.shape, tl.float64)
+        draft_status = draft_marks & 0
+        if statistics.DRAFT_PLANE >= 0:
+            own_state, soft, draft_status = draft_state(
+                statistics, draft, request, step, rows, draft_marks, tested & (step < soft_length)
+            )
+            log_own = draft_log_probability(target, draft, own_state, request, step, token, soft)
+            log_draft = tl.where(soft, log_own, log_draft)
+        coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
+        accepted = coins_here * tl.exp(log_draft) < tl.exp(log_target)
+        if statistics.TOP_PLANE >= 0:
+            accepted = tl.where(greedy, token == top_tokens(statistics, rows, tested), accepted)
+        num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted & tested, length, step), 0))
+        chain_end = tl.minimum(chain_end, tl.min(tl.where(tested, length, step), 0))
+        bits = tl.where(step < num_accepted, row_status | marks, 0)
+        bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
+        status |= union(bits, 0, 8)
+        if writes:
+            emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), log_target, num_accepted)
+    return num_accepted, chain_end, status
+
+
+@triton.jit
+def emit(outcome, draft, request, step, token, log_probability, num_accepted):
+    """Write the columns of the tested drafts, but for that of the next token."""
+    own = (step < draft.draft_len) & (step != num_accepted)
+    column = request * (draft.draft_len + 1) + step
+    tl.store(outcome.tokens + column, token, mask=own)
+    if outcome.logprobs is not None:
+        logprob = tl.where(token >= 0, log_probability, 0.0)
+        tl.store(outcome.logprobs + column, logprob.to(tl.float32), mask=own)
+
+
+@triton.jit
+def walk(outcome, statistics, target, draft, coins, request, writes, BLOCK_STEPS: tl.constexpr):
+    """The number of accepted tokens, int64, how the next token comes about, and the status, int32, of a request."""
+    valid = request_is_valid(target, draft, coins, request, BLOCK_STEPS)
+    length = tl.where(valid, chain_len(draft, request), 0)
+    num_accepted = length
+    chain_end = length
+    status = 0
+    if draft.tokens is not None:
+        num_accepted, chain_end, status = test_drafts(
+            outcome, statistics, target, draft, coins, request, valid, writes, BLOCK_STEPS
+        )
+    rejected = num_accepted < chain_end
+    has_row = valid & (num_accepted < length + target.steps - draft.draft_len)
+    step = tl.zeros([1], tl.int64) + num_accepted
+    rows = request * target.steps + step
+    used = everywhere(has_row, step)
+    _, row_status = target_state(statistics, target, request, rows, used)
+    marks, draft_marks = row_marks(statistics, rows, used)
+    status |= tl.max(tl.where(used, row_status | marks, 0), 0)
+    status |= tl.where((num_accepted == chain_end) & (chain_end < length), INVALID_DRAFT_TOKEN, 0)
+    kind = tl.where(rejected, FROM_TARGET_WITHOUT_DRAFT, FROM_TARGET)
+    if statistics.DRAFT_PLANE >= 0:
+        tested = everywhere(has_row & rejected & (draft_temperature(draft, request) > 0), step)
+        _, soft, _ = draft_state(statistics, draft, request, step, rows, draft_marks, tested)
+        kind = tl.where(tl.max(soft.to(tl.int32), 0) > 0, FROM_RESIDUAL, kind)
+    kind = tl.where(target_temperature(target, request) == 0, MOST_LIKELY, kind)
+    kind = tl.where(has_row & ((status & NO_TOKEN) == 0), kind, NOTHING)
+    return num_accepted, kind, tl.where(valid, status, INVALID_PARAMETER)

@@ -1,0 +1,149 @@
+"""A draw by inverse CDF from one coin: first a block by its mass, then a token in it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specens_kernels.parts.chain import FROM_RESIDUAL, FROM_TARGET_WITHOUT_DRAFT, load_draft_tokens
+from specens_kernels.parts.statistics import NOWHERE, SMALLEST_POWER, draft_state, load_plane, target_state
+from specens_kernels.parts.target import (
+    FLOAT_MAX,
+    INFINITY,
+    NO_DRAFTER,
+    clean,
+    drafter_of,
+    everywhere,
+    member_weight,
+    mix_logits,
+    no_logits_mixed,
+    raw_draft_logits,
+    raw_logits,
+)
+from specens_kernels.types import Status
+
+EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
+
+
+@triton.jit
+def first_exceeding(masses, amount, indices):
+    """The lowest index with mass whose running sum exceeds `amount`, else the last one with mass, else -1.
+
+    masses: float64 [n], >= 0. indices: int32 [n], rising.
+    """
+    has_mass = masses > 0
+    reached = has_mass & (tl.cumsum(masses, 0) > amount)
+    first = tl.min(tl.where(reached, indices, NOWHERE), 0)
+    last = tl.max(tl.where(has_mass, indices, -1), 0)
+    return tl.where(first != NOWHERE, first, last)
+
+
+@triton.jit
+def target_block_masses(statistics, state, rows):
+    """The target's mass in each block of one row, from its statistics: float64 [BLOCK_COUNT].
+
+    A block has mass only where `block_probabilities` gives its most likely token a positive probability.
+    """
+    maxima, offsets, scale, _ = state
+    total = tl.zeros([1, statistics.BLOCK_COUNT], tl.float64)
+    for part in tl.static_range(statistics.PARTS):
+        block_maxima = load_plane(statistics, rows, part, rows >= 0, -INFINITY)
+        sums = load_plane(statistics, rows, statistics.PARTS + part, rows >= 0, 0.0)
+        power = tl.fma(block_maxima - maxima[part], scale, offsets[part].to(tl.float32))
+        mass = sums.to(tl.float64) * tl.exp2(power).to(tl.float64)
+        total += tl.where(power >= SMALLEST_POWER, mass, 0.0)
+    return tl.reshape(total, [statistics.BLOCK_COUNT])
+
+
+@triton.jit
+def row_states(statistics, target, draft, request, step, subtracts):
+    """The target's and the draft's state at one row, and its drafter; step is int64 [1]."""
+    rows = request * target.steps + step
+    state, _ = target_state(statistics, target, request, rows, rows >= 0)
+    own_state = (0.0, 0.0, 0.0)
+    drafter = NO_DRAFTER
+    if statistics.DRAFT_PLANE >= 0:
+        used = everywhere(subtracts, step)
+        own_state, _, _ = draft_state(statistics, draft, request, step, rows, step.to(tl.int32), used)
+        drafter = tl.max(drafter_of(draft, request, step, used), 0)
+    return state, own_state, drafter
+
+
+@triton.jit
+def block_probabilities(statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts):
+    """The probability of each token under the target and, where `subtracts`, under the draft; float32.
+
+    state, own_state: of the target and of the draft distribution at this row. drafter: a member, or none.
+    """
+    maxima, offsets, scale, threshold = state
+    probabilities = tl.zeros(tokens.shape, tl.float32)
+    draft_probabilities = tl.zeros(tokens.shape, tl.float32)
+    mixed = no_logits_mixed(target, tokens, tokens >= 0)
+    draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    for member in tl.static_range(len(target.logits)):
+        weight = member_weight(target, request, member)
+        drafts = subtracts & (drafter == member)
+        logits = clean(raw_logits(target, member, request, step, tokens, everywhere((weight != 0) | drafts, tokens)))
+        draft_logits = tl.where(drafts, logits, draft_logits)
+        if target.MIXTURE:
+            probabilities += tl.exp2(tl.fma(logits - maxima[member], scale, offsets[member].to(tl.float32)))
+        else:
+            mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
+    if not target.MIXTURE:
+        probabilities = tl.exp2(tl.fma(mixed - maxima[0], scale, offsets[0].to(tl.float32)))
+    if statistics.DRAFT_PLANE >= 0:
+        maximum, offset, draft_scale = own_state
+        if draft.logits is not None:
+            draft_logits = clean(raw_draft_logits(draft, request, step, tokens, everywhere(subtracts, tokens)))
+        draft_probabilities = tl.exp2(tl.fma(draft_logits - maximum, draft_scale, offset.to(tl.float32)))
+    return probabilities, draft_probabilities
+
+
+@triton.jit
+def _masses_without(token, masses, statistics, target, draft, state, own_state, request, step):
+    """The target's block masses, float64 [BLOCK_COUNT], without one token's."""
+    block = token // statistics.BLOCK_VOCAB
+    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    probabilities, _ = block_probabilities(
+        statistics, target, draft, state, own_state, request, step, tokens, NO_DRAFTER, token < 0
+    )
+    mass = tl.sum(tl.where(tokens == token, 0.0, probabilities), 0)
+    return tl.where(tl.arange(0, statistics.BLOCK_COUNT) == block, mass.to(tl.float64), masses)
+
+
+@triton.jit
+def draw_token(residual_masses_ptr, statistics, target, draft, request, step, kind, coin):
+    """The next token, int32, of a request that is not greedy, and status bits."""
+    subtracts = kind == FROM_RESIDUAL
+    steps = tl.zeros([1], tl.int64) + step
+    state, own_state, drafter = row_states(statistics, target, draft, request, steps, subtracts)
+    masses = target_block_masses(statistics, state, request * target.steps + steps)
+    block = tl.arange(0, statistics.BLOCK_COUNT)
+    excluded = -1
+    status = 0
+    if draft.tokens is not None:
+        target_masses = masses
+        if kind == FROM_TARGET_WITHOUT_DRAFT:
+            excluded = tl.max(load_draft_tokens(draft, request, steps, steps >= 0), 0).to(tl.int32)
+            masses = _masses_without(excluded, masses, statistics, target, draft, state, own_state, request, step)
+        if statistics.DRAFT_PLANE >= 0:
+            masses_ptr = residual_masses_ptr + request * statistics.blocks + block
+            own = tl.load(masses_ptr, mask=everywhere(subtracts, block) & (block < statistics.blocks), other=0.0)
+            masses = tl.where(subtracts, own.to(tl.float64), masses)
+        if tl.sum(masses, 0) == 0:
+            masses = target_masses
+            excluded = -1
+            status = EMPTY_RESIDUAL
+        subtracts = subtracts & (status == 0)
+    amount = coin * tl.sum(masses, 0)
+    chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
+    amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
+    tokens = chosen * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    probabilities, draft_probabilities = block_probabilities(
+        statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts
+    )
+    residual = tl.where(tokens == excluded, 0.0, tl.maximum(probabilities - draft_probabilities, 0.0))
+    token = first_exceeding(residual.to(tl.float64), amount, tokens)
+    largest = tl.max(probabilities, 0)
+    likely = tl.min(tl.where(probabilities == largest, tokens, NOWHERE), 0)
+    return tl.where(token >= 0, token, likely), status

@@ -1,0 +1,57 @@
+"""Arguments without data whose kernels are compiled ahead of time: every branch that is decided when compiling."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specens_kernels.checks import Draft, SamplingArguments, Target
+from specens_kernels.parts.chain import CoinView
+from specens_kernels.parts.target import NO_DRAFTER, DraftView, TargetView, draft_view, target_view
+from specens_kernels.types import EnsembleKind
+
+BATCH, STEPS, VOCAB = 8, 6, 151936
+
+
+def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def example_target(dtypes: list[torch.dtype], kind: EnsembleKind, per_request: bool, plausibility: float) -> TargetView:
+    """per_request: temperatures and weights are tensors."""
+    members = [_tensor(BATCH, STEPS, VOCAB, dtype=dtype) for dtype in dtypes]
+    weights = _tensor(BATCH, len(dtypes)) if per_request else None
+    temperatures = _tensor(BATCH) if per_request else None
+    sampling = SamplingArguments(1.0, temperatures, 0, None, 1.0, None, 0.0, None, False)
+    return target_view(Target(members, kind, [1.0] * len(dtypes), weights, plausibility, False, sampling))
+
+
+def example_targets() -> list[TargetView]:
+    """A lone member, mixtures, mixtures of logits and a contrast, in 1, 2 and 3 members."""
+    wide, half, brain = torch.float32, torch.float16, torch.bfloat16
+    return [
+        example_target([brain], EnsembleKind.SINGLE, False, 0.0),
+        example_target([wide], EnsembleKind.SINGLE, True, 0.0),
+        example_target([wide, half], EnsembleKind.MIXTURE, True, 0.0),
+        example_target([brain] * 3, EnsembleKind.MIXTURE, False, 0.0),
+        example_target([brain] * 2, EnsembleKind.LOGIT_MIXTURE, False, 0.1),
+        example_target([wide] * 3, EnsembleKind.LOGIT_MIXTURE, True, 0.0),
+    ]
+
+
+def example_draft(target: TargetView, index: int) -> DraftView:
+    """In turn from a member, from several members, from outside, and one-hot."""
+    drafter = 0 if index % 4 == 0 else NO_DRAFTER.value
+    drafters = _tensor(BATCH, STEPS - 1, dtype=torch.int64) if index % 4 == 1 else None
+    logits = _tensor(BATCH, STEPS - 1, VOCAB, dtype=torch.bfloat16) if index % 4 == 2 else None
+    tokens = _tensor(BATCH, STEPS - 1, dtype=torch.int64)
+    lens = _tensor(BATCH, dtype=torch.int64) if index % 2 else None
+    sampling = SamplingArguments(1.0, target.temperatures, 0, None, 1.0, None, 0.0, None, False)
+    return draft_view(target, Draft(tokens, drafter, drafters, logits, lens, sampling))
+
+
+def example_coins(index: int) -> CoinView:
+    """In turn from seeds and given."""
+    if index % 2:
+        return CoinView(_tensor(BATCH, STEPS, dtype=torch.float64), None, None)
+    return CoinView(None, _tensor(BATCH, dtype=torch.int64), _tensor(BATCH, dtype=torch.int64))
