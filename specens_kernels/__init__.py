@@ -5,7 +5,7 @@ from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
-from specens_kernels.types import Contrastive, Draw, LogitMixture, Mixture, Sampling, Status, Verdict
+from specens_kernels.types import Contrastive, Draw, LogitMixture, Mixture, Sampling, Status, Typical, Verdict
 
 __version__ = "0.1.0"
 
@@ -17,6 +17,7 @@ __all__ = [
     "Mixture",
     "Sampling",
     "Status",
+    "Typical",
     "Verdict",
     "backends",
     "sample",

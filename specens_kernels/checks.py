@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.types import Ensemble, EnsembleKind, Sampling
+from specens_kernels.types import Contrastive, Ensemble, LogitMixture, Mixture, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COIN_DTYPES = (torch.float64, torch.float32)
 INTEGER_DTYPES = (torch.int64, torch.int32)
 INT64 = (torch.int64,)
+NO_DRAFTER = -1  # no member drafted: one-hot
 
 
 def fail(argument: str, expected: str, got: object) -> None:
@@ -75,37 +76,95 @@ def per_request(argument: str, value: float | Tensor, like: Tensor) -> tuple[flo
     if not isinstance(value, Tensor):
         return float(value), None
     check_tensor(argument, value, (like.shape[0],), PARAMETER_DTYPES, like.device)
-    return 0.0, value.to(torch.float32)
+    return 0.0, value.to(torch.float32).contiguous()
+
+
+class SamplingArguments(NamedTuple):
+    """Sampling parameters as operators take them; the tensors [batch] win where they are given."""
+
+    temperature: float
+    temperatures: Tensor | None  # float32
+    top_k: int  # 0 is off
+    top_ks: Tensor | None  # int64, 0 and less is off
+    top_p: float  # 1 is off
+    top_ps: Tensor | None  # float32
+    min_p: float  # 0 is off
+    min_ps: Tensor | None  # float32
+    min_p_first: bool
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every request is known to be greedy."""
+        return self.temperatures is None and self.temperature == 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether any request may be filtered."""
+        tensors = self.top_ks is not None or self.top_ps is not None or self.min_ps is not None
+        return tensors or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+SAMPLING_SCHEMA = (
+    "float {0}temperature, Tensor? {0}temperatures, int {0}top_k, Tensor? {0}top_ks, float {0}top_p, "
+    "Tensor? {0}top_ps, float {0}min_p, Tensor? {0}min_ps, bool {0}min_p_first"
+)
+
+
+def sampling_arguments(argument: str, sampling: Sampling, like: Tensor) -> SamplingArguments:
+    """Check sampling parameters against the batch and flatten them."""
+    if not isinstance(sampling, Sampling):
+        fail(argument, "a Sampling", type(sampling).__name__)
+    temperature = per_request(f"{argument}.temperature", sampling.temperature, like)
+    if not sampling.filters:
+        return SamplingArguments(*temperature, 0, None, 1.0, None, 0.0, None, False)
+    top_k, top_ks = sampling.top_k, None
+    if isinstance(top_k, Tensor):
+        check_tensor(f"{argument}.top_k", top_k, (like.shape[0],), INTEGER_DTYPES, like.device)
+        top_k, top_ks = 0, top_k.to(torch.int64).contiguous()
+    top_p = per_request(f"{argument}.top_p", 1.0 if sampling.top_p is None else sampling.top_p, like)
+    min_p = per_request(f"{argument}.min_p", 0.0 if sampling.min_p is None else sampling.min_p, like)
+    min_p_first = sampling.filter_order == "vllm"
+    return SamplingArguments(*temperature, max(top_k or 0, 0), top_ks, *top_p, *min_p, min_p_first)
 
 
 class Target(NamedTuple):
-    """The target distribution as operators take it. `weight_rows` and `temperatures` win where they are given."""
+    """The target distribution; operators take the fields in order, those of `sampling` last."""
 
     member_logits: list[Tensor]
     ensemble: int
     weights: list[float]
-    weight_rows: Tensor | None  # float32 [batch, members]
+    weight_rows: Tensor | None  # float32 [batch, members]; wins over weights where it is given
     plausibility: float  # 0 is off
-    temperature: float
-    temperatures: Tensor | None  # float32 [batch]
+    filter_members: bool
+    sampling: SamplingArguments
+
+    def flat(self) -> tuple:
+        """As operators take it."""
+        return *self[:-1], *self.sampling
+
+    @classmethod
+    def split(cls, flat: Sequence[Any]) -> tuple[Target, Sequence[Any]]:
+        """The target and the arguments that follow it, from what an operator was given."""
+        own = len(cls._fields) - 1
+        end = own + len(SamplingArguments._fields)
+        return cls(*flat[:own], SamplingArguments(*flat[own:end])), flat[end:]
 
 
 TARGET_SCHEMA = (
     "Tensor[] member_logits, int ensemble, float[] weights, Tensor? weight_rows, float plausibility, "
-    "float temperature, Tensor? temperatures"
+    "bool filter_members, " + SAMPLING_SCHEMA.format("")
 )
 
 
 def target_arguments(members: list[Tensor], ensemble: Ensemble | None, sampling: Sampling) -> Target:
     """Check an ensemble and sampling parameters against the members and flatten them."""
-    if not isinstance(sampling, Sampling):
-        fail("sampling", "a Sampling", type(sampling).__name__)
-    refuse_filters(sampling)
-    temperature, temperatures = per_request("temperature", sampling.temperature, members[0])
+    flat = sampling_arguments("sampling", sampling, members[0])
     if ensemble is None:
         if len(members) > 1:
             fail("ensemble", f"an ensemble for {len(members)} members", None)
-        return Target(members, EnsembleKind.SINGLE, [1.0], None, 0.0, temperature, temperatures)
+        return Target(members, 0, [1.0], None, 0.0, False, flat)
+    if not isinstance(ensemble, Mixture | LogitMixture | Contrastive):
+        fail("ensemble", "None, a Mixture, a LogitMixture or a Contrastive", type(ensemble).__name__)
     weights = ensemble.weights
     if isinstance(weights, Tensor):
         check_tensor("weights", weights, (members[0].shape[0], len(members)), PARAMETER_DTYPES, members[0].device)
@@ -114,13 +173,28 @@ def target_arguments(members: list[Tensor], ensemble: Ensemble | None, sampling:
         if len(weights) != len(members):
             fail("weights", f"one weight for each of {len(members)} members", f"{len(weights)} weights")
         numbers, rows = list(weights), None
-    return Target(members, ensemble.kind, numbers, rows, ensemble.plausibility or 0.0, temperature, temperatures)
+    members_first = isinstance(ensemble, Mixture) and ensemble.filter == "members"
+    return Target(members, int(ensemble.kind), numbers, rows, ensemble.plausibility or 0.0, members_first, flat)
 
 
-def refuse_filters(sampling: Sampling) -> None:
-    for name in ("top_k", "top_p", "min_p"):
-        if getattr(sampling, name) is not None:
-            raise NotImplementedError(f"{name}: no backend serves this filter yet")
+def refuse_filters(backend: str, *samplings: SamplingArguments) -> None:
+    """Raise NotImplementedError where a backend that serves no filters is asked for some."""
+    if backend == "triton":
+        for name in ("top_k", "top_p", "min_p"):
+            off = 1.0 if name == "top_p" else 0
+            if any(getattr(s, name) != off or getattr(s, f"{name}s") is not None for s in samplings):
+                raise NotImplementedError(f"{name}: the triton backend does not serve this filter yet")
+
+
+class Draft(NamedTuple):
+    """The draft tokens and what they were drawn from, as operators take it."""
+
+    tokens: Tensor  # int64 or int32 [batch, draft_len]
+    drafter: int  # a member, or NO_DRAFTER
+    drafters: Tensor | None  # int64 [batch, draft_len]
+    logits: Tensor | None  # [batch, draft_len, vocab]
+    lens: Tensor | None  # int64 [batch]
+    sampling: SamplingArguments
 
 
 class Coins(NamedTuple):
@@ -144,10 +218,32 @@ def coin_arguments(
             fail("uniforms", "either uniforms or seeds and positions", "both")
         check_tensor("uniforms", uniforms, shape, COIN_DTYPES, device)
         return Coins(uniforms.to(torch.float64).contiguous(), None, None)
-    if seeds is None and positions is None and target.temperatures is None and target.temperature == 0:
+    if seeds is None and positions is None and target.sampling.greedy:
         return Coins(None, None, None)
     for name, value in (("seeds", seeds), ("positions", positions)):
         if value is None:
             fail(name, "a tensor [batch] (or uniforms)", None)
         check_tensor(name, value, shape[:1], INT64, device)
     return Coins(None, seeds.contiguous(), positions.contiguous())
+
+
+class ChainArguments(NamedTuple):
+    """The arguments of `verify_chain`'s operators, grouped."""
+
+    target: Target
+    draft: Draft
+    uniforms: Tensor | None
+    seeds: Tensor | None
+    positions: Tensor | None
+    rule: int
+    typical_threshold: float
+    typical_alpha: float
+    logprobs: bool
+
+    @classmethod
+    def split(cls, flat: Sequence[Any]) -> ChainArguments:
+        """From what the operator was given."""
+        target, rest = Target.split(flat)
+        own = len(Draft._fields) - 1
+        end = own + len(SamplingArguments._fields)
+        return cls(target, Draft(*rest[:own], SamplingArguments(*rest[own:end])), *rest[end:])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,14 +81,19 @@ class Mixture:
     """The target is the weighted mean of the members' probabilities: sum_i weight_i * softmax(logits_i / temperature).
 
     weights: one float a member, or a tensor [batch, members]; each >= 0, sum 1.
+    filter: "mixture": top-k, top-p and min-p act on the mixture; "members": on each member's distribution before.
     Source: Fu et al., Speculative Ensemble, ICML 2025 (weighted ensemble).
     """
 
     weights: tuple[float, ...] | Tensor
+    filter: str = "mixture"
 
-    def __init__(self, weights: Sequence[float] | Tensor) -> None:
+    def __init__(self, weights: Sequence[float] | Tensor, filter: str = "mixture") -> None:  # noqa: A002
         object.__setattr__(self, "weights", _as_weights(weights))
+        object.__setattr__(self, "filter", filter)
         _check_weights(self.weights, mixture=True)
+        if filter not in ("mixture", "members"):
+            raise ValueError(f"filter: expected 'mixture' or 'members', got {filter!r}")
 
     kind = EnsembleKind.MIXTURE
     plausibility = None
@@ -144,8 +149,16 @@ Ensemble = Mixture | LogitMixture | Contrastive
 class Sampling:
     """Sampling parameters of a batch: each a number for all requests or a tensor [batch].
 
-    temperature: >= 0; 0 takes the most likely token (lowest id on a tie).
-    top_k, top_p, min_p: filters, applied in this order (filter_order="vllm": min_p first); None is off.
+    temperature: >= 0; 0 takes the most likely token of the unfiltered ensemble (lowest id on a tie).
+    Filters, each on the distribution that the one before left, renormalised. All are thresholds, so ties are kept:
+    top_k: keeps every token not below the k-th largest probability. None, 0 and -1 are off.
+    top_p: in (0, 1]; keeps the smallest set of the most probable tokens whose mass reaches top_p, and all that tie with
+        its last. None and 1.0 are off.
+    min_p: in [0, 1]; keeps every token with at least min_p times the largest probability. None and 0.0 are off.
+    filter_order: "transformers" (top-k, top-p, min-p) or "vllm" (min-p, top-k, top-p).
+
+    Raises ValueError for a number, or a tensor on the CPU with a number, out of range; elsewhere such a request gets
+    `Status.INVALID_PARAMETER`.
     """
 
     temperature: float | Tensor = 1.0
@@ -157,17 +170,56 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.filter_order not in ("transformers", "vllm"):
             raise ValueError(f"filter_order: expected 'transformers' or 'vllm', got {self.filter_order!r}")
-        temperature = self.temperature
-        if isinstance(temperature, Tensor):
-            if temperature.dim() != 1 or not temperature.is_floating_point():
-                raise ValueError(
-                    "temperature: expected a number or a floating-point tensor [batch], "
-                    f"got {temperature.dtype} {list(temperature.shape)}"
-                )
-            if _readable(temperature) and not bool((torch.isfinite(temperature) & (temperature >= 0)).all()):
-                raise ValueError(f"temperature: expected finite numbers >= 0, got {temperature}")
-        elif not (math.isfinite(temperature) and temperature >= 0):
-            raise ValueError(f"temperature: expected a finite number >= 0, got {temperature}")
+        _check_numbers("temperature", self.temperature, "a finite number >= 0", lambda t: (t >= 0) & (t < math.inf))
+        _check_top_k(self.top_k)
+        if self.top_p is not None:
+            _check_numbers("top_p", self.top_p, "a number in (0, 1]", lambda p: (p > 0) & (p <= 1))
+        if self.min_p is not None:
+            _check_numbers("min_p", self.min_p, "a number in [0, 1]", lambda p: (p >= 0) & (p <= 1))
+
+    @property
+    def filters(self) -> bool:
+        """Whether any filter may be on."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
+
+def _check_numbers(name: str, value: Any, expected: str, in_range: Callable[[Any], Any]) -> None:
+    """Raise ValueError unless a number, or each number of a tensor [batch], is in range."""
+    if isinstance(value, Tensor):
+        if value.dim() != 1 or not value.is_floating_point():
+            got = f"{value.dtype} {list(value.shape)}"
+            raise ValueError(f"{name}: expected {expected} or a floating-point tensor [batch], got {got}")
+        if _readable(value) and not bool(in_range(value).all()):
+            raise ValueError(f"{name}: expected {expected} for each request, got {value}")
+    elif not isinstance(value, int | float) or not in_range(value):
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _check_top_k(value: object) -> None:
+    if isinstance(value, Tensor):
+        if value.dim() != 1 or value.dtype not in (torch.int64, torch.int32):
+            got = f"{value.dtype} {list(value.shape)}"
+            raise ValueError(f"top_k: expected an integer or an int64 or int32 tensor [batch], got {got}")
+        if _readable(value) and not bool((value >= -1).all()):
+            raise ValueError(f"top_k: expected integers >= -1, got {value}")
+    elif value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
+        raise ValueError(f"top_k: expected None or an integer >= -1, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Typical acceptance: a draft is accepted if its target probability exceeds min(threshold, alpha * exp(-entropy)).
+
+    threshold: in [0, 1]. alpha: >= 0. The entropy is the target distribution's, in nats.
+    Source: Cai et al., Medusa, ICML 2024.
+    """
+
+    threshold: float = 0.3
+    alpha: float = 0.09
+
+    def __post_init__(self) -> None:
+        _check_numbers("threshold", self.threshold, "a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+        _check_numbers("alpha", self.alpha, "a finite number >= 0", lambda x: (x >= 0) & (x < math.inf))
 
 
 class Verdict(NamedTuple):

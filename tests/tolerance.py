@@ -18,11 +18,10 @@ from cases import Case
 from torch import Tensor
 
 from specens_kernels import Draw, Sampling, Verdict
-from specens_kernels.checks import per_request, target_arguments
+from specens_kernels.checks import Draft, sampling_arguments, target_arguments
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
-    invalid_temperature,
-    request_values,
+    parameters,
     target_probs,
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
@@ -42,8 +41,7 @@ def row_noise(case: Case) -> Tensor:
     """float64 [batch, steps]."""
     target = target_arguments(case.member_logits, case.target["ensemble"], case.target["sampling"])
     batch = case.draft_tokens.shape[0]
-    heat = request_values(target.temperature, target.temperatures, batch, case.draft_tokens.device)
-    heat = torch.where(heat > 0, heat, 1.0)
+    heat = parameters(target.sampling, case.draft_tokens).heat
     sizes = []
     for logits in case.member_logits:
         finite = torch.where(torch.isfinite(logits), logits.double(), 0.0).abs()
@@ -63,7 +61,7 @@ def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
     members, tokens = case.member_logits, case.draft_tokens.long()
     draft_len = tokens.shape[1]
     target = target_arguments(members, case.target["ensemble"], case.target["sampling"])
-    rows = ensemble_logprobs(*target)
+    rows = ensemble_logprobs(target)
     probs, noise = target_probs(rows), row_noise(case)
     draft = _draft_distribution(case, probs.shape[-1], rows.greedy)
     coins = tuple(case.coins.get(name) for name in ("uniforms", "seeds", "positions"))
@@ -89,7 +87,7 @@ def draw_ties(case: Case, row: int) -> Tensor:
     """bool [batch]: whether the draw from this row is a near-tie."""
     case = replace(case, member_logits=[logits[:, row : row + 1] for logits in case.member_logits])
     target = target_arguments(case.member_logits, case.target["ensemble"], case.target["sampling"])
-    rows, noise = ensemble_logprobs(*target), row_noise(case)
+    rows, noise = ensemble_logprobs(target), row_noise(case)
     if "uniforms" in case.coins:
         coins = case.coins["uniforms"][:, row]
     else:
@@ -100,13 +98,11 @@ def draw_ties(case: Case, row: int) -> Tensor:
 
 def _draft_distribution(case: Case, vocab: int, greedy: Tensor) -> Tensor:
     sampling: Sampling = case.draft.get("draft_sampling", case.target["sampling"])
-    number, values = per_request("temperature", sampling.temperature, case.member_logits[0])
-    heat = request_values(number, values, len(greedy), greedy.device)
-    draft_logits = case.draft.get("draft_logits")
-    index, drafters = drafter_arguments(case.draft.get("drafter"), draft_logits, case.draft_tokens, case.member_logits)
-    heat = torch.where(greedy | invalid_temperature(heat), 0.0, heat)
-    tokens = case.draft_tokens.long()
-    return draft_probs(case.member_logits, tokens, vocab, index, drafters, draft_logits, heat)[0]
+    logits = case.draft.get("draft_logits")
+    index, drafters = drafter_arguments(case.draft.get("drafter"), logits, case.draft_tokens, case.member_logits)
+    flat = sampling_arguments("draft_sampling", sampling, case.member_logits[0])
+    draft = Draft(case.draft_tokens, index, drafters, logits, case.draft.get("draft_lens"), flat)
+    return draft_probs(case.member_logits, draft, vocab, greedy)[0]
 
 
 def _acceptance_margin(tested: Tensor, target: Tensor) -> Tensor:
@@ -127,7 +123,7 @@ def row_ties(case: Case) -> Tensor:
     ensemble, noise = case.target["ensemble"], row_noise(case)
     if ensemble is None:
         return torch.zeros_like(noise, dtype=torch.bool)
-    rows = ensemble_logprobs(*target_arguments(case.member_logits, ensemble, case.target["sampling"]))
+    rows = ensemble_logprobs(target_arguments(case.member_logits, ensemble, case.target["sampling"]))
     ties = threshold_distance(case).amin(-1) < TIES["plausibility"] * noise
     if rows.logprobs.shape[-1] > 1:
         first, second = rows.logprobs.topk(2).values.unbind(-1)

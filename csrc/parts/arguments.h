@@ -91,6 +91,25 @@ inline const int64_t* optional_int64(const std::optional<Tensor>& tensor) {
     return tensor ? tensor->const_data_ptr<int64_t>() : nullptr;
 }
 
+// Sampling parameters of a batch.
+struct SamplingArguments {
+    RequestNumber temperature, top_p, min_p;
+    int64_t top_k;
+    const int64_t* top_ks;  // [batch]
+    bool min_p_first;
+
+    FilterParameters filter(int64_t request) const {
+        const int64_t count = top_ks != nullptr ? top_ks[request] : top_k;
+        return {std::max<int64_t>(count, 0), top_p(request), min_p(request), min_p_first};
+    }
+    bool valid(int64_t request) const {
+        const double heat = temperature(request);
+        const double mass = top_p(request);
+        const double share = min_p(request);
+        return std::isfinite(heat) && heat >= 0 && mass > 0 && mass <= 1 && share >= 0 && share <= 1;
+    }
+};
+
 // Random numbers: given, or from seeds and positions, or 0 where neither is (all requests are greedy).
 struct CoinView {
     const double* given;  // [batch, width]
@@ -127,14 +146,15 @@ struct TargetArguments {
     std::vector<float> weights;
     const float* weight_rows = nullptr;  // [batch, members]
     double plausibility;
-    RequestNumber temperature;
+    bool filter_members;
+    SamplingArguments sampling;
     int64_t batch, steps, vocab;
 
     TargetArguments(const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& numbers,
-                    const std::optional<Tensor>& rows, double plausibility_share, double temperature_number,
-                    const std::optional<Tensor>& temperatures)
+                    const std::optional<Tensor>& rows, double plausibility_share, bool filters_members,
+                    const SamplingArguments& sampling_arguments)
         : kind(static_cast<EnsembleKind>(ensemble)), weights(numbers.begin(), numbers.end()),
-          plausibility(plausibility_share), temperature(temperature_number, temperatures) {
+          plausibility(plausibility_share), filter_members(filters_members), sampling(sampling_arguments) {
         require(!member_logits.empty() && numbers.size() == member_logits.size(), "one weight a member is needed");
         vocab = 0;
         for (const Tensor& logits : member_logits) {
@@ -151,9 +171,9 @@ struct TargetArguments {
     }
     EnsembleParameters parameters(int64_t request) const {
         const float* own = weight_rows != nullptr ? weight_rows + request * members.size() : weights.data();
-        return {kind, own, plausibility, temperature(request), {}, false};
+        return {kind, own, plausibility, sampling.temperature(request), sampling.filter(request), filter_members};
     }
-    // Whether a request's temperature and weights are in range.
+    // Whether a request's parameters and weights are in range.
     bool valid(int64_t request) const {
         const EnsembleParameters own = parameters(request);
         double sum = 0;
@@ -164,10 +184,8 @@ struct TargetArguments {
             sum += own.weights[member];
         }
         constexpr double weight_sum_tolerance = 1e-3;
-        return valid_temperature(own.temperature) &&
-               (kind != EnsembleKind::mixture || std::abs(sum - 1) <= weight_sum_tolerance);
+        return sampling.valid(request) && (kind != EnsembleKind::mixture || std::abs(sum - 1) <= weight_sum_tolerance);
     }
-    static bool valid_temperature(double value) { return std::isfinite(value) && value >= 0; }
     void rows(int64_t request, int64_t step, std::vector<LogitRow>& out) const {
         out.clear();
         for (const LogitView& member : members) {

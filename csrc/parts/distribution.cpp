@@ -12,6 +12,7 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float float_max = std::numeric_limits<float>::max();
 constexpr float lowest = std::numeric_limits<float>::lowest();
 constexpr float largest_offset = 0x1p20f;
+constexpr double largest_scale = 0x1p120;  // leaves room for factors inside Exp2
 
 int64_t first_equal(const float* values, int64_t count, float value) {
     return std::find(values, values + count, value) - values;
@@ -155,7 +156,7 @@ void MixedSource::repair() {
 
 void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter) {
     source_ = &source;
-    scale_ = static_cast<float>(std::min(log2_e / temperature, double{float_max}));
+    scale_ = static_cast<float>(std::min(log2_e / temperature, largest_scale));
     tile_max_.resize(source.tiles());
     if (filter.any()) {
         if (!scan_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
@@ -406,7 +407,7 @@ void TargetRow::filter_mixture(const FilterParameters& filter) {
 }
 
 const float* TargetRow::values(int64_t tile, float* scratch) const {
-    mix_tile(tile, scratch);
+    mix_tile(tile, 1, scratch);
     return scratch;
 }
 
@@ -428,7 +429,7 @@ int64_t TargetRow::most_likely_of_mixture() const {
         if (bound * (1 + 1e-5) < best) {  // the margin is wider than what rounding adds to a float mass
             continue;
         }
-        mix_tile(tile, masses);
+        mix_tile(tile, 1, masses);
         const float max = row_kernels().scan(masses, tile_size).max;
         if (max > best) {
             best = max;
@@ -452,7 +453,23 @@ double TargetRow::probability(int64_t token) const {
 }
 
 double TargetRow::logprob(int64_t token) const {
-    return kind_ == EnsembleKind::mixture ? std::log(probability(token)) : softmaxes_[0].logprob(token);
+    if (kind_ != EnsembleKind::mixture) {
+        return softmaxes_[0].logprob(token);
+    }
+    if (filtered_) {
+        return std::log(probability(token));
+    }
+    double largest = -infinity;
+    double total = 0;  // relative to the largest: small probabilities underflow
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        const double own = shares_[index] > 0 ? std::log(shares_[index]) + softmaxes_[index].logprob(token) : -infinity;
+        const double bound = std::max(largest, own);
+        if (bound > -infinity) {
+            total = total * std::exp(largest - bound) + std::exp(own - bound);
+            largest = bound;
+        }
+    }
+    return total > 0 ? largest + std::log(total) : -infinity;
 }
 
 void TargetRow::write_logprobs(int64_t tile, float* out) const {
@@ -488,24 +505,38 @@ double TargetRow::tile_mass(int64_t tile) const {
     return total;
 }
 
-void TargetRow::mix_tile(int64_t tile, float* out) const {
+void TargetRow::mix_tile(int64_t tile, double share, float* out) const {
     std::fill(out, out + tile_size, 0.0f);
     for (size_t index = 0; index < shares_.size(); ++index) {
         if (shares_[index] > 0) {
-            softmaxes_[index].add_tile(tile, shares_[index], out);
+            softmaxes_[index].add_tile(tile, share * shares_[index], out);
         }
     }
 }
 
-void TargetRow::write_tile(int64_t tile, float* out) const {
-    mix_tile(tile, out);
-    if (filtered_) {
-        row_kernels().replace_below(out, tile_size, kept_.threshold, 0.0f, out);
-        const auto factor = static_cast<float>(1 / kept_.mass);
-        for (int64_t index = 0; index < tile_size; ++index) {
-            out[index] *= factor;
+void TargetRow::write_tile(int64_t tile, float* out, double share) const {
+    if (!filtered_) {
+        mix_tile(tile, share, out);
+        return;
+    }
+    mix_tile(tile, 1, out);
+    row_kernels().replace_below(out, tile_size, kept_.threshold, 0.0f, out);
+    const auto factor = static_cast<float>(share / kept_.mass);
+    for (int64_t index = 0; index < tile_size; ++index) {
+        out[index] *= factor;
+    }
+}
+
+double TargetRow::entropy() const {
+    alignas(64) float masses[tile_size];
+    double total = 0;
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        if (tile_mass(tile) > 0) {
+            write_tile(tile, masses);
+            total += row_kernels().log2_sum(masses, tile_size);
         }
     }
+    return -total / log2_e;
 }
 
 const Softmax* TargetRow::member_softmax(int64_t member, double temperature, const FilterParameters& filter,

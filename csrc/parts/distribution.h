@@ -158,8 +158,9 @@ class TargetRow final : private SearchedRow {
     double logprob(int64_t token) const;
     void write_logprobs(int64_t tile, float* out) const;  // of the tokens of the vocabulary only
     double tile_mass(int64_t tile) const;
-    // out[i] = probability(first token of the tile + i), 0 beyond the vocabulary
-    void write_tile(int64_t tile, float* out) const;
+    // out[i] = share * probability(first token of the tile + i), 0 beyond the vocabulary
+    void write_tile(int64_t tile, float* out, double share = 1) const;
+    double entropy() const;  // in nats
     // A member's softmax at this temperature and filter and its status, if the ensemble has read it; else nullptr.
     const Softmax* member_softmax(int64_t member, double temperature, const FilterParameters& filter,
                                   int32_t& status) const;
@@ -167,7 +168,7 @@ class TargetRow final : private SearchedRow {
   private:
     int64_t most_likely_of_mixture() const;
     void filter_mixture(const FilterParameters& filter);
-    void mix_tile(int64_t tile, float* out) const;
+    void mix_tile(int64_t tile, double share, float* out) const;
     TileSource& source(size_t index);
     const float* values(int64_t tile, float* scratch) const override;
     const std::vector<float>& group_max() const override { return group_max_; }

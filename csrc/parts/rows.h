@@ -45,6 +45,8 @@ struct RowKernels {
     void (*weight_add)(const float* logits, int64_t count, float weight, float* out);
     // out[i] = replacement where values[i] < threshold
     void (*replace_below)(const float* values, int64_t count, float threshold, float replacement, float* out);
+    // sum_i masses[i] * log2(masses[i]), to 2e-6 of a mass; 0 for masses that are not normal numbers
+    float (*log2_sum)(const float* masses, int64_t count);
     // masses[i] = max(masses[i], 0); returns their sum
     float (*clamp_sum)(float* masses, int64_t count);
 };

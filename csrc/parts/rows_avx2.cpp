@@ -65,6 +65,16 @@ struct Vector {
         return {_mm256_blendv_ps(low, other.low, _mm256_cmp_ps(x.low, y.low, _CMP_EQ_OQ)),
                 _mm256_blendv_ps(high, other.high, _mm256_cmp_ps(x.high, y.high, _CMP_EQ_OQ))};
     }
+    static __m256 mantissa_of(__m256 x) {
+        const __m256i fraction = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFF));
+        return _mm256_castsi256_ps(_mm256_or_si256(fraction, _mm256_set1_epi32(127 << 23)));
+    }
+    static __m256 exponent_of(__m256 x) {
+        const __m256i biased = _mm256_srli_epi32(_mm256_castps_si256(x), 23);
+        return _mm256_cvtepi32_ps(_mm256_sub_epi32(biased, _mm256_set1_epi32(127)));
+    }
+    Vector mantissa() const { return {mantissa_of(low), mantissa_of(high)}; }
+    Vector exponent() const { return {exponent_of(low), exponent_of(high)}; }
     int64_t compress_at_least(Vector limit, float* to) const {
         const int kept = _mm256_movemask_ps(_mm256_cmp_ps(low, limit.low, _CMP_GE_OQ)) |
                          _mm256_movemask_ps(_mm256_cmp_ps(high, limit.high, _CMP_GE_OQ)) << 8;

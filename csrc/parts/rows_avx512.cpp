@@ -48,6 +48,8 @@ struct Vector {
     Vector select_equal(Vector x, Vector y, Vector other) const {
         return {_mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x.value, y.value, _CMP_EQ_OQ), other.value)};
     }
+    Vector mantissa() const { return {_mm512_getmant_ps(value, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero)}; }
+    Vector exponent() const { return {_mm512_getexp_ps(value)}; }
     int64_t compress_at_least(Vector limit, float* to) const {
         const __mmask16 kept = _mm512_cmp_ps_mask(value, limit.value, _CMP_GE_OQ);
         _mm512_storeu_ps(to, _mm512_maskz_compress_ps(kept, value));

@@ -87,6 +87,16 @@ struct Vector {
     Vector select_equal(const Vector& x, const Vector& y, const Vector& other) const {
         return make([&](int lane) { return x.value[lane] == y.value[lane] ? other.value[lane] : value[lane]; });
     }
+    Vector mantissa() const {
+        return make([&](int lane) {
+            return std::bit_cast<float>((std::bit_cast<uint32_t>(value[lane]) & 0x7FFFFF) | 127u << 23);
+        });
+    }
+    Vector exponent() const {
+        return make([&](int lane) {
+            return static_cast<float>(static_cast<int32_t>(std::bit_cast<uint32_t>(value[lane]) >> 23) - 127);
+        });
+    }
     int64_t compress_at_least(const Vector& limit, float* to) const {
         int64_t found = 0;
         for (int lane = 0; lane < 16; ++lane) {

@@ -10,6 +10,7 @@ namespace specens {
 namespace {
 
 constexpr int64_t no_drafter = -1;
+enum class RuleKind : int64_t { token = 0, block = 1, typical = 2 };
 constexpr double empty_residual_mass = 0x1p-20;  // what float rounding can leave of a residual that is nothing
 
 // Draft tokens and the distributions they were drawn from.
@@ -20,8 +21,9 @@ struct DraftArguments {
     int64_t drafter;          // a member, or no_drafter
     const int64_t* drafters;  // [batch, draft_len]
     std::optional<LogitView> logits;
-    RequestNumber temperature;
     const int64_t* lens;  // [batch]
+    SamplingArguments sampling;
+    int64_t known_tokens;  // ids below it are drafts, of target probability 0 outside the target's vocabulary
 
     int64_t token(int64_t request, int64_t step) const {
         const int64_t index = request * stride_batch + step * stride_step;
@@ -38,7 +40,8 @@ class DraftRow {
         token_ = draft.token(request, step);
         softmax_ = nullptr;
         status_ = status_ok;
-        const double temperature = draft.temperature(request);
+        const double temperature = draft.sampling.temperature(request);
+        const FilterParameters filter = draft.sampling.filter(request);
         const int64_t member = draft.drafters != nullptr ? draft.drafters[request * draft.draft_len + step]
                                                          : draft.drafter;
         if (greedy || temperature == 0 || (member == no_drafter && !draft.logits)) {
@@ -49,11 +52,11 @@ class DraftRow {
             return;
         }
         if (!draft.logits) {
-            softmax_ = target_row.member_softmax(member, temperature, {}, status_);
+            softmax_ = target_row.member_softmax(member, temperature, filter, status_);
         }
         if (softmax_ == nullptr) {
             source_.reset(draft.logits ? draft.logits->row(request, step) : target.members[member].row(request, step));
-            own_.read(source_, temperature, {});
+            own_.read(source_, temperature, filter);
             status_ = source_.status();
             softmax_ = &own_;
         }
@@ -68,7 +71,7 @@ class DraftRow {
     // masses[i] -= probability(first token of the tile + i)
     void subtract_tile(int64_t tile, float* masses) const {
         if (softmax_ != nullptr) {
-            softmax_->add_tile(tile, -1.0, masses);
+            softmax_->add_tile(tile, -1.0, masses);  // beyond the target's vocabulary masses are not looked at
         } else if (token_ / tile_size == tile) {
             masses[token_ % tile_size] -= 1.0f;
         }
@@ -82,41 +85,39 @@ class DraftRow {
     Softmax own_;
 };
 
+struct RuleArguments {
+    RuleKind kind;
+    double threshold, alpha;  // of typical acceptance
+};
+
+// What one call hands to every request.
+struct ChainArguments {
+    const TargetArguments& target;
+    const DraftArguments& draft;
+    const CoinView& coins;
+    RuleArguments rule;
+};
+
 // One request of the batch; kept by a thread from call to call, so that nothing is allocated in between.
 class Verifier {
   public:
-    void run(const TargetArguments& target, const DraftArguments& draft, const CoinView& coins, int64_t request,
-             int64_t* tokens, float* logprobs) {
-        const int64_t len = draft.len(request);
-        const EnsembleParameters parameters = target.parameters(request);
-        greedy_ = parameters.temperature == 0;
+    void run(const ChainArguments& chain, int64_t request, int64_t* tokens, float* logprobs) {
+        chain_ = &chain;
+        request_ = request;
+        tokens_ = tokens;
+        logprobs_ = logprobs;
+        len_ = chain.draft.len(request);
+        parameters_ = chain.target.parameters(request);
+        greedy_ = parameters_.temperature == 0;
         num_accepted = 0;
         next_token = -1;
-        if (!valid(target, draft, coins, request, len)) {
-            status = status_invalid_parameter;
-            return;
-        }
         status = status_ok;
-        for (const int64_t rows = len + target.steps - draft.draft_len; num_accepted < rows; ++num_accepted) {
-            target.rows(request, num_accepted, logits_);
-            target_.read(logits_, parameters, logprobs != nullptr);
-            status |= target_.status();
-            const bool tests = num_accepted < len && in_vocabulary(draft.token(request, num_accepted), target.vocab);
-            if (tests) {
-                draft_.read(target, target_, draft, request, num_accepted, greedy_);
-                status |= draft_.status();
-                if (target_.alive() && accepts(coins(request, num_accepted, num_accepted, 0))) {
-                    emit(draft_.token(), tokens, logprobs);
-                    continue;
-                }
-            } else if (num_accepted < len) {
-                status |= status_invalid_draft_token;
-            }
-            if (target_.alive()) {
-                next_token = next(tests, coins(request, draft.draft_len, num_accepted, 1));
-                emit(next_token, tokens, logprobs);
-            }
-            return;
+        if (!valid()) {
+            status = status_invalid_parameter;
+        } else if (chain.rule.kind == RuleKind::block && !greedy_) {
+            run_block();
+        } else {
+            run_in_order();
         }
     }
     int64_t num_accepted = 0;
@@ -124,72 +125,170 @@ class Verifier {
     int32_t status = status_ok;
 
   private:
-    static bool in_vocabulary(int64_t token, int64_t vocab) { return token >= 0 && token < vocab; }
-    bool valid(const TargetArguments& target, const DraftArguments& draft, const CoinView& coins, int64_t request,
-               int64_t len) const {
-        bool holds = target.valid(request) && TargetArguments::valid_temperature(draft.temperature(request)) &&
-                     len >= 0 && len <= draft.draft_len;
-        for (int64_t step = 0; holds && !greedy_ && step < len; ++step) {
-            holds = coins.valid(request, step);
-        }
-        return holds && (greedy_ || coins.valid(request, draft.draft_len));
+    // Whether there is a draft at `step`, and it is a token.
+    bool has_draft(int64_t step) const {
+        const int64_t token = step < len_ ? chain_->draft.token(request_, step) : -1;
+        return token >= 0 && token < chain_->draft.known_tokens;
     }
-    bool accepts(double coin) const {
+    int64_t num_rows() const { return len_ + chain_->target.steps - chain_->draft.draft_len; }
+    double coin(int64_t step) const { return chain_->coins(request_, step, step, 0); }
+    bool valid() const {
+        const int64_t draft_len = chain_->draft.draft_len;
+        bool holds = chain_->target.valid(request_) && chain_->draft.sampling.valid(request_) && len_ >= 0 &&
+                     len_ <= draft_len;
+        for (int64_t step = 0; holds && !greedy_ && step < len_; ++step) {
+            holds = chain_->coins.valid(request_, step);
+        }
+        return holds && (greedy_ || chain_->coins.valid(request_, draft_len));
+    }
+    // Reads the target's row, and the draft's where it has one; returns whether it has.
+    bool read(int64_t step) {
+        chain_->target.rows(request_, step, logits_);
+        target_.read(logits_, parameters_, logprobs_ != nullptr);
+        if (has_draft(step)) {
+            draft_.read(chain_->target, target_, chain_->draft, request_, step, greedy_);
+            return true;
+        }
+        return false;
+    }
+
+    // Rules that look at one draft after the other, and at no row behind the first rejection.
+    void run_in_order() {
+        for (; num_accepted < num_rows(); ++num_accepted) {
+            const bool tests = read(num_accepted);
+            status |= target_.status() | (tests ? draft_.status() : status_ok);
+            if (tests && target_.alive() && accepts()) {
+                emit(draft_.token());
+                continue;
+            }
+            finish(tests, 1);
+            return;
+        }
+    }
+    bool accepts() const {
         if (greedy_) {
             return draft_.token() == target_.most_likely();
         }
-        return coin * draft_.probability() < target_.probability(draft_.token());
+        const double target = target_probability();
+        if (chain_->rule.kind == RuleKind::typical) {
+            return target > std::min(chain_->rule.threshold, chain_->rule.alpha * std::exp(-target_.entropy()));
+        }
+        return coin(num_accepted) * draft_.probability() < target;
     }
-    void emit(int64_t token, int64_t* tokens, float* logprobs) const {
-        tokens[num_accepted] = token;
-        if (logprobs != nullptr && token >= 0) {
-            logprobs[num_accepted] = static_cast<float>(target_.logprob(token));
+
+    double target_probability() const {
+        return draft_.token() < target_.vocab() ? target_.probability(draft_.token()) : 0.0;
+    }
+
+    // Block verification: the last prefix whose coin is below the chance that it is kept as a whole.
+    void run_block() {
+        int64_t accepted = 0;
+        double share = 1;
+        double accepted_share = 1;
+        int64_t length = 0;
+        row_status_.assign(len_ + 1, status_ok);
+        row_logprobs_.assign(len_ + 1, 0.0f);
+        for (; share > 0 && has_draft(length); ++length) {
+            read(length);
+            row_status_[length] = target_.status() | draft_.status();
+            if (length > 0 && coin(length - 1) < kept_chance(share)) {
+                accepted = length;
+                accepted_share = share;
+            }
+            const double target = target_probability();
+            share = target > 0 ? std::min(1.0, share * target / draft_.probability()) : 0.0;
+            row_logprobs_[length] =
+                logprobs_ != nullptr && target > 0 ? static_cast<float>(target_.logprob(draft_.token())) : 0.0f;
+        }
+        if (length > 0 && !has_draft(length) && coin(length - 1) < share) {
+            accepted = length;
+        }
+        for (; num_accepted < accepted; ++num_accepted) {
+            status |= row_status_[num_accepted];
+            emit_with(chain_->draft.token(request_, num_accepted), row_logprobs_[num_accepted]);
+        }
+        if (num_accepted < num_rows()) {
+            const bool rejected = read(num_accepted);
+            status |= target_.status() | (rejected ? draft_.status() : status_ok);
+            finish(rejected, accepted_share);
         }
     }
-    int64_t next(bool rejected, double coin) {
+    // That a prefix with this share is kept, given the rows of the draft behind it.
+    double kept_chance(double share) {
+        const double mass = target_.alive() ? residual_mass(share) : 0.0;
+        const double rest = mass + 1 - share;
+        return rest > empty_residual_mass ? mass / rest : 1.0;  // else target and draft agree to rounding
+    }
+
+    // The next token, from the rows that were read last.
+    void finish(bool rejected, double share) {
+        if (!rejected && num_accepted < len_) {
+            status |= status_invalid_draft_token;
+        }
+        if (target_.alive()) {
+            const bool subtracts = rejected && chain_->rule.kind != RuleKind::typical;
+            next_token = next(subtracts, share, chain_->coins(request_, chain_->draft.draft_len, num_accepted, 1));
+            emit(next_token);
+        }
+    }
+    void emit(int64_t token) const {
+        emit_with(token, logprobs_ != nullptr && token >= 0 ? static_cast<float>(target_.logprob(token)) : 0.0f);
+    }
+    void emit_with(int64_t token, float logprob) const {
+        tokens_[num_accepted] = token;
+        if (logprobs_ != nullptr) {
+            logprobs_[num_accepted] = logprob;
+        }
+    }
+    int64_t next(bool subtracts, double share, double coin) {
         if (greedy_) {
             return target_.most_likely();
         }
-        if (rejected) {
-            const int64_t token = recovered(coin);
-            if (token >= 0) {
-                return token;
+        if (subtracts) {
+            if (residual_mass(share) > empty_residual_mass) {
+                return specens::draw(tile_masses_, target_.vocab(), coin, [&](int64_t tile, float* masses) {
+                    residual_tile(tile, share, masses);
+                });
             }
             status |= status_empty_residual;
         }
         return draw_from(target_, coin, tile_masses_);
     }
-    // A draw from max(target - draft, 0), -1 where that is nothing.
-    int64_t recovered(double coin) {
-        const auto residual = [&](int64_t tile, float* masses) {
-            target_.write_tile(tile, masses);
-            draft_.subtract_tile(tile, masses);
-            const int64_t width = std::min(tile_size, target_.vocab() - tile * tile_size);
-            return double{row_kernels().clamp_sum(masses, width)};
-        };
+    // masses = max(share * target - draft, 0); returns their sum
+    double residual_tile(int64_t tile, double share, float* masses) const {
+        target_.write_tile(tile, masses, share);
+        draft_.subtract_tile(tile, masses);
+        return row_kernels().clamp_sum(masses, std::min(tile_size, target_.vocab() - tile * tile_size));
+    }
+    double residual_mass(double share) {
         tile_masses_.resize(target_.tiles());
         for_tiles(target_.tiles(), target_.splittable(), [&](int64_t begin, int64_t end) {
             alignas(64) float masses[tile_size];
             for (int64_t tile = begin; tile < end; ++tile) {
-                tile_masses_[tile] = residual(tile, masses);
+                tile_masses_[tile] = residual_tile(tile, share, masses);
             }
         });
-        if (std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0) <= empty_residual_mass) {
-            return -1;
-        }
-        return specens::draw(tile_masses_, target_.vocab(), coin, residual);
+        return std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0);
     }
 
+    const ChainArguments* chain_ = nullptr;
+    int64_t request_ = 0;
+    int64_t len_ = 0;
+    int64_t* tokens_ = nullptr;
+    float* logprobs_ = nullptr;
+    EnsembleParameters parameters_{};
     bool greedy_ = false;
     TargetRow target_;
     DraftRow draft_;
     std::vector<LogitRow> logits_;
     std::vector<double> tile_masses_;
+    std::vector<int32_t> row_status_;
+    std::vector<float> row_logprobs_;
 };
 
-DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
-                               const std::optional<Tensor>& draft_logits, double temperature,
-                               const std::optional<Tensor>& temperatures, const std::optional<Tensor>& draft_lens) {
+DraftArguments draft_arguments(const TargetArguments& target, const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
+                               const std::optional<Tensor>& draft_logits, const std::optional<Tensor>& draft_lens,
+                               const SamplingArguments& sampling) {
     const bool wide = draft_tokens.scalar_type() == ScalarType::Long;
     require(draft_tokens.dim() == 2 && (wide || draft_tokens.scalar_type() == ScalarType::Int),
             "draft_tokens must be int64 or int32 [batch, draft_len]");
@@ -201,28 +300,39 @@ DraftArguments draft_arguments(const Tensor& draft_tokens, int64_t drafter, cons
                          drafter,
                          optional_int64(drafters),
                          std::nullopt,
-                         RequestNumber(temperature, temperatures),
-                         optional_int64(draft_lens)};
+                         optional_int64(draft_lens),
+                         sampling,
+                         target.vocab};
     if (draft_logits) {
         draft.logits.emplace(*draft_logits);
+        draft.known_tokens = std::max(draft.known_tokens, draft.logits->vocab);
     }
     return draft;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
     const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& weights,
-    const std::optional<Tensor>& weight_rows, double plausibility, double temperature,
-    const std::optional<Tensor>& temperatures, const Tensor& draft_tokens, int64_t drafter,
-    const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits, double draft_temperature,
-    const std::optional<Tensor>& draft_temperatures, const std::optional<Tensor>& draft_lens,
+    const std::optional<Tensor>& weight_rows, double plausibility, bool filter_members, double temperature,
+    const std::optional<Tensor>& temperatures, int64_t top_k, const std::optional<Tensor>& top_ks, double top_p,
+    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first, const Tensor& draft_tokens, int64_t drafter,
+    const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits,
+    const std::optional<Tensor>& draft_lens, double draft_temperature,
+    const std::optional<Tensor>& draft_temperatures, int64_t draft_top_k, const std::optional<Tensor>& draft_top_ks, double draft_top_p,
+    const std::optional<Tensor>& draft_top_ps, double draft_min_p, const std::optional<Tensor>& draft_min_ps, bool draft_min_p_first,
     const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
-    bool logprobs) {
-    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, temperature,
-                                 temperatures);
-    const DraftArguments draft = draft_arguments(draft_tokens, drafter, drafters, draft_logits, draft_temperature,
-                                                 draft_temperatures, draft_lens);
+    int64_t rule, double typical_threshold, double typical_alpha, bool logprobs) {
+    const SamplingArguments sampling{RequestNumber(temperature, temperatures), RequestNumber(top_p, top_ps),
+                                     RequestNumber(min_p, min_ps), top_k, optional_int64(top_ks),
+                                     min_p_first};
+    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
+    const SamplingArguments draft_sampling{RequestNumber(draft_temperature, draft_temperatures), RequestNumber(draft_top_p, draft_top_ps),
+                                     RequestNumber(draft_min_p, draft_min_ps), draft_top_k, optional_int64(draft_top_ks),
+                                     draft_min_p_first};
+    const DraftArguments draft =
+        draft_arguments(target, draft_tokens, drafter, drafters, draft_logits, draft_lens, draft_sampling);
     const int64_t width = draft.draft_len + 1;
     const CoinView coins(uniforms, seeds, positions, width);
+    const ChainArguments chain{target, draft, coins, {static_cast<RuleKind>(rule), typical_threshold, typical_alpha}};
     const Tensor tokens = new_tensor({target.batch, width}, ScalarType::Long);
     const Tensor num_accepted = new_tensor({target.batch}, ScalarType::Long);
     const Tensor num_tokens = new_tensor({target.batch}, ScalarType::Long);
@@ -246,7 +356,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
             if (own_logprobs != nullptr) {
                 std::fill(own_logprobs, own_logprobs + width, 0.0f);
             }
-            verifier.run(target, draft, coins, request, own_tokens, own_logprobs);
+            verifier.run(chain, request, own_tokens, own_logprobs);
             accepted_out[request] = verifier.num_accepted;
             next_out[request] = verifier.next_token;
             count_out[request] = verifier.num_accepted + (verifier.next_token >= 0 ? 1 : 0);

@@ -135,7 +135,7 @@ def test_drafts(outcome, statistics, target, draft, coins, request, valid, write
         step = first + tl.arange(0, BLOCK_STEPS).to(tl.int64)
         reached = tl.where(num_accepted >= first, length, 0)
         token = load_draft_tokens(draft, request, step, step < reached)
-        tested = (step < reached) & (token >= 0) & (token < target.vocab)
+        tested = (step < reached) & (token >= 0) & (token < tl.maximum(target.vocab, draft.vocab))
         rows = request * target.steps + step
         state, row_status = target_state(statistics, target, request, rows, tested)
         marks, draft_marks = row_marks(statistics, rows, tested)

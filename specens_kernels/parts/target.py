@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels import checks
+from specens_kernels.checks import Draft, Target
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
-NO_DRAFTER = tl.constexpr(-1)
+NO_DRAFTER = tl.constexpr(checks.NO_DRAFTER)
 INFINITY = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN
@@ -67,30 +69,48 @@ def temperature_number(temperature: float) -> float:
     return min(max(temperature, SMALLEST_TEMPERATURE), LARGEST_NUMBER) if temperature > 0 else 0.0
 
 
-def target_view(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-) -> TargetView:
+def target_view(arguments: Target) -> TargetView:
     """From an operator's arguments, with member_logits [batch, steps, vocab]."""
+    members, sampling = arguments.member_logits, arguments.sampling
     return TargetView(
-        logits=tuple(member_logits),
-        strides_batch=tuple(logits.stride(0) for logits in member_logits),
-        strides_step=tuple(logits.stride(1) for logits in member_logits),
-        vocabs=tuple(logits.shape[2] for logits in member_logits),
-        vocab=max(logits.shape[2] for logits in member_logits),
-        steps=member_logits[0].shape[1],
-        weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in weights),
-        weight_rows=weight_rows,
-        temperature=temperature_number(temperature),
+        logits=tuple(members),
+        strides_batch=tuple(logits.stride(0) for logits in members),
+        strides_step=tuple(logits.stride(1) for logits in members),
+        vocabs=tuple(logits.shape[2] for logits in members),
+        vocab=max(logits.shape[2] for logits in members),
+        steps=members[0].shape[1],
+        weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in arguments.weights),
+        weight_rows=arguments.weight_rows,
+        temperature=temperature_number(sampling.temperature),
+        temperatures=sampling.temperatures,
+        temperatures_stride=0 if sampling.temperatures is None else sampling.temperatures.stride(0),
+        log_plausibility=math.log(arguments.plausibility) if arguments.plausibility > 0 else None,
+        MIXTURE=tl.constexpr(arguments.ensemble != EnsembleKind.LOGIT_MIXTURE),
+    )
+
+
+def draft_view(target: TargetView, draft: Draft) -> DraftView:
+    """From an operator's arguments."""
+    number, temperatures = temperature_number(draft.sampling.temperature), draft.sampling.temperatures
+    stride_batch, stride_step, vocab = (
+        (0, 0, 0) if draft.logits is None else (draft.logits.stride(0), draft.logits.stride(1), draft.logits.shape[2])
+    )
+    return DraftView(
+        draft_len=draft.tokens.shape[1],
+        lens=draft.lens,
+        tokens=draft.tokens,
+        tokens_stride_batch=draft.tokens.stride(0),
+        tokens_stride_step=draft.tokens.stride(1),
+        drafter=draft.drafter,
+        drafters=draft.drafters,
+        logits=draft.logits,
+        logits_stride_batch=stride_batch,
+        logits_stride_step=stride_step,
+        vocab=vocab,
+        temperature=number,
         temperatures=temperatures,
         temperatures_stride=0 if temperatures is None else temperatures.stride(0),
-        log_plausibility=math.log(plausibility) if plausibility > 0 else None,
-        MIXTURE=tl.constexpr(ensemble != EnsembleKind.LOGIT_MIXTURE),
+        SAME_TEMPERATURE=tl.constexpr(temperatures is target.temperatures and number == target.temperature),
     )
 
 

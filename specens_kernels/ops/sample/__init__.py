@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import COINS_SCHEMA, TARGET_SCHEMA, coin_arguments, member_list, target_arguments
+from specens_kernels.checks import (
+    COINS_SCHEMA,
+    TARGET_SCHEMA,
+    coin_arguments,
+    member_list,
+    refuse_filters,
+    target_arguments,
+)
 from specens_kernels.ops.sample import reference
 from specens_kernels.types import Draw, Ensemble, Sampling
 
@@ -45,6 +52,7 @@ def sample(
         raise NotImplementedError("allowed: no backend serves this argument yet")
     target = target_arguments(members, ensemble, sampling)
     coins = coin_arguments(uniforms, seeds, positions, (members[0].shape[0],), target)
-    _, run = select(IMPLEMENTATIONS, backend, members[0].device, "sample")
-    tokens, token_logprobs, status = run(*target, *coins, step, stream, logprobs)
+    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "sample")
+    refuse_filters(name, target.sampling)
+    tokens, token_logprobs, status = run(*target.flat(), *coins, step, stream, logprobs)
     return Draw(tokens, token_logprobs if logprobs else None, status)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from specens_kernels.checks import Target
 from specens_kernels.ops.target_logprobs.reference import ensemble_logprobs, target_probs
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.types import Status
@@ -27,31 +30,10 @@ def draw(masses: Tensor, coins: Tensor) -> Tensor:
     return torch.where(has_mass.any(-1), token, -1)
 
 
-def sample(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    step: int,
-    stream: int,
-    logprobs: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def sample(*flat: Any) -> tuple[Tensor, Tensor, Tensor]:
     """tokens int64 [batch], logprobs float32 [batch] (empty unless asked for), status int32 [batch]."""
-    rows = ensemble_logprobs(
-        [logits[:, None] for logits in member_logits],
-        ensemble,
-        weights,
-        weight_rows,
-        plausibility,
-        temperature,
-        temperatures,
-    )
+    target, (uniforms, seeds, positions, step, stream, logprobs) = Target.split(flat)
+    rows = ensemble_logprobs(target._replace(member_logits=[logits[:, None] for logits in target.member_logits]))
     coins = torch.zeros_like(rows.greedy, dtype=torch.float64)
     if uniforms is not None:
         coins = uniforms

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from specens_kernels.checks import Target
 from specens_kernels.ops.verify_chain.triton_kernel import decide, launches, new_outcome
 from specens_kernels.parts.chain import CoinView
 from specens_kernels.parts.examples import example_coins, example_targets
@@ -13,25 +16,12 @@ from specens_kernels.parts.statistics import new_statistics
 from specens_kernels.parts.target import DraftView, target_view
 
 
-def launch(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    step: int,
-    stream: int,
-    logprobs: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def launch(*flat: Any) -> tuple[Tensor, Tensor, Tensor]:
     """tokens int64 [batch], logprobs float32 [batch] (empty unless asked for), status int32 [batch]."""
-    rows = [logits[:, None] for logits in member_logits]
-    target = target_view(rows, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
-    outcome = decide(target, DraftView(), CoinView(uniforms, seeds, positions), step, stream, logprobs)
+    arguments, (*coins, step, stream, logprobs) = Target.split(flat)
+    rows = [logits[:, None] for logits in arguments.member_logits]
+    target = target_view(arguments._replace(member_logits=rows))
+    outcome = decide(target, DraftView(), CoinView(*coins), step, stream, logprobs)
     emitted = torch.empty(0, device=outcome.tokens.device) if outcome.logprobs is None else outcome.logprobs[:, 0]
     return outcome.next_token, emitted, outcome.status
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import TARGET_SCHEMA, fail, member_list, target_arguments
+from specens_kernels.checks import TARGET_SCHEMA, fail, member_list, refuse_filters, target_arguments
 from specens_kernels.ops.target_logprobs import reference
 from specens_kernels.types import Ensemble, Sampling
 
@@ -37,6 +37,7 @@ def target_logprobs(
     members = member_list(member_logits, dims)
     rows = [logits[:, None] for logits in members] if dims == 2 else members
     target = target_arguments(rows, ensemble, sampling)
-    _, run = select(IMPLEMENTATIONS, backend, members[0].device, "target_logprobs")
-    logprobs = run(*target)
+    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "target_logprobs")
+    refuse_filters(name, target.sampling)
+    logprobs = run(*target.flat())
     return logprobs[:, 0] if dims == 2 else logprobs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specens_kernels.checks import SamplingArguments, Target
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
 FLOAT_MAX = torch.finfo(torch.float32).max
@@ -30,13 +31,49 @@ def log_softmax(scores: Tensor) -> Tensor:
     return torch.nan_to_num(torch.log_softmax(scores, -1), nan=-math.inf, neginf=-math.inf)
 
 
-def request_values(number: float, rows: Tensor | None, batch: int, device: torch.device) -> Tensor:
-    """A parameter as float64 [batch]."""
-    return rows.double() if rows is not None else torch.full((batch,), number, dtype=torch.float64, device=device)
+def heated(scores: Tensor, heat: Tensor) -> Tensor:
+    """Log-softmax at a temperature [batch], however small; scores [batch, steps, vocab]."""
+    return log_softmax((scores - scores.amax(-1, keepdim=True)) / heat[:, None, None])
 
 
-def invalid_temperature(temperature: Tensor) -> Tensor:
-    return ~(torch.isfinite(temperature) & (temperature >= 0))
+def request_values(number: float, rows: Tensor | None, like: Tensor) -> Tensor:
+    """A parameter as float64 [batch]; like: any tensor [batch, ...]."""
+    if rows is not None:
+        return rows.double()
+    return torch.full((like.shape[0],), number, dtype=torch.float64, device=like.device)
+
+
+class Filters(NamedTuple):
+    """Filters of a batch, each [batch]; see `Sampling`."""
+
+    top_k: Tensor  # int64, 0 is off
+    top_p: Tensor  # float64, 1 is off
+    min_p: Tensor  # float64, 0 is off
+    min_p_first: bool
+
+
+class Parameters(NamedTuple):
+    """Sampling parameters of a batch, usable ones in the place of those out of range."""
+
+    heat: Tensor  # float64 [batch], the temperature, 1 for greedy requests
+    greedy: Tensor  # bool [batch]
+    filters: Filters
+    invalid: Tensor  # bool [batch], some parameter is out of range
+
+
+def parameters(sampling: SamplingArguments, like: Tensor) -> Parameters:
+    """like: any tensor [batch, ...]."""
+    heat = request_values(sampling.temperature, sampling.temperatures, like)
+    top_k = request_values(sampling.top_k, sampling.top_ks, like).long()
+    top_p = request_values(sampling.top_p, sampling.top_ps, like)
+    min_p = request_values(sampling.min_p, sampling.min_ps, like)
+    valid = torch.isfinite(heat) & (heat >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)
+    greedy = valid & (heat == 0)
+    off = greedy | ~valid
+    filters = Filters(
+        torch.where(off, 0, top_k), torch.where(off, 1.0, top_p), torch.where(off, 0.0, min_p), sampling.min_p_first
+    )
+    return Parameters(torch.where(off, 1.0, heat), greedy, filters, ~valid)
 
 
 def invalid_weights(weights: Tensor, ensemble: int) -> Tensor:
@@ -47,13 +84,48 @@ def invalid_weights(weights: Tensor, ensemble: int) -> Tensor:
     return invalid
 
 
-def mixture_logprobs(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """log sum_i weight_i softmax(scores_i), over members that have a token; scores [members, batch, steps, vocab]."""
-    alive = (scores.amax(-1) > -math.inf) & (weights != 0)  # [members, batch, steps]
+def renormalise(logprobs: Tensor, kept: Tensor) -> Tensor:
+    """The distribution of the kept tokens."""
+    return log_softmax(torch.where(kept, logprobs, -math.inf))
+
+
+def top_k_filter(logprobs: Tensor, top_k: Tensor) -> Tensor:
+    """Keep every token that is not below the k-th largest."""
+    vocab = logprobs.shape[-1]
+    rank = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
+    ordered = logprobs.sort(-1, descending=True).values
+    kth = ordered.gather(-1, (rank - 1)[:, None, None].expand(*ordered.shape[:2], 1))
+    return renormalise(logprobs, logprobs >= kth)
+
+
+def top_p_filter(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    """Keep the smallest set of the most probable tokens whose mass reaches top_p, and all that tie with its last."""
+    ordered = logprobs.sort(-1, descending=True).values
+    before = (ordered.exp().cumsum(-1) < top_p[:, None, None]).sum(-1, keepdim=True)
+    last = ordered.gather(-1, before.clamp(max=logprobs.shape[-1] - 1))
+    return renormalise(logprobs, (logprobs >= last) | (top_p >= 1)[:, None, None])
+
+
+def min_p_filter(logprobs: Tensor, min_p: Tensor) -> Tensor:
+    """Keep every token with at least min_p times the largest probability."""
+    return renormalise(logprobs, logprobs >= logprobs.amax(-1, keepdim=True) + min_p.log()[:, None, None])
+
+
+def filtered(logprobs: Tensor, filters: Filters) -> Tensor:
+    """Distributions [batch, steps, vocab] after all filters, each on the one before, renormalised."""
+    if filters.min_p_first:
+        logprobs = min_p_filter(logprobs, filters.min_p)
+    logprobs = top_p_filter(top_k_filter(logprobs, filters.top_k), filters.top_p)
+    return logprobs if filters.min_p_first else min_p_filter(logprobs, filters.min_p)
+
+
+def mixture_logprobs(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """log sum_i weight_i exp(logprobs_i), over members that have a token; logprobs [members, batch, steps, vocab]."""
+    alive = (logprobs.amax(-1) > -math.inf) & (weights != 0)  # [members, batch, steps]
     log_weights = torch.where(alive, weights, 0.0).log() - torch.where(alive, weights, 0.0).sum(0).log()
     log_weights = torch.nan_to_num(log_weights, nan=-math.inf, neginf=-math.inf)
     dead = ((weights != 0) & ~alive).any(0) & alive.any(0)
-    return torch.logsumexp(log_weights[..., None] + log_softmax(scores), 0), dead * Status.MEMBER_WITHOUT_TOKEN
+    return torch.logsumexp(log_weights[..., None] + logprobs, 0), dead * Status.MEMBER_WITHOUT_TOKEN
 
 
 def mixed_logits(logits: Tensor, weights: Tensor, plausibility: float) -> Tensor:
@@ -69,46 +141,45 @@ def mixed_logits(logits: Tensor, weights: Tensor, plausibility: float) -> Tensor
 class Distributions(NamedTuple):
     """Distributions of all rows, before greedy requests are made one-hot."""
 
-    logprobs: Tensor  # float64 [batch, steps, vocab], at temperature 1 for greedy requests
+    logprobs: Tensor  # float64 [batch, steps, vocab], filtered; unfiltered at temperature 1 for greedy requests
+    most_likely: Tensor  # int64 [batch, steps], of the unfiltered ensemble at temperature 1
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch], a parameter is out of range
     status: Tensor  # int64 [batch, steps]
 
 
-def ensemble_logprobs(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-) -> Distributions:
-    batch, steps = member_logits[0].shape[:2]
-    device = member_logits[0].device
-    heat = request_values(temperature, temperatures, batch, device)
-    invalid = invalid_temperature(heat)
-    greedy = heat == 0
-    heat = torch.where(greedy | invalid, 1.0, heat)
-    share = torch.tensor(weights, dtype=torch.float64, device=device).expand(batch, -1)
-    if weight_rows is not None:
-        share = weight_rows.double()
-    invalid = invalid | invalid_weights(share, ensemble)
+def ensemble_logprobs(target: Target) -> Distributions:
+    """The target distributions of member logits [batch, steps, vocab]."""
+    first = target.member_logits[0]
+    batch, steps = first.shape[:2]
+    own = parameters(target.sampling, first)
+    share = torch.tensor(target.weights, dtype=torch.float64, device=first.device).expand(batch, -1)
+    if target.weight_rows is not None:
+        share = target.weight_rows.double()
+    invalid = own.invalid | invalid_weights(share, target.ensemble)
     share = torch.nan_to_num(share, nan=0.0, posinf=0.0, neginf=0.0).t()[..., None]  # [members, batch, 1]
 
-    vocab = max(logits.shape[-1] for logits in member_logits)
-    cleaned = [clean(logits) for logits in member_logits]
+    vocab = max(logits.shape[-1] for logits in target.member_logits)
+    cleaned = [clean(logits) for logits in target.member_logits]
     logits = torch.stack([pad_vocab(values, vocab, -math.inf) for values, _ in cleaned])
-    status = torch.zeros(batch, steps, dtype=torch.int64, device=device)
+    status = torch.zeros(batch, steps, dtype=torch.int64, device=first.device)
     for weight, (_, bits) in zip(share, cleaned):
         status = status | torch.where(weight != 0, bits, 0)
-    if ensemble == EnsembleKind.LOGIT_MIXTURE:
-        logprobs = log_softmax(mixed_logits(logits, share, plausibility) / heat[:, None, None])
-    else:
-        logprobs, bits = mixture_logprobs(logits / heat[:, None, None], share)
+    if target.ensemble == EnsembleKind.MIXTURE:
+        members = [heated(member, own.heat) for member in logits]
+        if target.filter_members:
+            members = [filtered(member, own.filters) for member in members]
+        logprobs, bits = mixture_logprobs(torch.stack(members), share)
         status = status | bits
+        most_likely = logprobs.argmax(-1)  # the filters of greedy requests are off
+        if not target.filter_members:
+            logprobs = filtered(logprobs, own.filters)
+    else:
+        mixed = mixed_logits(logits, share, target.plausibility)
+        most_likely = mixed.argmax(-1)  # before rounding can make ties
+        logprobs = filtered(heated(mixed, own.heat), own.filters)
     status = status | (logprobs.amax(-1) == -math.inf) * Status.NO_TOKEN
-    return Distributions(logprobs, greedy, invalid, status)
+    return Distributions(logprobs, most_likely, own.greedy, invalid, status)
 
 
 def one_hot(tokens: Tensor, vocab: int) -> Tensor:
@@ -119,21 +190,14 @@ def one_hot(tokens: Tensor, vocab: int) -> Tensor:
 def target_probs(rows: Distributions) -> Tensor:
     """What the emitted tokens are distributed as: one-hot at the most likely token for greedy requests."""
     alive = rows.logprobs.amax(-1, keepdim=True) > -math.inf
-    most_likely = one_hot(rows.logprobs.argmax(-1), rows.logprobs.shape[-1]) * alive
+    most_likely = one_hot(rows.most_likely, rows.logprobs.shape[-1]) * alive
     return torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs.exp())
 
 
-def target_logprobs(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-) -> Tensor:
+def target_logprobs(*flat: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
-    rows = ensemble_logprobs(member_logits, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
+    target, _ = Target.split(flat)
+    rows = ensemble_logprobs(target)
     most_likely = target_probs(rows).log()
     logprobs = torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs)
     return torch.where(rows.invalid[:, None, None], -math.inf, logprobs).float()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels.checks import Target
 from specens_kernels.parts.examples import example_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
 from specens_kernels.parts.read import read_block, store_top_token
@@ -150,19 +153,12 @@ def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
     yield Launch(_target_logprobs_kernel, grid, arguments, WARPS)
 
 
-def launch(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-) -> Tensor:
+def launch(*flat: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
-    target = target_view(member_logits, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
-    shape = (*member_logits[0].shape[:2], target.vocab)
-    logprobs = torch.empty(shape, dtype=torch.float32, device=member_logits[0].device)
+    arguments, _ = Target.split(flat)
+    target = target_view(arguments)
+    shape = (*target.logits[0].shape[:2], target.vocab)
+    logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)
     run(launches(logprobs, target), logprobs)
     return logprobs
 

@@ -11,22 +11,26 @@ from specens_kernels.backend import implementations, select
 from specens_kernels.checks import (
     COINS_SCHEMA,
     INTEGER_DTYPES,
+    NO_DRAFTER,
+    SAMPLING_SCHEMA,
     TARGET_SCHEMA,
     check_logits,
     check_tensor,
     coin_arguments,
     fail,
     member_list,
-    per_request,
     refuse_filters,
+    sampling_arguments,
     target_arguments,
 )
 from specens_kernels.ops.verify_chain import reference
-from specens_kernels.types import Ensemble, Sampling, Verdict
+from specens_kernels.ops.verify_chain.rules import RuleKind
+from specens_kernels.types import Ensemble, Sampling, Typical, Verdict
 
 SCHEMA = (
     f"({TARGET_SCHEMA}, Tensor draft_tokens, int drafter, Tensor? drafters, Tensor? draft_logits, "
-    f"float draft_temperature, Tensor? draft_temperatures, Tensor? draft_lens, {COINS_SCHEMA}, bool logprobs)"
+    f"Tensor? draft_lens, {SAMPLING_SCHEMA.format('draft_')}, {COINS_SCHEMA}, "
+    "int rule, float typical_threshold, float typical_alpha, bool logprobs)"
     " -> (Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor next_token, Tensor logprobs, Tensor status)"
 )
 IMPLEMENTATIONS = implementations("verify_chain", SCHEMA, reference.verify_chain)
@@ -41,7 +45,7 @@ def verify_chain(
     drafter: int | Tensor | None = None,
     draft_logits: Tensor | None = None,
     draft_sampling: Sampling | None = None,
-    rule: str = "token",
+    rule: str | Typical = "token",
     draft_lens: Tensor | None = None,
     row_offsets: Tensor | None = None,
     allowed: Tensor | None = None,
@@ -53,8 +57,8 @@ def verify_chain(
 ) -> Verdict:
     """Accept a prefix of each request's draft tokens and draw the token after it.
 
-    The emitted tokens are distributed exactly as if each had been drawn from the target distribution: the ensemble's,
-    after the sampling parameters. No host synchronisation; traceable by torch.compile(fullgraph=True).
+    Under the rules "token" and "block" the emitted tokens are distributed exactly as if each had been drawn from the
+    target distribution: the ensemble's, after the sampling parameters. No host synchronisation; traceable by torch.compile(fullgraph=True).
 
     member_logits: float32, bfloat16 or float16 [batch, steps, vocab], a tensor or one a member (vocabularies may
         differ; a token outside a member's vocabulary has probability 0 there). steps is draft_len + 1 with a bonus row
@@ -66,7 +70,8 @@ def verify_chain(
         where several did (-1: none, one-hot). None with draft_logits None: one-hot drafts (greedy, n-gram).
     draft_logits: an outside drafter's logits [batch, draft_len, vocab].
     draft_sampling: what the draft tokens were drawn with; default: as sampling. Temperature 0: one-hot.
-    rule: "token".
+    rule: "token", "block" (longer accepted chains, as lossless: whole prefixes are tested) or "typical" (accepts what the
+        target finds likely enough; not lossless), or a Typical with other settings.
     draft_lens: int64 [batch], the drafts of each request, 0 to draft_len; default: all.
     seeds, positions: int64 [batch]: random numbers by Philox; positions is the absolute position of the first draft.
     uniforms: float64 or float32 [batch, draft_len + 1] in [0, 1), instead of seeds and positions: a coin for each draft
@@ -82,8 +87,7 @@ def verify_chain(
     target = target_arguments(members, ensemble, sampling)
     batch, steps, _ = members[0].shape
     device = members[0].device
-    if rule != "token":
-        raise NotImplementedError(f"rule: {rule!r} is not served, only 'token'")
+    kind, typical = rule_arguments(rule)
     for name, value in (("row_offsets", row_offsets), ("allowed", allowed)):
         if value is not None:
             raise NotImplementedError(f"{name}: no backend serves this argument yet")
@@ -92,24 +96,37 @@ def verify_chain(
     if steps not in (draft_len, draft_len + 1):
         fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(members[0].shape))
     index, drafters = drafter_arguments(drafter, draft_logits, draft_tokens, members)
-    draft_sampling = sampling if draft_sampling is None else draft_sampling
-    refuse_filters(draft_sampling)
-    heat, heats = per_request("draft_sampling.temperature", draft_sampling.temperature, members[0])
+    drawn_with = target.sampling
+    if draft_sampling is not None:
+        drawn_with = sampling_arguments("draft_sampling", draft_sampling, members[0])
     if draft_lens is not None:
         check_tensor("draft_lens", draft_lens, (batch,), INTEGER_DTYPES, device)
         draft_lens = draft_lens.to(torch.int64).contiguous()
     coins = coin_arguments(uniforms, seeds, positions, (batch, draft_len + 1), target)
-    _, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
+    name, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
+    refuse_filters(name, target.sampling, drawn_with)
+    if name == "triton" and kind != RuleKind.TOKEN:
+        raise NotImplementedError(f"rule: the triton backend does not serve {rule!r} yet")
     *results, emitted_logprobs, status = run(
-        *target, draft_tokens, index, drafters, draft_logits, heat, heats, draft_lens, *coins, logprobs
+        *target.flat(), draft_tokens, index, drafters, draft_logits, draft_lens, *drawn_with, *coins, kind, *typical, logprobs
     )
     return Verdict(*results, emitted_logprobs if logprobs else None, status)
+
+
+def rule_arguments(rule: str | Typical) -> tuple[int, tuple[float, float]]:
+    """The code of a rule, and threshold and alpha of the typical one."""
+    names = {"token": RuleKind.TOKEN, "block": RuleKind.BLOCK, "typical": RuleKind.TYPICAL}
+    settings = rule if isinstance(rule, Typical) else Typical()
+    kind = RuleKind.TYPICAL if isinstance(rule, Typical) else names.get(rule)
+    if kind is None:
+        fail("rule", "'token', 'block', 'typical' or a Typical", repr(rule))
+    return int(kind), (settings.threshold, settings.alpha)
 
 
 def drafter_arguments(
     drafter: int | Tensor | None, draft_logits: Tensor | None, draft_tokens: Tensor, members: list[Tensor]
 ) -> tuple[int, Tensor | None]:
-    """Check who drafted: the member's index, or reference.NO_DRAFTER and perhaps an index a token."""
+    """Check who drafted: the member's index, or NO_DRAFTER and perhaps an index a token."""
     device = members[0].device
     if draft_logits is not None:
         if drafter is not None:
@@ -117,9 +134,9 @@ def drafter_arguments(
         check_logits("draft_logits", draft_logits, draft_tokens.shape, device)
     if isinstance(drafter, Tensor):
         check_tensor("drafter", drafter, draft_tokens.shape, INTEGER_DTYPES, device)
-        return reference.NO_DRAFTER, drafter.to(torch.int64).contiguous()
+        return NO_DRAFTER, drafter.to(torch.int64).contiguous()
     if drafter is None:
-        return reference.NO_DRAFTER, None
+        return NO_DRAFTER, None
     if not isinstance(drafter, int) or not 0 <= drafter < len(members):
         fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)
     return drafter, None

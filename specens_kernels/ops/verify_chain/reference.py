@@ -1,67 +1,56 @@
-"""The definition of chain verification, in float64.
-
-Source of the token rule: Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023; Chen
-et al., Accelerating Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., ICML 2025.
-"""
+"""The definition of chain verification, in float64; the rules and their sources are in `rules`."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specens_kernels.checks import NO_DRAFTER, ChainArguments, Draft
 from specens_kernels.ops.sample.reference import draw, invalid_coin
 from specens_kernels.ops.target_logprobs.reference import (
     clean,
     ensemble_logprobs,
-    invalid_temperature,
+    filtered,
+    heated,
     one_hot,
     pad_vocab,
-    request_values,
+    parameters,
     target_probs,
 )
+from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
 
-NO_DRAFTER = -1
-
-
-def draft_probs(
-    member_logits: list[Tensor],
-    draft_tokens: Tensor,
-    vocab: int,
-    drafter: int,
-    drafters: Tensor | None,
-    draft_logits: Tensor | None,
-    heat: Tensor,
-) -> tuple[Tensor, Tensor]:
+def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
     """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].
 
-    heat: float64 [batch]; draft distributions at 0 are one-hot.
+    One-hot where the target is greedy, where the draft's temperature is 0, and where there is no usable distribution.
     """
-    batch, draft_len = draft_tokens.shape
-    tokens_one_hot = one_hot(draft_tokens, vocab)
-    status = torch.zeros(batch, draft_len, dtype=torch.int64, device=draft_tokens.device)
-    if draft_logits is None and drafters is None and drafter == NO_DRAFTER:
-        return tokens_one_hot, status
-    if drafters is None:
-        source = draft_logits if draft_logits is not None else member_logits[drafter][:, :draft_len]
-        logits, bits = clean(source)
-        known, given = torch.ones_like(draft_tokens, dtype=torch.bool), torch.ones_like(draft_tokens, dtype=torch.bool)
+    tokens = draft.tokens.long()
+    draft_len = tokens.shape[1]
+    tokens_one_hot = one_hot(tokens, vocab)
+    if draft.logits is None and draft.drafters is None and draft.drafter == NO_DRAFTER:
+        return tokens_one_hot, torch.zeros_like(tokens)
+    if draft.drafters is None:
+        logits, bits = clean(draft.logits if draft.logits is not None else members[draft.drafter][:, :draft_len])
+        known, given = torch.ones_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.bool)
     else:
-        widest = max(logits.shape[-1] for logits in member_logits)
-        cleaned = [clean(member[:, :draft_len]) for member in member_logits]
+        widest = max(logits.shape[-1] for logits in members)
+        cleaned = [clean(member[:, :draft_len]) for member in members]
         stack = torch.stack([pad_vocab(values, widest, -math.inf) for values, _ in cleaned], 2)
-        member = drafters.clamp(0, len(member_logits) - 1)[..., None]  # [batch, draft_len, 1]
+        member = draft.drafters.clamp(0, len(members) - 1)[..., None]  # [batch, draft_len, 1]
         logits = stack.gather(2, member[..., None].expand(-1, -1, -1, widest))[:, :, 0]
         bits = torch.stack([row_bits for _, row_bits in cleaned], 2).gather(2, member)[..., 0]
-        given = drafters != NO_DRAFTER
-        known = (drafters >= NO_DRAFTER) & (drafters < len(member_logits))
-    soft = given & (heat > 0)[:, None]
+        given = draft.drafters != NO_DRAFTER
+        known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
+    own = parameters(draft.sampling, tokens)
+    soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
     usable = known & (logits.amax(-1) > -math.inf)
     status = torch.where(soft, torch.where(known, bits, 0) | ~usable * Status.INVALID_DRAFT_DISTRIBUTION, 0)
-    probs = torch.softmax(logits / torch.where(heat > 0, heat, 1.0)[:, None, None], -1)
+    probs = filtered(heated(logits, own.heat), own.filters).exp()
     return torch.where((soft & usable)[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), status
 
 
@@ -95,83 +84,77 @@ def prefix_status(status: Tensor, last: Tensor) -> Tensor:
     return total
 
 
-def verify_chain(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-    draft_tokens: Tensor,
-    drafter: int,
-    drafters: Tensor | None,
-    draft_logits: Tensor | None,
-    draft_temperature: float,
-    draft_temperatures: Tensor | None,
-    draft_lens: Tensor | None,
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    logprobs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def chain_lens(draft: Draft, vocab: int) -> tuple[Tensor, Tensor]:
+    """Of each request the drafts it says it has, and those before the first id that is no token; int64 [batch].
+
+    A token that only an outside drafter has is a draft like others, of target probability 0.
+    """
+    vocab = vocab if draft.logits is None else max(vocab, draft.logits.shape[-1])
+    batch, draft_len = draft.tokens.shape
+    lens = draft.lens
+    if lens is None:
+        lens = torch.full((batch,), draft_len, dtype=torch.int64, device=draft.tokens.device)
+    valid = (draft.tokens >= 0) & (draft.tokens < vocab)
+    return lens, torch.minimum(valid.int().cumprod(1).sum(1), lens.clamp(0, draft_len))
+
+
+def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
-    draft_tokens = draft_tokens.long()
-    batch, draft_len = draft_tokens.shape
-    device = draft_tokens.device
-    steps = member_logits[0].shape[1]
-    rows = ensemble_logprobs(member_logits, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
-    target, greedy = target_probs(rows), rows.greedy
+    arguments = ChainArguments.split(flat)
+    draft_tokens = arguments.draft.tokens.long()
+    draft_len = draft_tokens.shape[1]
+    rows = ensemble_logprobs(arguments.target)
+    target = target_probs(rows)
     vocab = target.shape[-1]
-    heat = request_values(draft_temperature, draft_temperatures, batch, device)
-    bad_heat = invalid_temperature(heat)
-    draft, draft_status = draft_probs(
-        member_logits, draft_tokens, vocab, drafter, drafters, draft_logits, torch.where(greedy | bad_heat, 0.0, heat)
-    )
-
-    # where the chain of each request ends
-    lens = torch.full((batch,), draft_len, device=device) if draft_lens is None else draft_lens
-    bad_lens = (lens < 0) | (lens > draft_len)
-    index = torch.arange(draft_len, device=device)
-    valid = (draft_tokens >= 0) & (draft_tokens < vocab)
-    chain_end = torch.minimum((valid.int().cumprod(1)).sum(1), lens.clamp(0, draft_len))
-
-    # accept while coin * draft < target, strictly: a token of target probability 0 is never accepted
-    token = draft_tokens.clamp(0, vocab - 1)[..., None]
-    target_at_token = target[:, :draft_len].gather(2, token)[..., 0]
-    draft_at_token = draft.gather(2, token)[..., 0]
-    coins = chain_coins(uniforms, seeds, positions, None, draft_tokens)
-    accept = (coins * draft_at_token < target_at_token) & (index < chain_end[:, None])
-    num_accepted = accept.int().cumprod(1).sum(1)
+    draft, draft_status = draft_probs(arguments.target.member_logits, arguments.draft, vocab, rows.greedy)
+    lens, chain_end = chain_lens(arguments.draft, vocab)
+    source = arguments.uniforms, arguments.seeds, arguments.positions
+    coins = torch.where(rows.greedy[:, None], 0.0, chain_coins(*source, None, draft_tokens))
+    chain = Chain(target, draft, draft_tokens, coins, chain_end)
+    accepted = apply_rule(arguments.rule, chain, arguments.typical_threshold, arguments.typical_alpha)
+    num_accepted = accepted.num_accepted
 
     # the next token: from the residual after a rejection, from the target after the whole chain
-    has_row = num_accepted < lens + (steps - draft_len)
+    has_row = num_accepted < lens + (target.shape[1] - draft_len)
     rejected = num_accepted < chain_end
     row_target = pick_row(target, num_accepted)
-    residual = (row_target - pick_row(draft, num_accepted)).clamp(min=0)
-    empty = rejected & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
-    coin = chain_coins(uniforms, seeds, positions, num_accepted, draft_tokens)
-    masses = torch.where((rejected & ~empty)[:, None], residual, row_target)
+    residual = (accepted.target_share[:, None] * row_target - pick_row(draft, num_accepted)).clamp(min=0)
+    subtracts = rejected & accepted.subtracts
+    empty = subtracts & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
+    coin = torch.where(rows.greedy, 0.0, chain_coins(*source, num_accepted, draft_tokens))
+    masses = torch.where((subtracts & ~empty)[:, None], residual, row_target)
     next_token = torch.where(has_row, draw(masses, coin), -1)
 
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
     status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == chain_end) & (chain_end < lens)) * Status.INVALID_DRAFT_TOKEN
-    bad_coin = (invalid_coin(coins) & (index < lens[:, None])).any(1) | invalid_coin(coin)
-    invalid = rows.invalid | bad_heat | bad_lens | (bad_coin & ~greedy)
+    invalid = rows.invalid | parameters(arguments.draft.sampling, draft_tokens).invalid
+    invalid = invalid | (lens < 0) | (lens > draft_len) | bad_coins(coins, coin, lens)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted = torch.where(invalid, 0, num_accepted)
     next_token = torch.where(invalid, -1, next_token)
-    columns = torch.arange(draft_len + 1, device=device)
-    tokens = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
-    tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
-    tokens = torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
+    tokens = emitted_tokens(draft_tokens, num_accepted, next_token)
     num_tokens = num_accepted + (next_token >= 0)
-    return tokens, num_accepted, num_tokens, next_token, _logprobs(rows.logprobs, tokens, logprobs), status.int()
+    logprobs = emitted_logprobs(rows.logprobs, tokens, arguments.logprobs)
+    return tokens, num_accepted, num_tokens, next_token, logprobs, status.int()
 
 
-def _logprobs(log_target: Tensor, tokens: Tensor, wanted: bool) -> Tensor:
+def bad_coins(coins: Tensor, next_coin: Tensor, lens: Tensor) -> Tensor:
+    """bool [batch]: whether a coin that a request may need is out of range."""
+    tested = torch.arange(coins.shape[1], device=coins.device) < lens[:, None]
+    return (invalid_coin(coins) & tested).any(1) | invalid_coin(next_coin)
+
+
+def emitted_tokens(draft_tokens: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
+    """int64 [batch, draft_len + 1]: the accepted drafts, the next token, then -1."""
+    tokens = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
+    return torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
+
+
+def emitted_logprobs(log_target: Tensor, tokens: Tensor, wanted: bool) -> Tensor:
     """float32 like tokens, 0 in the padding."""
     if not wanted:
         return torch.empty(0, device=tokens.device)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels.checks import ChainArguments
 from specens_kernels.ops.target_logprobs.triton_kernel import run, statistics_launches
 from specens_kernels.parts.chain import (
     FROM_RESIDUAL,
@@ -182,33 +185,14 @@ def decide(
     return outcome
 
 
-def launch(
-    member_logits: list[Tensor],
-    ensemble: int,
-    weights: list[float],
-    weight_rows: Tensor | None,
-    plausibility: float,
-    temperature: float,
-    temperatures: Tensor | None,
-    draft_tokens: Tensor,
-    drafter: int,
-    drafters: Tensor | None,
-    draft_logits: Tensor | None,
-    draft_temperature: float,
-    draft_temperatures: Tensor | None,
-    draft_lens: Tensor | None,
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    logprobs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def launch(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
-    target = target_view(member_logits, ensemble, weights, weight_rows, plausibility, temperature, temperatures)
-    draft = draft_view(
-        target, draft_tokens, drafter, drafters, draft_logits, draft_temperature, draft_temperatures, draft_lens
-    )
-    outcome = decide(target, draft, CoinView(uniforms, seeds, positions), 0, STREAM_NEXT, logprobs)
-    emitted = torch.empty(0, device=draft_tokens.device) if outcome.logprobs is None else outcome.logprobs
+    arguments = ChainArguments.split(flat)
+    target = target_view(arguments.target)
+    draft = draft_view(target, arguments.draft)
+    coins = CoinView(arguments.uniforms, arguments.seeds, arguments.positions)
+    outcome = decide(target, draft, coins, 0, STREAM_NEXT, arguments.logprobs)
+    emitted = torch.empty(0, device=outcome.tokens.device) if outcome.logprobs is None else outcome.logprobs
     return outcome.tokens, outcome.num_accepted, outcome.num_tokens, outcome.next_token, emitted, outcome.status
 
 

@@ -1,0 +1,104 @@
+"""The acceptance rules of a chain, in float64: how many drafts are accepted, and what the next token is drawn from.
+
+token: Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023; Chen et al., Accelerating
+    Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., Speculative Ensemble, 2025.
+block: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025.
+typical: Cai et al., Medusa, ICML 2024; not lossless.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.types import EMPTY_RESIDUAL_MASS
+
+
+class RuleKind(enum.IntEnum):
+    """The rules; the code that operators carry."""
+
+    TOKEN = 0
+    BLOCK = 1
+    TYPICAL = 2
+
+
+class Chain(NamedTuple):
+    """Drafts under test. Row j is the position of draft j; rows behind chain_end are not looked at."""
+
+    target: Tensor  # float64 [batch, rows, vocab]
+    draft: Tensor  # float64 [batch, draft_len, vocab]
+    tokens: Tensor  # int64 [batch, draft_len]
+    coins: Tensor  # float64 [batch, draft_len]
+    chain_end: Tensor  # int64 [batch]
+
+
+class Acceptance(NamedTuple):
+    """num_accepted drafts; after a rejection the next token is drawn from max(target_share * target - draft, 0)."""
+
+    num_accepted: Tensor  # int64 [batch]
+    target_share: Tensor  # float64 [batch]
+    subtracts: bool  # False: drawn from the target instead
+
+
+def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
+    """[batch, draft_len]: the probabilities of the draft tokens, 0 outside the vocabulary."""
+    known = (tokens >= 0) & (tokens < probs.shape[-1])
+    picked = probs[:, : tokens.shape[1]].gather(2, torch.where(known, tokens, 0)[..., None])[..., 0]
+    return torch.where(known, picked, 0.0)
+
+
+def leading(accepted: Tensor, chain: Chain) -> Tensor:
+    """The number of accepted drafts before the first that is not."""
+    index = torch.arange(accepted.shape[1], device=accepted.device)
+    return (accepted & (index < chain.chain_end[:, None])).int().cumprod(1).sum(1)
+
+
+def whole(chain: Chain) -> Tensor:
+    """A share of 1 for each request, float64 [batch]."""
+    return torch.ones_like(chain.chain_end, dtype=torch.float64)
+
+
+def token_rule(chain: Chain) -> Acceptance:
+    """Accept while coin * draft < target, strictly: a token of target probability 0 is never accepted."""
+    accepted = chain.coins * at_tokens(chain.draft, chain.tokens) < at_tokens(chain.target, chain.tokens)
+    return Acceptance(leading(accepted, chain), whole(chain), True)
+
+
+def block_rule(chain: Chain) -> Acceptance:
+    """Accept the longest prefix whose last coin is below the chance that its block, as a whole, is kept."""
+    target, draft = at_tokens(chain.target, chain.tokens), at_tokens(chain.draft, chain.tokens)
+    ratio = torch.where(target > 0, target / draft, 0.0)  # infinite where the draft could not be drawn
+    share = whole(chain)
+    num_accepted, accepted_share = torch.zeros_like(chain.chain_end), share
+    for length in range(1, target.shape[1] + 1):
+        share = torch.where(share > 0, share * ratio[:, length - 1], 0.0).clamp(max=1)
+        last = chain.chain_end == length
+        keeps = share
+        if length < target.shape[1]:
+            mass = (share[:, None] * chain.target[:, length] - chain.draft[:, length]).clamp(min=0).sum(-1)
+            rest = mass + 1 - share
+            keeps = torch.where(last, share, torch.where(rest > EMPTY_RESIDUAL_MASS, mass / rest, 1.0))
+        longer = (chain.coins[:, length - 1] < keeps) & (length <= chain.chain_end)
+        num_accepted = torch.where(longer, length, num_accepted)
+        accepted_share = torch.where(longer, share, accepted_share)
+    return Acceptance(num_accepted, accepted_share, True)
+
+
+def typical_rule(chain: Chain, threshold: float, alpha: float) -> Acceptance:
+    """Accept while the target probability exceeds min(threshold, alpha * exp(-entropy of the target))."""
+    target = chain.target[:, : chain.tokens.shape[1]]
+    entropy = -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
+    accepted = at_tokens(target, chain.tokens) > torch.clamp(alpha * (-entropy).exp(), max=threshold)
+    return Acceptance(leading(accepted, chain), whole(chain), False)
+
+
+def apply_rule(rule: int, chain: Chain, threshold: float, alpha: float) -> Acceptance:
+    """Judge a chain. threshold, alpha: of the typical rule."""
+    if rule == RuleKind.BLOCK:
+        return block_rule(chain)
+    if rule == RuleKind.TYPICAL:
+        return typical_rule(chain, threshold, alpha)
+    return token_rule(chain)
