@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ INT64 = (torch.int64,)
 NO_DRAFTER = -1  # no member drafted: one-hot
 
 
-def fail(argument: str, expected: str, got: object) -> None:
+def fail(argument: str, expected: str, got: object) -> NoReturn:
     raise ValueError(f"{argument}: expected {expected}, got {got}")
 
 
@@ -40,7 +40,7 @@ def check_tensor(
 def _matches(have: torch.Size, shape: tuple[int | None, ...]) -> bool:
     if len(have) != len(shape):
         return False
-    for size, wanted in zip(have, shape, strict=True):  # a loop: a generator would take three times as long
+    for size, wanted in zip(have, shape, strict=True):  # noqa: SIM110  a generator would take three times as long
         if wanted is not None and size != wanted:
             return False
     return True
@@ -114,17 +114,20 @@ def sampling_arguments(argument: str, sampling: Sampling, like: Tensor) -> Sampl
     """Check sampling parameters against the batch and flatten them."""
     if not isinstance(sampling, Sampling):
         fail(argument, "a Sampling", type(sampling).__name__)
-    temperature = per_request(f"{argument}.temperature", sampling.temperature, like)
+    prefix = "" if argument == "sampling" else f"{argument}."
+    temperature = per_request(f"{prefix}temperature", sampling.temperature, like)
     if not sampling.filters:
         return SamplingArguments(*temperature, 0, None, 1.0, None, 0.0, None, False)
-    top_k, top_ks = sampling.top_k, None
-    if isinstance(top_k, Tensor):
-        check_tensor(f"{argument}.top_k", top_k, (like.shape[0],), INTEGER_DTYPES, like.device)
-        top_k, top_ks = 0, top_k.to(torch.int64).contiguous()
-    top_p = per_request(f"{argument}.top_p", 1.0 if sampling.top_p is None else sampling.top_p, like)
-    min_p = per_request(f"{argument}.min_p", 0.0 if sampling.min_p is None else sampling.min_p, like)
+    top_k, top_ks = 0, None
+    if isinstance(sampling.top_k, Tensor):
+        check_tensor(f"{prefix}top_k", sampling.top_k, (like.shape[0],), INTEGER_DTYPES, like.device)
+        top_ks = sampling.top_k.to(torch.int64).contiguous()
+    elif sampling.top_k is not None:
+        top_k = max(sampling.top_k, 0)
+    top_p = per_request(f"{prefix}top_p", 1.0 if sampling.top_p is None else sampling.top_p, like)
+    min_p = per_request(f"{prefix}min_p", 0.0 if sampling.min_p is None else sampling.min_p, like)
     min_p_first = sampling.filter_order == "vllm"
-    return SamplingArguments(*temperature, max(top_k or 0, 0), top_ks, *top_p, *min_p, min_p_first)
+    return SamplingArguments(*temperature, top_k, top_ks, *top_p, *min_p, min_p_first)
 
 
 class Target(NamedTuple):
@@ -147,7 +150,7 @@ class Target(NamedTuple):
         """The target and the arguments that follow it, from what an operator was given."""
         own = len(cls._fields) - 1
         end = own + len(SamplingArguments._fields)
-        return cls(*flat[:own], SamplingArguments(*flat[own:end])), flat[end:]
+        return cls._make([*flat[:own], SamplingArguments._make(flat[own:end])]), flat[end:]
 
 
 TARGET_SCHEMA = (
@@ -220,10 +223,12 @@ def coin_arguments(
         return Coins(uniforms.to(torch.float64).contiguous(), None, None)
     if seeds is None and positions is None and target.sampling.greedy:
         return Coins(None, None, None)
-    for name, value in (("seeds", seeds), ("positions", positions)):
-        if value is None:
-            fail(name, "a tensor [batch] (or uniforms)", None)
-        check_tensor(name, value, shape[:1], INT64, device)
+    if seeds is None or positions is None:
+        raise ValueError(
+            f"{'seeds' if seeds is None else 'positions'}: expected a tensor [batch] (or uniforms), got None"
+        )
+    check_tensor("seeds", seeds, shape[:1], INT64, device)
+    check_tensor("positions", positions, shape[:1], INT64, device)
     return Coins(None, seeds.contiguous(), positions.contiguous())
 
 
@@ -246,4 +251,5 @@ class ChainArguments(NamedTuple):
         target, rest = Target.split(flat)
         own = len(Draft._fields) - 1
         end = own + len(SamplingArguments._fields)
-        return cls(target, Draft(*rest[:own], SamplingArguments(*rest[own:end])), *rest[end:])
+        draft = Draft._make([*rest[:own], SamplingArguments._make(rest[own:end])])
+        return cls._make([target, draft, *rest[end:]])

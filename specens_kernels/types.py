@@ -88,7 +88,7 @@ class Mixture:
     weights: tuple[float, ...] | Tensor
     filter: str = "mixture"
 
-    def __init__(self, weights: Sequence[float] | Tensor, filter: str = "mixture") -> None:  # noqa: A002
+    def __init__(self, weights: Sequence[float] | Tensor, filter: str = "mixture") -> None:
         object.__setattr__(self, "weights", _as_weights(weights))
         object.__setattr__(self, "filter", filter)
         _check_weights(self.weights, mixture=True)

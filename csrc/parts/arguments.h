@@ -118,7 +118,9 @@ struct CoinView {
 
     CoinView(const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seed_tensor,
              const std::optional<Tensor>& position_tensor, int64_t coins_per_request)
-        : given(nullptr), width(coins_per_request), seeds(optional_int64(seed_tensor)),
+        : given(nullptr),
+          width(coins_per_request),
+          seeds(optional_int64(seed_tensor)),
           positions(optional_int64(position_tensor)) {
         if (uniforms) {
             require(uniforms->scalar_type() == ScalarType::Double && uniforms->is_contiguous(),
@@ -153,8 +155,11 @@ struct TargetArguments {
     TargetArguments(const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& numbers,
                     const std::optional<Tensor>& rows, double plausibility_share, bool filters_members,
                     const SamplingArguments& sampling_arguments)
-        : kind(static_cast<EnsembleKind>(ensemble)), weights(numbers.begin(), numbers.end()),
-          plausibility(plausibility_share), filter_members(filters_members), sampling(sampling_arguments) {
+        : kind(static_cast<EnsembleKind>(ensemble)),
+          weights(numbers.begin(), numbers.end()),
+          plausibility(plausibility_share),
+          filter_members(filters_members),
+          sampling(sampling_arguments) {
         require(!member_logits.empty() && numbers.size() == member_logits.size(), "one weight a member is needed");
         vocab = 0;
         for (const Tensor& logits : member_logits) {

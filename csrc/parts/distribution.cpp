@@ -247,9 +247,7 @@ double Softmax::total_mass() const {
     double total = 0;
     for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
         if (tile_max_[tile] > -infinity) {
-            total += row_kernels()
-                         .exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_)
-                         .sum;
+            total += row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_).sum;
         }
     }
     return total;

@@ -2,5 +2,6 @@
 #pragma once
 
 namespace specens {
-constexpr float exp2_coefficients[6] = {1.0f, 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba14p-10f};
+constexpr float exp2_coefficients[6] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9bcp-3f,
+                                        0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba14p-10f};
 }  // namespace specens

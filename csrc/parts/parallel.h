@@ -1,4 +1,5 @@
-// Threads of torch's pool: over requests, or over the tiles of one long row where there are fewer requests than threads.
+// Threads of torch's pool: over requests, or over the tiles of one long row where there are fewer requests than
+// threads.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

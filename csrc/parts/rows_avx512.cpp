@@ -74,8 +74,10 @@ struct Exp2 {
     __m512i low_table, high_table;  // the bits of 2^(remainder / 32), less remainder << 18
 
     Exp2(float scale_of_one, float offset_of_one)
-        : scale(_mm512_set1_ps(scale_of_one * 32)), offset(_mm512_set1_ps(offset_of_one * 32)),
-          low_table(_mm512_load_si512(table)), high_table(_mm512_load_si512(table + 16)) {}
+        : scale(_mm512_set1_ps(scale_of_one * 32)),
+          offset(_mm512_set1_ps(offset_of_one * 32)),
+          low_table(_mm512_load_si512(table)),
+          high_table(_mm512_load_si512(table + 16)) {}
 
     Power operator()(Vector x) const {
         const __m512 y = _mm512_max_ps(_mm512_set1_ps(-126.0f * 32), _mm512_fmsub_ps(x.value, scale, offset));

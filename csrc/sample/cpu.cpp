@@ -12,17 +12,19 @@ std::tuple<Tensor, Tensor, Tensor> sample_cpu(
     const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& weights,
     const std::optional<Tensor>& weight_rows, double plausibility, bool filter_members, double temperature,
     const std::optional<Tensor>& temperatures, int64_t top_k, const std::optional<Tensor>& top_ks, double top_p,
-    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first, const std::optional<Tensor>& uniforms,
-    const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions, int64_t step, int64_t stream,
-    bool logprobs) {
-    const SamplingArguments sampling{RequestNumber(temperature, temperatures), RequestNumber(top_p, top_ps),
-                                     RequestNumber(min_p, min_ps), top_k, optional_int64(top_ks),
+    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first,
+    const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
+    int64_t step, int64_t stream, bool logprobs) {
+    const SamplingArguments sampling{RequestNumber(temperature, temperatures),
+                                     RequestNumber(top_p, top_ps),
+                                     RequestNumber(min_p, min_ps),
+                                     top_k,
+                                     optional_int64(top_ks),
                                      min_p_first};
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
     const CoinView coins(uniforms, seeds, positions, 1);
     const Tensor tokens = new_tensor({target.batch}, ScalarType::Long);
-    const Tensor token_logprobs =
-        new_tensor({logprobs ? target.batch : 0}, ScalarType::Float);
+    const Tensor token_logprobs = new_tensor({logprobs ? target.batch : 0}, ScalarType::Float);
     const Tensor status = new_tensor({target.batch}, ScalarType::Int);
     auto* token_out = tokens.mutable_data_ptr<int64_t>();
     auto* logprob_out = token_logprobs.mutable_data_ptr<float>();
@@ -42,8 +44,8 @@ std::tuple<Tensor, Tensor, Tensor> sample_cpu(
                 row.read(logits, parameters, logprobs);
                 status_out[request] = row.status();
                 if (row.alive()) {
-                    token_out[request] = greedy ? row.most_likely()
-                                                : draw_from(row, coins(request, 0, step, stream), tile_masses);
+                    token_out[request] =
+                        greedy ? row.most_likely() : draw_from(row, coins(request, 0, step, stream), tile_masses);
                 }
             }
             if (logprobs) {

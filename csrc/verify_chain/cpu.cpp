@@ -42,8 +42,8 @@ class DraftRow {
         status_ = status_ok;
         const double temperature = draft.sampling.temperature(request);
         const FilterParameters filter = draft.sampling.filter(request);
-        const int64_t member = draft.drafters != nullptr ? draft.drafters[request * draft.draft_len + step]
-                                                         : draft.drafter;
+        const int64_t member =
+            draft.drafters != nullptr ? draft.drafters[request * draft.draft_len + step] : draft.drafter;
         if (greedy || temperature == 0 || (member == no_drafter && !draft.logits)) {
             return;
         }
@@ -134,8 +134,8 @@ class Verifier {
     double coin(int64_t step) const { return chain_->coins(request_, step, step, 0); }
     bool valid() const {
         const int64_t draft_len = chain_->draft.draft_len;
-        bool holds = chain_->target.valid(request_) && chain_->draft.sampling.valid(request_) && len_ >= 0 &&
-                     len_ <= draft_len;
+        bool holds =
+            chain_->target.valid(request_) && chain_->draft.sampling.valid(request_) && len_ >= 0 && len_ <= draft_len;
         for (int64_t step = 0; holds && !greedy_ && step < len_; ++step) {
             holds = chain_->coins.valid(request_, step);
         }
@@ -246,9 +246,8 @@ class Verifier {
         }
         if (subtracts) {
             if (residual_mass(share) > empty_residual_mass) {
-                return specens::draw(tile_masses_, target_.vocab(), coin, [&](int64_t tile, float* masses) {
-                    residual_tile(tile, share, masses);
-                });
+                return specens::draw(tile_masses_, target_.vocab(), coin,
+                                     [&](int64_t tile, float* masses) { residual_tile(tile, share, masses); });
             }
             status |= status_empty_residual;
         }
@@ -286,9 +285,9 @@ class Verifier {
     std::vector<float> row_logprobs_;
 };
 
-DraftArguments draft_arguments(const TargetArguments& target, const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
-                               const std::optional<Tensor>& draft_logits, const std::optional<Tensor>& draft_lens,
-                               const SamplingArguments& sampling) {
+DraftArguments draft_arguments(const TargetArguments& target, const Tensor& draft_tokens, int64_t drafter,
+                               const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits,
+                               const std::optional<Tensor>& draft_lens, const SamplingArguments& sampling) {
     const bool wide = draft_tokens.scalar_type() == ScalarType::Long;
     require(draft_tokens.dim() == 2 && (wide || draft_tokens.scalar_type() == ScalarType::Int),
             "draft_tokens must be int64 or int32 [batch, draft_len]");
@@ -314,20 +313,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
     const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& weights,
     const std::optional<Tensor>& weight_rows, double plausibility, bool filter_members, double temperature,
     const std::optional<Tensor>& temperatures, int64_t top_k, const std::optional<Tensor>& top_ks, double top_p,
-    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first, const Tensor& draft_tokens, int64_t drafter,
-    const std::optional<Tensor>& drafters, const std::optional<Tensor>& draft_logits,
-    const std::optional<Tensor>& draft_lens, double draft_temperature,
-    const std::optional<Tensor>& draft_temperatures, int64_t draft_top_k, const std::optional<Tensor>& draft_top_ks, double draft_top_p,
-    const std::optional<Tensor>& draft_top_ps, double draft_min_p, const std::optional<Tensor>& draft_min_ps, bool draft_min_p_first,
-    const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
-    int64_t rule, double typical_threshold, double typical_alpha, bool logprobs) {
-    const SamplingArguments sampling{RequestNumber(temperature, temperatures), RequestNumber(top_p, top_ps),
-                                     RequestNumber(min_p, min_ps), top_k, optional_int64(top_ks),
+    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first,
+    const Tensor& draft_tokens, int64_t drafter, const std::optional<Tensor>& drafters,
+    const std::optional<Tensor>& draft_logits, const std::optional<Tensor>& draft_lens, double draft_temperature,
+    const std::optional<Tensor>& draft_temperatures, int64_t draft_top_k, const std::optional<Tensor>& draft_top_ks,
+    double draft_top_p, const std::optional<Tensor>& draft_top_ps, double draft_min_p,
+    const std::optional<Tensor>& draft_min_ps, bool draft_min_p_first, const std::optional<Tensor>& uniforms,
+    const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions, int64_t rule, double typical_threshold,
+    double typical_alpha, bool logprobs) {
+    const SamplingArguments sampling{RequestNumber(temperature, temperatures),
+                                     RequestNumber(top_p, top_ps),
+                                     RequestNumber(min_p, min_ps),
+                                     top_k,
+                                     optional_int64(top_ks),
                                      min_p_first};
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
-    const SamplingArguments draft_sampling{RequestNumber(draft_temperature, draft_temperatures), RequestNumber(draft_top_p, draft_top_ps),
-                                     RequestNumber(draft_min_p, draft_min_ps), draft_top_k, optional_int64(draft_top_ks),
-                                     draft_min_p_first};
+    const SamplingArguments draft_sampling{RequestNumber(draft_temperature, draft_temperatures),
+                                           RequestNumber(draft_top_p, draft_top_ps),
+                                           RequestNumber(draft_min_p, draft_min_ps),
+                                           draft_top_k,
+                                           optional_int64(draft_top_ks),
+                                           draft_min_p_first};
     const DraftArguments draft =
         draft_arguments(target, draft_tokens, drafter, drafters, draft_logits, draft_lens, draft_sampling);
     const int64_t width = draft.draft_len + 1;

@@ -20,9 +20,10 @@ from specens_kernels.parts.target import (
     raw_draft_logits,
     raw_logits,
 )
-from specens_kernels.types import Status
+from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
 
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
+SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
 
 
 @triton.jit
@@ -130,7 +131,7 @@ def draw_token(residual_masses_ptr, statistics, target, draft, request, step, ki
             masses_ptr = residual_masses_ptr + request * statistics.blocks + block
             own = tl.load(masses_ptr, mask=everywhere(subtracts, block) & (block < statistics.blocks), other=0.0)
             masses = tl.where(subtracts, own.to(tl.float64), masses)
-        if tl.sum(masses, 0) == 0:
+        if tl.sum(masses, 0) <= SMALLEST_RESIDUAL:
             masses = target_masses
             excluded = -1
             status = EMPTY_RESIDUAL

@@ -218,6 +218,22 @@ def draft_state(statistics, draft, request, step, rows, marks, used):
 
 
 @triton.jit
+def may_hold_top(statistics, state, rows, block):
+    """Whether a block of one row may hold a mixture's most likely token, by what no token of it can exceed."""
+    maxima, offsets, scale, _ = state
+    upper = tl.zeros([1, statistics.BLOCK_COUNT], tl.float32)
+    reached = tl.zeros([1, statistics.BLOCK_COUNT], tl.float32)
+    for part in tl.static_range(statistics.PARTS):
+        block_maxima = load_plane(statistics, rows, part, rows >= 0, -INFINITY)
+        probability = tl.exp2(tl.fma(block_maxima - maxima[part], scale, offsets[part].to(tl.float32)))
+        upper += probability
+        reached = tl.maximum(reached, probability)
+    own = tl.where(tl.arange(0, statistics.BLOCK_COUNT)[None, :] == block, upper, 0.0)
+    margin = 1.0 + 1e-5  # wider than what rounding adds
+    return tl.max(tl.max(own, 1), 0) * margin >= tl.max(tl.max(reached, 1), 0)
+
+
+@triton.jit
 def top_tokens(statistics, rows, used):
     """The most likely token of rows of greedy requests, the lowest on a tie; NOWHERE where there is none."""
     values = load_plane(statistics, rows, statistics.TOP_PLANE, used, -INFINITY)

@@ -114,40 +114,6 @@ def draft_view(target: TargetView, draft: Draft) -> DraftView:
     )
 
 
-def draft_view(
-    target: TargetView,
-    draft_tokens: Tensor,
-    drafter: int,
-    drafters: Tensor | None,
-    draft_logits: Tensor | None,
-    temperature: float,
-    temperatures: Tensor | None,
-    draft_lens: Tensor | None,
-) -> DraftView:
-    """From an operator's arguments."""
-    number = temperature_number(temperature)
-    stride_batch, stride_step, vocab = (
-        (0, 0, 0) if draft_logits is None else (draft_logits.stride(0), draft_logits.stride(1), draft_logits.shape[2])
-    )
-    return DraftView(
-        draft_len=draft_tokens.shape[1],
-        lens=draft_lens,
-        tokens=draft_tokens,
-        tokens_stride_batch=draft_tokens.stride(0),
-        tokens_stride_step=draft_tokens.stride(1),
-        drafter=drafter,
-        drafters=drafters,
-        logits=draft_logits,
-        logits_stride_batch=stride_batch,
-        logits_stride_step=stride_step,
-        vocab=vocab,
-        temperature=number,
-        temperatures=temperatures,
-        temperatures_stride=0 if temperatures is None else temperatures.stride(0),
-        SAME_TEMPERATURE=tl.constexpr(temperatures is target.temperatures and number == target.temperature),
-    )
-
-
 @triton.jit
 def request_number(number, numbers, stride, request):
     """A parameter that is one number for all requests, or one a request; float32."""

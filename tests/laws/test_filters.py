@@ -85,7 +85,9 @@ def test_ties_at_a_threshold_are_kept():
     torch.testing.assert_close(filtered(tied, min_p=0.7).exp(), torch.tensor([[0.4, 0.3, 0.3, 0.0]]))
 
 
-@pytest.mark.parametrize("off", [{}, {"top_k": 0}, {"top_k": -1}, {"top_k": 10**6}, {"top_p": 1.0}, {"min_p": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "off", [{}, {"top_k": 0}, {"top_k": -1}, {"top_k": 10**6}, {"top_p": 1.0}, {"min_p": 0.0}], ids=str
+)
 def test_off_values_filter_nothing(off):
     logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(3))
     assert torch.equal(filtered(logits, **off), filtered(logits))
@@ -134,10 +136,10 @@ def test_greedy_requests_are_not_filtered():
     ids=str,
 )
 def test_filters_out_of_range_are_refused_by_name(settings, name):
-    with pytest.raises(ValueError, match=f"^{name}: expected"):
+    with pytest.raises(ValueError, match=rf"^{name}: expected"):
         Sampling(**settings)
 
 
 def test_a_mixture_refuses_to_filter_something_else():
-    with pytest.raises(ValueError, match="^filter: expected"):
+    with pytest.raises(ValueError, match=r"^filter: expected"):
         Mixture((1.0,), filter="draft")

@@ -149,7 +149,9 @@ def test_typical_accepts_what_exceeds_the_threshold_of_its_entropy(rule):
 @pytest.mark.parametrize("rule", ["block", "typical"])
 def test_greedy_requests_ignore_the_rule(rule):
     logits = torch.randn(50, 4, 9, generator=torch.Generator().manual_seed(11))
-    tokens = torch.where(torch.rand(50, 3, generator=torch.Generator().manual_seed(12)) < 0.8, logits[:, :3].argmax(-1), 0)
+    tokens = torch.where(
+        torch.rand(50, 3, generator=torch.Generator().manual_seed(12)) < 0.8, logits[:, :3].argmax(-1), 0
+    )
     arguments = {"sampling": Sampling(temperature=0.0), "backend": "reference"}
     assert torch.equal(
         verify_chain(logits, tokens, rule=rule, **arguments).tokens, verify_chain(logits, tokens, **arguments).tokens
@@ -158,12 +160,12 @@ def test_greedy_requests_ignore_the_rule(rule):
 
 @pytest.mark.parametrize("rule", ["greedy", 3, None])
 def test_an_unknown_rule_is_refused_by_name(rule):
-    with pytest.raises(ValueError, match="^rule: expected"):
+    with pytest.raises(ValueError, match=r"^rule: expected"):
         verify_chain(torch.zeros(1, 2, 3), torch.zeros(1, 1, dtype=torch.int64), rule=rule)
 
 
 def test_typical_settings_out_of_range_are_refused_by_name():
-    with pytest.raises(ValueError, match="^threshold: expected"):
+    with pytest.raises(ValueError, match=r"^threshold: expected"):
         Typical(1.5)
-    with pytest.raises(ValueError, match="^alpha: expected"):
+    with pytest.raises(ValueError, match=r"^alpha: expected"):
         Typical(0.3, -1.0)

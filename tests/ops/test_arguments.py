@@ -216,10 +216,11 @@ def test_greedy_requests_need_no_random_numbers(call):
 
 @pytest.mark.parametrize("operation", ["verify_chain", "sample", "target_logprobs"])
 def test_the_operator_itself_refuses_logits_that_it_cannot_read(operation):
-    target = ([LOGITS.double()], 0, [1.0], None, 0.0, 1.0, None)
+    sampling = (1.0, None, 0, None, 1.0, None, 0.0, None, False)
+    target = ([LOGITS.double()], 0, [1.0], None, 0.0, False, *sampling)
     coins = (COINS if operation == "verify_chain" else COINS[:, 0].contiguous(), None, None)
     rest = {
-        "verify_chain": (TOKENS, -1, None, None, 1.0, None, None, *coins, False),
+        "verify_chain": (TOKENS, -1, None, None, None, *sampling, *coins, 0, 0.3, 0.09, False),
         "sample": (*coins, 0, 2, False),
         "target_logprobs": (),
     }[operation]

@@ -25,5 +25,5 @@ def test_the_kernels_of_a_room_compile_for_every_architecture(room):
     binaries = compile_rooms([room])
     assert {binary["architecture"] for binary in binaries} == set(ARCHITECTURES)
     assert all(binary["ptx_bytes"] > 0 and binary["cubin_bytes"] > 0 for binary in binaries)
-    launched = set(re.findall(r"(\w+_kernel)\[", (OPS / room / "triton_kernel.py").read_text()))
-    assert {binary["kernel"] for binary in binaries} == launched, "aot_variants and launch name different kernels"
+    written = set(re.findall(r"def (\w+_kernel)\(", (OPS / room / "triton_kernel.py").read_text()))
+    assert written <= {binary["kernel"] for binary in binaries}, "aot_variants leaves out a kernel of the room"

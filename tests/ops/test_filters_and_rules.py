@@ -46,7 +46,9 @@ def random_problem(seed: int) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
     members, vocab = choice.choice([1, 1, 2, 3]), choice.choice(VOCABS)
     dtype = choice.choice([torch.float32, torch.bfloat16, torch.float16])
     logits = [
-        (torch.randn(batch, draft_len + bonus, max(1, vocab - choice.choice([0, 0, 1])), generator=generator) * 2).to(dtype)
+        (torch.randn(batch, draft_len + bonus, max(1, vocab - choice.choice([0, 0, 1])), generator=generator) * 2).to(
+            dtype
+        )
         for _ in range(members)
     ]
     for values in logits:
@@ -139,7 +141,7 @@ def test_cpp_draws_filtered_tokens_and_distributions_as_the_reference():
         assert agree.double().mean() >= 0.6 or agree.numel() < 4, seed  # a nucleus can hang on the last bits
         torch.testing.assert_close(result[agree], expected[agree], atol=5e-5, rtol=1e-5)
 
-        def call(row=[values[:, 0] for values in logits], **own):
+        def call(row=tuple(values[:, 0] for values in logits), **own):
             own = {name: own[name] for name in ("ensemble", "sampling", "backend", "uniforms")}
             return sample(row, **(own | {"uniforms": own["uniforms"][:, 0].contiguous()}))
 

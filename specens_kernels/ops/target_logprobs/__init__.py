@@ -1,4 +1,4 @@
-"""target_logprobs: the dense log target distribution of an ensemble, for scoring, tests and rules that are not fused."""
+"""target_logprobs: the dense log target distribution of an ensemble, for scoring, tests and unfused rules."""
 
 from __future__ import annotations
 

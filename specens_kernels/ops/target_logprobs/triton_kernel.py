@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from specens_kernels.parts.read import read_block, store_top_token
 from specens_kernels.parts.statistics import (
     Statistics,
     log_probability,
+    may_hold_top,
     new_statistics,
     store_number,
     target_state,
@@ -93,9 +93,10 @@ def _mixture_top_kernel(
     rows = tl.zeros([1], tl.int64) + row
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
     maxima, offsets, scale, _ = state
+    used = everywhere(may_hold_top(statistics, state, rows, block), tokens)
     masses = tl.zeros(tokens.shape, tl.float32)
     for part in tl.static_range(statistics.PARTS):
-        logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
+        logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
         masses += tl.exp2(tl.fma(logits - maxima[part], scale, offsets[part].to(tl.float32)))
     masses = tl.where(masses > 0, masses, -INFINITY)
     top = tl.max(masses, 0)

@@ -58,7 +58,8 @@ def verify_chain(
     """Accept a prefix of each request's draft tokens and draw the token after it.
 
     Under the rules "token" and "block" the emitted tokens are distributed exactly as if each had been drawn from the
-    target distribution: the ensemble's, after the sampling parameters. No host synchronisation; traceable by torch.compile(fullgraph=True).
+    target distribution: the ensemble's, after the sampling parameters. No host synchronisation; traceable by
+    torch.compile(fullgraph=True).
 
     member_logits: float32, bfloat16 or float16 [batch, steps, vocab], a tensor or one a member (vocabularies may
         differ; a token outside a member's vocabulary has probability 0 there). steps is draft_len + 1 with a bonus row
@@ -70,8 +71,8 @@ def verify_chain(
         where several did (-1: none, one-hot). None with draft_logits None: one-hot drafts (greedy, n-gram).
     draft_logits: an outside drafter's logits [batch, draft_len, vocab].
     draft_sampling: what the draft tokens were drawn with; default: as sampling. Temperature 0: one-hot.
-    rule: "token", "block" (longer accepted chains, as lossless: whole prefixes are tested) or "typical" (accepts what the
-        target finds likely enough; not lossless), or a Typical with other settings.
+    rule: "token"; "block" (whole prefixes are tested: longer accepted chains, as lossless); "typical" (accepts what the
+        target finds likely enough; not lossless), or a Typical with settings of its own.
     draft_lens: int64 [batch], the drafts of each request, 0 to draft_len; default: all.
     seeds, positions: int64 [batch]: random numbers by Philox; positions is the absolute position of the first draft.
     uniforms: float64 or float32 [batch, draft_len + 1] in [0, 1), instead of seeds and positions: a coin for each draft
@@ -107,20 +108,31 @@ def verify_chain(
     refuse_filters(name, target.sampling, drawn_with)
     if name == "triton" and kind != RuleKind.TOKEN:
         raise NotImplementedError(f"rule: the triton backend does not serve {rule!r} yet")
-    *results, emitted_logprobs, status = run(
-        *target.flat(), draft_tokens, index, drafters, draft_logits, draft_lens, *drawn_with, *coins, kind, *typical, logprobs
+    tokens, num_accepted, num_tokens, next_token, emitted_logprobs, status = run(
+        *target.flat(),
+        draft_tokens,
+        index,
+        drafters,
+        draft_logits,
+        draft_lens,
+        *drawn_with,
+        *coins,
+        kind,
+        *typical,
+        logprobs,
     )
-    return Verdict(*results, emitted_logprobs if logprobs else None, status)
+    emitted = emitted_logprobs if logprobs else None
+    return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status)
 
 
 def rule_arguments(rule: str | Typical) -> tuple[int, tuple[float, float]]:
     """The code of a rule, and threshold and alpha of the typical one."""
-    names = {"token": RuleKind.TOKEN, "block": RuleKind.BLOCK, "typical": RuleKind.TYPICAL}
-    settings = rule if isinstance(rule, Typical) else Typical()
-    kind = RuleKind.TYPICAL if isinstance(rule, Typical) else names.get(rule)
-    if kind is None:
-        fail("rule", "'token', 'block', 'typical' or a Typical", repr(rule))
-    return int(kind), (settings.threshold, settings.alpha)
+    if isinstance(rule, Typical):
+        return int(RuleKind.TYPICAL), (rule.threshold, rule.alpha)
+    kinds = {kind.name.lower(): kind for kind in RuleKind}
+    if not isinstance(rule, str) or rule not in kinds:
+        fail("rule", f"one of {', '.join(map(repr, kinds))} or a Typical", repr(rule))
+    return int(kinds[rule]), (Typical.threshold, Typical.alpha)
 
 
 def drafter_arguments(

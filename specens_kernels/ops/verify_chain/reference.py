@@ -20,9 +20,10 @@ from specens_kernels.ops.target_logprobs.reference import (
     parameters,
     target_probs,
 )
-from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
+from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
+
 
 def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
     """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].

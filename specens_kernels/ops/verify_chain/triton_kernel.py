@@ -8,7 +8,6 @@ but those of one block.
 from __future__ import annotations
 
 from collections.abc import Iterator
-
 from typing import Any
 
 import torch
