@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Read once, when torch loads. Threads that spin while they wait lose most of the speed where the cores are busy.
+# Read once, when torch loads. Threads that spin while they wait are the faster ones on idle processors, but lose nearly
+# all of their speed as soon as another program runs beside the demo.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
@@ -72,7 +73,7 @@ def stream_answer(console: Console, ensemble: SpeculativeEnsemble) -> None:
         on_tokens=lambda events: print_events(console, events),
     )
     console.print()
-    console.print(summary(answer), style="dim", highlight=False)
+    console.print(summary(answer), style="dim", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -115,8 +114,6 @@ def doctor(json: options.Json = False) -> None:
 
 def main() -> None:
     """The entry point of the command."""
-    # Read once, when torch loads. Threads that spin while they wait lose most of the speed where the cores are busy.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()
 
 
@@ -160,7 +157,7 @@ def _generate(models: list[str], ensemble: SpeculativeEnsemble, job: dict, strea
         print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
     else:
         output.print("" if stream else generation.text, soft_wrap=True, highlight=False, markup=False)
-        errors.print(display.summary(generation), style="dim", highlight=False)
+        errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
     return generation.interrupted
 
 

@@ -85,7 +85,7 @@ def _hardware() -> list[Fact]:
         gpu,
         Fact("processor", f"{platform.machine()}, instruction set {torch.backends.cpu.get_cpu_capability()}"),
         Fact("threads", f"{torch.get_num_threads()} in torch, {os.cpu_count()} processors"),
-        Fact("OMP_WAIT_POLICY", f"{waiting}, for this command; passive helps where other programs use the processors"),
+        Fact("OMP_WAIT_POLICY", f"{waiting} (passive is faster where other programs use the processors)"),
     ]
 
 

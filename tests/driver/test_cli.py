@@ -208,16 +208,6 @@ def test_doctor_reports_a_broken_import_instead_of_failing(monkeypatch):
     assert "specens_kernels" in facts["import specens_kernels"]["value"]
 
 
-@pytest.mark.parametrize(("setting", "effective"), [(None, "passive"), ("active", "active")])
-def test_waiting_threads_do_not_spin_unless_the_user_says_so(setting, effective):
-    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment = others if setting is None else others | {"OMP_WAIT_POLICY": setting}
-    command = [sys.executable, "-m", "specens.cli", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    facts = {fact["name"]: fact["value"] for fact in json.loads(done.stdout)["facts"]}
-    assert facts["OMP_WAIT_POLICY"].startswith(effective)
-
-
 def test_help_does_not_wait_for_torch():
     script = "import sys, specens.cli; print('torch' in sys.modules or 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
