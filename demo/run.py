@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Read once, when torch loads. Threads that spin while they wait are the faster ones on idle processors, but lose nearly
-# all of their speed as soon as another program runs beside the demo.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+from specens.openmp import wait_briefly
+
+wait_briefly()
 
 import torch
 from rich.console import Console

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from specens import options
+from specens.openmp import wait_briefly
 from specens.options import clean_exit, errors, print_json
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def doctor(json: options.Json = False) -> None:
 
 def main() -> None:
     """The entry point of the command."""
+    wait_briefly()
     app()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from specens.openmp import chosen
+
 PACKAGES = ("specens-kernels", "torch", "triton", "transformers", "flash-attn", "peft", "gguf")
 # Left out here: packages that are only needed at times, and without which nothing is wrong.
 PURPOSES = {
@@ -80,12 +82,11 @@ def _hardware() -> list[Fact]:
         gpu = Fact("GPU", f"torch {torch.__version__} is built without CUDA", False)
     else:
         gpu = Fact("GPU", f"none found, though torch is built for CUDA {torch.version.cuda}", False)
-    waiting = os.environ.get("OMP_WAIT_POLICY", "not set")
     return [
         gpu,
         Fact("processor", f"{platform.machine()}, instruction set {torch.backends.cpu.get_cpu_capability()}"),
         Fact("threads", f"{torch.get_num_threads()} in torch, {os.cpu_count()} processors"),
-        Fact("OMP_WAIT_POLICY", f"{waiting} (passive is faster where other programs use the processors)"),
+        Fact("waiting threads", chosen()),
     ]
 
 

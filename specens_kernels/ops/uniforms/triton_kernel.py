@@ -23,7 +23,7 @@ def _uniforms_kernel(
     seeds_stride,
     positions_stride,
     steps_stride,
-    stream,
+    coin_stream,  # Triton takes no argument of the name stream
     batch,
     BLOCK_BATCH: tl.constexpr,
 ):
@@ -32,7 +32,7 @@ def _uniforms_kernel(
     seed = tl.load(seeds_ptr + request * seeds_stride, mask=used, other=0)
     position = tl.load(positions_ptr + request * positions_stride, mask=used, other=0)
     step = tl.load(steps_ptr + request * steps_stride, mask=used, other=0)
-    stream_word = tl.zeros_like(step) + stream
+    stream_word = tl.zeros_like(step) + coin_stream
     tl.store(coins_ptr + request, coin(seed, position, step, stream_word), mask=used)
 
 
@@ -51,7 +51,7 @@ def launch(seeds: Tensor, positions: Tensor, steps: Tensor, stream: int) -> Tens
             seeds_stride=seeds.stride(0),
             positions_stride=positions.stride(0),
             steps_stride=steps.stride(0),
-            stream=stream,
+            coin_stream=stream,
             batch=batch,
             BLOCK_BATCH=BLOCK_BATCH,
         )
@@ -62,5 +62,5 @@ def aot_variants() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """(kernel, signature, constexprs) of what is launched, for compilation without a GPU."""
     signature = {"coins_ptr": "*fp64", "seeds_ptr": "*i64", "positions_ptr": "*i64", "steps_ptr": "*i64"}
     signature |= {"seeds_stride": "i64", "positions_stride": "i64", "steps_stride": "i64"}
-    signature |= {"stream": "i64", "batch": "i64", "BLOCK_BATCH": "constexpr"}
+    signature |= {"coin_stream": "i64", "batch": "i64", "BLOCK_BATCH": "constexpr"}
     return [(_uniforms_kernel, signature, {"BLOCK_BATCH": BLOCK_BATCH})]
