@@ -141,16 +141,17 @@ class Target(NamedTuple):
     filter_members: bool
     sampling: SamplingArguments
 
-    def flat(self) -> tuple:
-        """As operators take it."""
-        return *self[:-1], *self.sampling
-
     @classmethod
     def split(cls, flat: Sequence[Any]) -> tuple[Target, Sequence[Any]]:
         """The target and the arguments that follow it, from what an operator was given."""
         own = len(cls._fields) - 1
         end = own + len(SamplingArguments._fields)
         return cls._make([*flat[:own], SamplingArguments._make(flat[own:end])]), flat[end:]
+
+
+def flat(group: Target | Draft) -> tuple:
+    """The fields of a group as operators take them, those of its sampling last."""
+    return *group[:-1], *group.sampling
 
 
 TARGET_SCHEMA = (

@@ -10,8 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "parts/distribution.h"
+#include "parts/draw.h"
 #include "parts/philox.h"
+#include "parts/target_row.h"
 
 namespace specens {
 
@@ -97,6 +98,16 @@ struct SamplingArguments {
     int64_t top_k;
     const int64_t* top_ks;  // [batch]
     bool min_p_first;
+
+    SamplingArguments(double temperature_number, const std::optional<Tensor>& temperatures, int64_t count,
+                      const std::optional<Tensor>& counts, double top_p_number, const std::optional<Tensor>& top_ps,
+                      double min_p_number, const std::optional<Tensor>& min_ps, bool puts_min_p_first)
+        : temperature(temperature_number, temperatures),
+          top_p(top_p_number, top_ps),
+          min_p(min_p_number, min_ps),
+          top_k(count),
+          top_ks(optional_int64(counts)),
+          min_p_first(puts_min_p_first) {}
 
     FilterParameters filter(int64_t request) const {
         const int64_t count = top_ks != nullptr ? top_ks[request] : top_k;

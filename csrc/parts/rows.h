@@ -2,6 +2,7 @@
 // One table of functions for each instruction set.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace specens {
@@ -50,6 +51,11 @@ struct RowKernels {
     // masses[i] = max(masses[i], 0); returns their sum
     float (*clamp_sum)(float* masses, int64_t count);
 };
+
+// The place of the first of `values` that equals `value`, or count.
+inline int64_t first_equal(const float* values, int64_t count, float value) {
+    return std::find(values, values + count, value) - values;
+}
 
 const RowKernels& row_kernels();  // for this processor
 

@@ -15,12 +15,8 @@ std::tuple<Tensor, Tensor, Tensor> sample_cpu(
     const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first,
     const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
     int64_t step, int64_t stream, bool logprobs) {
-    const SamplingArguments sampling{RequestNumber(temperature, temperatures),
-                                     RequestNumber(top_p, top_ps),
-                                     RequestNumber(min_p, min_ps),
-                                     top_k,
-                                     optional_int64(top_ks),
-                                     min_p_first};
+    const SamplingArguments sampling(temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
+                                     min_p_first);
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
     const CoinView coins(uniforms, seeds, positions, 1);
     const Tensor tokens = new_tensor({target.batch}, ScalarType::Long);

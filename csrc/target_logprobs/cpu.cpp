@@ -13,12 +13,8 @@ Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, int64_t ens
                            const std::optional<Tensor>& temperatures, int64_t top_k,
                            const std::optional<Tensor>& top_ks, double top_p, const std::optional<Tensor>& top_ps,
                            double min_p, const std::optional<Tensor>& min_ps, bool min_p_first) {
-    const SamplingArguments sampling{RequestNumber(temperature, temperatures),
-                                     RequestNumber(top_p, top_ps),
-                                     RequestNumber(min_p, min_ps),
-                                     top_k,
-                                     optional_int64(top_ks),
-                                     min_p_first};
+    const SamplingArguments sampling(temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
+                                     min_p_first);
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
     const Tensor logprobs = new_tensor({target.batch, target.steps, target.vocab}, ScalarType::Float);
     auto* out = logprobs.mutable_data_ptr<float>();

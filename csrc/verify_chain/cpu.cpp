@@ -321,19 +321,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> verify_chain_cpu(
     const std::optional<Tensor>& draft_min_ps, bool draft_min_p_first, const std::optional<Tensor>& uniforms,
     const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions, int64_t rule, double typical_threshold,
     double typical_alpha, bool logprobs) {
-    const SamplingArguments sampling{RequestNumber(temperature, temperatures),
-                                     RequestNumber(top_p, top_ps),
-                                     RequestNumber(min_p, min_ps),
-                                     top_k,
-                                     optional_int64(top_ks),
-                                     min_p_first};
+    const SamplingArguments sampling(temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
+                                     min_p_first);
     const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
-    const SamplingArguments draft_sampling{RequestNumber(draft_temperature, draft_temperatures),
-                                           RequestNumber(draft_top_p, draft_top_ps),
-                                           RequestNumber(draft_min_p, draft_min_ps),
-                                           draft_top_k,
-                                           optional_int64(draft_top_ks),
-                                           draft_min_p_first};
+    const SamplingArguments draft_sampling(draft_temperature, draft_temperatures, draft_top_k, draft_top_ks,
+                                           draft_top_p, draft_top_ps, draft_min_p, draft_min_ps, draft_min_p_first);
     const DraftArguments draft =
         draft_arguments(target, draft_tokens, drafter, drafters, draft_logits, draft_lens, draft_sampling);
     const int64_t width = draft.draft_len + 1;

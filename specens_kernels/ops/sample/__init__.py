@@ -11,6 +11,7 @@ from specens_kernels.checks import (
     COINS_SCHEMA,
     TARGET_SCHEMA,
     coin_arguments,
+    flat,
     member_list,
     refuse_filters,
     target_arguments,
@@ -54,5 +55,5 @@ def sample(
     coins = coin_arguments(uniforms, seeds, positions, (members[0].shape[0],), target)
     name, run = select(IMPLEMENTATIONS, backend, members[0].device, "sample")
     refuse_filters(name, target.sampling)
-    tokens, token_logprobs, status = run(*target.flat(), *coins, step, stream, logprobs)
+    tokens, token_logprobs, status = run(*flat(target), *coins, step, stream, logprobs)
     return Draw(tokens, token_logprobs if logprobs else None, status)

@@ -14,10 +14,13 @@ from specens_kernels.checks import (
     NO_DRAFTER,
     SAMPLING_SCHEMA,
     TARGET_SCHEMA,
+    Draft,
+    SamplingArguments,
     check_logits,
     check_tensor,
     coin_arguments,
     fail,
+    flat,
     member_list,
     refuse_filters,
     sampling_arguments,
@@ -64,7 +67,8 @@ def verify_chain(
     member_logits: float32, bfloat16 or float16 [batch, steps, vocab], a tensor or one a member (vocabularies may
         differ; a token outside a member's vocabulary has probability 0 there). steps is draft_len + 1 with a bonus row
         (a full acceptance emits one more token) or draft_len without. Any stride but in the vocabulary.
-    draft_tokens: int64 or int32 [batch, draft_len]. A chain ends at the first id that is -1 or outside the vocabulary.
+    draft_tokens: int64 or int32 [batch, draft_len]. A chain ends at the first id that is -1 or outside the vocabularies
+        of members and drafter; an id that only the drafter knows is rejected like any token of probability 0.
     ensemble: Mixture, LogitMixture or Contrastive; None for a single member.
     sampling: what the target distribution is drawn with.
     drafter: the member that drew the draft tokens from its own distribution: an index, or int64 [batch, draft_len]
@@ -86,41 +90,22 @@ def verify_chain(
     """
     members = member_list(member_logits, dims=3)
     target = target_arguments(members, ensemble, sampling)
-    batch, steps, _ = members[0].shape
-    device = members[0].device
-    kind, typical = rule_arguments(rule)
     for name, value in (("row_offsets", row_offsets), ("allowed", allowed)):
         if value is not None:
             raise NotImplementedError(f"{name}: no backend serves this argument yet")
-    check_tensor("draft_tokens", draft_tokens, (batch, None), INTEGER_DTYPES, device)
-    draft_len = draft_tokens.shape[1]
-    if steps not in (draft_len, draft_len + 1):
-        fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(members[0].shape))
-    index, drafters = drafter_arguments(drafter, draft_logits, draft_tokens, members)
+    kind, typical = rule_arguments(rule)
     drawn_with = target.sampling
     if draft_sampling is not None:
         drawn_with = sampling_arguments("draft_sampling", draft_sampling, members[0])
-    if draft_lens is not None:
-        check_tensor("draft_lens", draft_lens, (batch,), INTEGER_DTYPES, device)
-        draft_lens = draft_lens.to(torch.int64).contiguous()
+    draft = draft_arguments(members, draft_tokens, drafter, draft_logits, draft_lens, drawn_with)
+    batch, draft_len = draft.tokens.shape
     coins = coin_arguments(uniforms, seeds, positions, (batch, draft_len + 1), target)
-    name, run = select(IMPLEMENTATIONS, backend, device, "verify_chain")
+    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "verify_chain")
     refuse_filters(name, target.sampling, drawn_with)
     if name == "triton" and kind != RuleKind.TOKEN:
         raise NotImplementedError(f"rule: the triton backend does not serve {rule!r} yet")
-    tokens, num_accepted, num_tokens, next_token, emitted_logprobs, status = run(
-        *target.flat(),
-        draft_tokens,
-        index,
-        drafters,
-        draft_logits,
-        draft_lens,
-        *drawn_with,
-        *coins,
-        kind,
-        *typical,
-        logprobs,
-    )
+    arguments = (*flat(target), *flat(draft), *coins, kind, *typical, logprobs)
+    tokens, num_accepted, num_tokens, next_token, emitted_logprobs, status = run(*arguments)
     emitted = emitted_logprobs if logprobs else None
     return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status)
 
@@ -133,6 +118,28 @@ def rule_arguments(rule: str | Typical) -> tuple[int, tuple[float, float]]:
     if not isinstance(rule, str) or rule not in kinds:
         fail("rule", f"one of {', '.join(map(repr, kinds))} or a Typical", repr(rule))
     return int(kinds[rule]), (Typical.threshold, Typical.alpha)
+
+
+def draft_arguments(
+    members: list[Tensor],
+    draft_tokens: Tensor,
+    drafter: int | Tensor | None,
+    draft_logits: Tensor | None,
+    draft_lens: Tensor | None,
+    drawn_with: SamplingArguments,
+) -> Draft:
+    """Check the draft tokens and what they were drawn from against the members, and flatten them."""
+    batch, steps, _ = members[0].shape
+    device = members[0].device
+    check_tensor("draft_tokens", draft_tokens, (batch, None), INTEGER_DTYPES, device)
+    draft_len = draft_tokens.shape[1]
+    if steps not in (draft_len, draft_len + 1):
+        fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(members[0].shape))
+    index, drafters = drafter_arguments(drafter, draft_logits, draft_tokens, members)
+    if draft_lens is not None:
+        check_tensor("draft_lens", draft_lens, (batch,), INTEGER_DTYPES, device)
+        draft_lens = draft_lens.to(torch.int64).contiguous()
+    return Draft(draft_tokens, index, drafters, draft_logits, draft_lens, drawn_with)
 
 
 def drafter_arguments(

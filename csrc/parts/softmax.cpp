@@ -1,0 +1,205 @@
+#include "parts/softmax.h"
+
+#include <atomic>
+#include <cmath>
+
+#include "parts/parallel.h"
+
+namespace specens {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float lowest = std::numeric_limits<float>::lowest();
+constexpr float largest_offset = 0x1p20f;
+constexpr double largest_scale = 0x1p120;  // leaves room for factors inside Exp2
+
+}  // namespace
+
+void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter) {
+    source_ = &source;
+    scale_ = static_cast<float>(std::min(log2_e / temperature, largest_scale));
+    tile_max_.resize(source.tiles());
+    if (filter.any()) {
+        if (!scan_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
+            source.repair();
+            scan_groups();
+        }
+        offset_ = alive() ? max_ * scale_ : 0.0f;
+        apply(filter);
+        return;
+    }
+    alignas(64) float scratch[tile_size];
+    tile_sum_.resize(source.tiles());
+    const float first_max = row_kernels().scan(source.tile(0, scratch), source.width(0)).max;
+    if (!read_sums(first_max > -infinity ? first_max * scale_ : 0.0f)) {
+        source.repair();
+        read_sums(0.0f);
+    }
+}
+
+// Reads the row once; false where it holds NaN, +inf or a number too far above the offset, or where the offset is so
+// large that its rounding would swamp the exponents.
+bool Softmax::read_sums(float offset) {
+    if (!(std::abs(offset) < largest_offset)) {
+        return false;
+    }
+    offset_ = offset;
+    threshold_ = std::max((offset + smallest_exponent) / scale_, lowest);
+    std::atomic<bool> usable{true};
+    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[tile_size];
+        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
+            const TileSum seen =
+                row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_);
+            if (std::isnan(seen.sum) || !(seen.max * scale_ - offset_ <= largest_exponent)) {
+                usable = false;
+            }
+            tile_sum_[tile] = seen.sum;
+            tile_max_[tile] = seen.max;
+        }
+    });
+    if (!usable) {
+        return false;
+    }
+    max_ = -infinity;
+    sum_ = 0;
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        max_ = std::max(max_, tile_max_[tile]);
+        sum_ += has_mass(tile) ? tile_sum_[tile] : 0;
+    }
+    return sum_ > 0 || max_ == -infinity;
+}
+
+// Finds the largest logit of each group; false where there is NaN or +inf.
+bool Softmax::scan_groups() {
+    group_max_.resize((source_->vocab() + group_size - 1) / group_size);
+    std::atomic<bool> usable{true};
+    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[tile_size];
+        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
+            const TileScan seen = row_kernels().scan_groups(source_->tile(tile, scratch), source_->width(tile),
+                                                            group_max_.data() + tile * groups_per_tile);
+            if (seen.has_nan || seen.max == infinity) {
+                usable = false;
+            }
+            tile_max_[tile] = seen.max;
+        }
+    });
+    max_ = *std::max_element(tile_max_.begin(), tile_max_.end());
+    return usable;
+}
+
+void Softmax::apply(const FilterParameters& filter) {
+    tile_sum_.clear();
+    if (alive()) {
+        const Kept kept = search_.find(*this, filter);
+        threshold_ = kept.threshold;
+        sum_ = kept.mass;
+    }
+}
+
+void Softmax::masses(const float* values, int64_t count, float* out) const {
+    std::fill(out, out + count, 0.0f);
+    row_kernels().exp2_add(values, count, scale_, offset_, lowest, 1.0f, out);
+}
+
+double Softmax::total_mass() const {
+    alignas(64) float scratch[tile_size];
+    double total = 0;
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        if (tile_max_[tile] > -infinity) {
+            total += row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_).sum;
+        }
+    }
+    return total;
+}
+
+float Softmax::value_of_mass(double mass) const {
+    return static_cast<float>((std::max(std::log2(mass), double{smallest_exponent}) + offset_) / scale_);
+}
+
+float Softmax::scaled_value(float value, double share) const {
+    return static_cast<float>(value + std::log2(share) / scale_);
+}
+
+void Softmax::read_maxima(TileSource& source) {
+    source_ = &source;
+    tile_max_.resize(source.tiles());
+    alignas(64) float scratch[tile_size];
+    max_ = -infinity;
+    for (int64_t tile = 0; tile < source.tiles(); ++tile) {
+        const TileScan seen = row_kernels().scan(source.tile(tile, scratch), source.width(tile));
+        if (seen.has_nan || seen.max == infinity) {
+            source.repair();
+            return read_maxima(source);
+        }
+        tile_max_[tile] = seen.max;
+        max_ = std::max(max_, seen.max);
+    }
+}
+
+int64_t Softmax::most_likely() const {
+    const int64_t tile = first_equal(tile_max_.data(), source_->tiles(), max_);
+    alignas(64) float scratch[tile_size];
+    return tile * tile_size + first_equal(source_->tile(tile, scratch), source_->width(tile), max_);
+}
+
+double Softmax::probability(int64_t token) const {
+    if (token >= source_->vocab() || !alive()) {
+        return 0;
+    }
+    const float logit = source_->logit(token);
+    return logit >= threshold_ || !filtered() ? std::exp2(exponent(logit)) / sum_ : 0.0;
+}
+
+double Softmax::logprob(int64_t token) const {
+    if (token >= source_->vocab() || !alive()) {
+        return -infinity;
+    }
+    const float logit = source_->logit(token);
+    return logit >= threshold_ || !filtered() ? (exponent(logit) - std::log2(sum_)) / log2_e : -infinity;
+}
+
+void Softmax::write_logprobs(int64_t tile, float* out) const {
+    if (tile >= source_->tiles()) {
+        return;
+    }
+    alignas(64) float scratch[tile_size];
+    const float* logits = source_->tile(tile, scratch);
+    const int64_t count = source_->width(tile);
+    const double factor = scale_ / log2_e;
+    const double shift = (offset_ + std::log2(sum_)) / log2_e;
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = static_cast<float>(logits[i] * factor - shift);
+    }
+    if (filtered()) {
+        row_kernels().replace_below(logits, count, threshold_, -infinity, out);
+    }
+}
+
+double Softmax::tile_bound(int64_t tile) const {
+    return has_mass(tile) ? std::exp2(exponent(tile_max_[tile])) / sum_ : 0.0;
+}
+
+double Softmax::tile_mass(int64_t tile) const {
+    if (!has_mass(tile)) {
+        return 0;
+    }
+    if (!filtered()) {
+        return tile_sum_[tile] / sum_;
+    }
+    alignas(64) float masses[tile_size] = {};
+    add_tile(tile, 1.0, masses);
+    return row_kernels().clamp_sum(masses, source_->width(tile));
+}
+
+void Softmax::add_tile(int64_t tile, double factor, float* out) const {
+    if (has_mass(tile)) {
+        alignas(64) float scratch[tile_size];
+        const float* logits = source_->tile(tile, scratch);
+        row_kernels().exp2_add(logits, source_->width(tile), scale_, offset_, threshold_,
+                               static_cast<float>(factor / sum_), out);
+    }
+}
+
+}  // namespace specens

@@ -1,0 +1,59 @@
+// The distribution of one source of logits. Numbers of a tile are float32, numbers of a row double.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "parts/filters.h"
+#include "parts/sources.h"
+
+namespace specens {
+
+constexpr double log2_e = 1.4426950408889634;
+
+// softmax(logits / temperature) of a source, filtered.
+class Softmax final : private SearchedRow {
+  public:
+    // One pass over the source, and for filters another over the tokens that may be kept.
+    void read(TileSource& source, double temperature, const FilterParameters& filter);
+    // Only for `alive` and `most_likely`: the largest logits of a source.
+    void read_maxima(TileSource& source);
+    bool alive() const { return max_ > -std::numeric_limits<float>::infinity(); }
+    int64_t most_likely() const;
+    double probability(int64_t token) const;
+    double logprob(int64_t token) const;
+    // The log-probabilities of a tile's tokens, as `logprob` gives them.
+    void write_logprobs(int64_t tile, float* out) const;
+    double tile_mass(int64_t tile) const;
+    // No token of the tile is more probable.
+    double tile_bound(int64_t tile) const;
+    // out[i] += factor * probability(first token of the tile + i)
+    void add_tile(int64_t tile, double factor, float* out) const;
+
+  private:
+    bool read_sums(float offset);
+    bool scan_groups();
+    void apply(const FilterParameters& filter);
+    double exponent(float logit) const { return double{logit} * scale_ - offset_; }
+    bool filtered() const { return tile_sum_.empty(); }
+    bool has_mass(int64_t tile) const { return tile < source_->tiles() && tile_max_[tile] >= threshold_; }
+    int64_t vocab() const override { return source_->vocab(); }
+    const float* values(int64_t tile, float* scratch) const override { return source_->tile(tile, scratch); }
+    const std::vector<float>& group_max() const override { return group_max_; }
+    void masses(const float* values, int64_t count, float* out) const override;
+    double total_mass() const override;
+    float value_of_mass(double mass) const override;
+    float scaled_value(float value, double share) const override;
+
+    TileSource* source_ = nullptr;
+    float scale_ = 0;      // log2(e) / temperature
+    float offset_ = 0;     // masses are relative to 2^offset
+    float threshold_ = 0;  // of the logits that have mass
+    float max_ = 0;
+    double sum_ = 0;
+    std::vector<float> tile_max_, tile_sum_, group_max_;  // tile_sum_: empty where a filter made it needless
+    ThresholdSearch search_;
+};
+
+}  // namespace specens

@@ -1,0 +1,83 @@
+// Rows of logits, read tile by tile: of one member, or mixed from several.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "parts/rows.h"
+#include "parts/status.h"
+
+namespace specens {
+
+inline int64_t tile_count(int64_t vocab) { return (vocab + tile_size - 1) / tile_size; }
+
+enum class LogitType { float32, bfloat16, float16 };
+
+// One member's logits at one position.
+struct LogitRow {
+    const void* data;
+    LogitType type;
+    int64_t vocab;
+};
+
+// Float logits, tile by tile. As they are at first; once repaired, without NaN, +inf or numbers too large to scale.
+class TileSource {
+  public:
+    virtual ~TileSource() = default;
+    int64_t vocab() const { return vocab_; }
+    int64_t tiles() const { return tile_count(vocab_); }
+    int64_t width(int64_t tile) const { return std::min(tile_size, vocab_ - tile * tile_size); }
+    int32_t status() const { return status_; }
+    // Whether threads may read different tiles at once.
+    virtual bool splittable() const = 0;
+    // A tile's logits, in `scratch` or in place.
+    virtual const float* tile(int64_t tile, float* scratch) = 0;
+    // One token's logit, as `tile` gives it.
+    virtual float logit(int64_t token) const = 0;
+    // From now on NaN counts as -inf, +inf as the largest float, and the row's largest logit as 0.
+    virtual void repair() = 0;
+
+  protected:
+    int64_t vocab_ = 0;
+    int32_t status_ = status_ok;
+};
+
+// The logits of one member.
+class MemberSource final : public TileSource {
+  public:
+    void reset(const LogitRow& row);
+    bool splittable() const override { return true; }
+    const float* tile(int64_t tile, float* scratch) override;
+    float logit(int64_t token) const override;
+    void repair() override;
+    // As `tile`, with its largest logit; repairs numbers that cannot be used, but does not shift the others.
+    const float* usable_tile(int64_t tile, float* scratch, float& max);
+
+  private:
+    const float* widened(int64_t tile, float* scratch) const;
+    LogitRow row_{};
+    bool repaired_ = false;
+    float shift_ = 0;
+};
+
+// sum_i weight_i * logits_i, -inf at excluded tokens.
+class MixedSource final : public TileSource {
+  public:
+    // `plausibility` > 0 excludes tokens whose probability under member 0 is below that share of its largest.
+    void reset(const std::vector<LogitRow>& rows, const float* weights, double plausibility);
+    bool splittable() const override { return false; }
+    const float* tile(int64_t tile, float* scratch) override;
+    float logit(int64_t token) const override;
+    void repair() override;
+
+  private:
+    std::vector<MemberSource> members_;
+    std::vector<float> weights_;  // of members_, none zero
+    MemberSource plausible_;
+    float threshold_ = -std::numeric_limits<float>::infinity();
+    float shift_ = 0;
+};
+
+}  // namespace specens

@@ -1,0 +1,219 @@
+#include "parts/target_row.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace specens {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+TileSource& TargetRow::source(size_t index) {
+    if (kind_ == EnsembleKind::logit_mixture) {
+        return mixed_;
+    }
+    return members_[index];
+}
+
+void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities) {
+    const bool greedy = parameters.temperature == 0;
+    kind_ = parameters.kind;
+    temperature_ = greedy ? 1 : parameters.temperature;
+    const bool mixture = kind_ == EnsembleKind::mixture;
+    const FilterParameters filter = greedy ? FilterParameters{} : parameters.filter;
+    filtered_ = mixture && !parameters.filter_members && filter.any();
+    member_filter_ = filtered_ ? FilterParameters{} : filter;
+    status_ = status_ok;
+    vocab_ = 0;
+    members_.resize(rows.size());
+    for (size_t member = 0; member < rows.size(); ++member) {
+        members_[member].reset(rows[member]);
+        vocab_ = std::max(vocab_, rows[member].vocab);
+    }
+    if (kind_ == EnsembleKind::logit_mixture) {
+        mixed_.reset(rows, parameters.weights, parameters.plausibility);
+    }
+    shares_.assign(mixture ? rows.size() : 1, 0.0);
+    softmaxes_.resize(shares_.size());
+    double total = 0;
+    bool dead_member = false;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        const double weight = mixture ? parameters.weights[index] : 1.0;
+        if (weight == 0) {
+            continue;
+        }
+        if (mixture || !greedy || probabilities) {
+            softmaxes_[index].read(source(index), temperature_, member_filter_);
+        } else {
+            softmaxes_[index].read_maxima(source(index));
+        }
+        status_ |= source(index).status();
+        dead_member |= !softmaxes_[index].alive();
+        shares_[index] = softmaxes_[index].alive() ? weight : 0;
+        total += shares_[index];
+    }
+    alive_ = total > 0;
+    for (double& share : shares_) {
+        share = alive_ ? share / total : 0;
+    }
+    status_ |= !alive_ ? status_no_token : dead_member ? status_member_without_token : 0;
+    if (filtered_ && alive_) {
+        filter_mixture(filter);
+    }
+}
+
+void TargetRow::filter_mixture(const FilterParameters& filter) {
+    alignas(64) float scratch[tile_size];
+    group_max_.resize(tiles() * groups_per_tile);
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        row_kernels().scan_groups(values(tile, scratch), tile_size, group_max_.data() + tile * groups_per_tile);
+    }
+    kept_ = search_.find(*this, filter);
+}
+
+const float* TargetRow::values(int64_t tile, float* scratch) const {
+    mix_tile(tile, 1, scratch);
+    return scratch;
+}
+
+void TargetRow::masses(const float* values, int64_t count, float* out) const { std::copy(values, values + count, out); }
+
+int64_t TargetRow::most_likely() const {
+    return kind_ == EnsembleKind::mixture ? most_likely_of_mixture() : softmaxes_[0].most_likely();
+}
+
+int64_t TargetRow::most_likely_of_mixture() const {
+    alignas(64) float masses[tile_size];
+    float best = -1;
+    int64_t token = -1;
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        double bound = 0;
+        for (size_t index = 0; index < shares_.size(); ++index) {
+            bound += shares_[index] > 0 ? shares_[index] * softmaxes_[index].tile_bound(tile) : 0;
+        }
+        if (bound * (1 + 1e-5) < best) {  // the margin is wider than what rounding adds to a float mass
+            continue;
+        }
+        mix_tile(tile, 1, masses);
+        const float max = row_kernels().scan(masses, tile_size).max;
+        if (max > best) {
+            best = max;
+            token = tile * tile_size + first_equal(masses, tile_size, max);
+        }
+    }
+    return token;
+}
+
+double TargetRow::probability(int64_t token) const {
+    if (filtered_) {
+        alignas(64) float masses[tile_size];
+        write_tile(token / tile_size, masses);
+        return masses[token % tile_size];
+    }
+    double total = 0;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].probability(token) : 0;
+    }
+    return total;
+}
+
+double TargetRow::logprob(int64_t token) const {
+    if (kind_ != EnsembleKind::mixture) {
+        return softmaxes_[0].logprob(token);
+    }
+    if (filtered_) {
+        return std::log(probability(token));
+    }
+    double largest = -infinity;
+    double total = 0;  // relative to the largest: small probabilities underflow
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        const double own = shares_[index] > 0 ? std::log(shares_[index]) + softmaxes_[index].logprob(token) : -infinity;
+        const double bound = std::max(largest, own);
+        if (bound > -infinity) {
+            total = total * std::exp(largest - bound) + std::exp(own - bound);
+            largest = bound;
+        }
+    }
+    return total > 0 ? largest + std::log(total) : -infinity;
+}
+
+void TargetRow::write_logprobs(int64_t tile, float* out) const {
+    const int64_t first = tile * tile_size;
+    const int64_t count = std::min(tile_size, vocab_ - first);
+    if (kind_ != EnsembleKind::mixture) {
+        std::fill(out, out + count, -infinity);
+        softmaxes_[0].write_logprobs(tile, out);
+        return;
+    }
+    constexpr float exact = 1e-30f;  // smaller float masses have lost digits, or all of them
+    alignas(64) float masses[tile_size];
+    write_tile(tile, masses);
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = masses[i] > exact ? std::log(masses[i]) : static_cast<float>(logprob(first + i));
+    }
+}
+
+double TargetRow::tile_mass(int64_t tile) const {
+    if (filtered_) {
+        const float* first = group_max_.data() + tile * groups_per_tile;
+        if (*std::max_element(first, first + groups_per_tile) < kept_.threshold) {
+            return 0;
+        }
+        alignas(64) float masses[tile_size];
+        write_tile(tile, masses);
+        return row_kernels().clamp_sum(masses, tile_size);
+    }
+    double total = 0;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].tile_mass(tile) : 0;
+    }
+    return total;
+}
+
+void TargetRow::mix_tile(int64_t tile, double share, float* out) const {
+    std::fill(out, out + tile_size, 0.0f);
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        if (shares_[index] > 0) {
+            softmaxes_[index].add_tile(tile, share * shares_[index], out);
+        }
+    }
+}
+
+void TargetRow::write_tile(int64_t tile, float* out, double share) const {
+    if (!filtered_) {
+        mix_tile(tile, share, out);
+        return;
+    }
+    mix_tile(tile, 1, out);
+    row_kernels().replace_below(out, tile_size, kept_.threshold, 0.0f, out);
+    const auto factor = static_cast<float>(share / kept_.mass);
+    for (int64_t index = 0; index < tile_size; ++index) {
+        out[index] *= factor;
+    }
+}
+
+double TargetRow::entropy() const {
+    alignas(64) float masses[tile_size];
+    double total = 0;
+    for (int64_t tile = 0; tile < tiles(); ++tile) {
+        if (tile_mass(tile) > 0) {
+            write_tile(tile, masses);
+            total += row_kernels().log2_sum(masses, tile_size);
+        }
+    }
+    return -total / log2_e;
+}
+
+const Softmax* TargetRow::member_softmax(int64_t member, double temperature, const FilterParameters& filter,
+                                         int32_t& status) const {
+    const bool read = kind_ == EnsembleKind::mixture ? shares_[member] > 0 : kind_ == EnsembleKind::single;
+    if (!read || temperature != temperature_ || !(filter == member_filter_)) {
+        return nullptr;
+    }
+    status = members_[member].status();
+    return &softmaxes_[member];
+}
+
+}  // namespace specens
