@@ -36,6 +36,7 @@ SCHEMA = (
     "int rule, float typical_threshold, float typical_alpha, bool logprobs)"
     " -> (Tensor tokens, Tensor num_accepted, Tensor num_tokens, Tensor next_token, Tensor logprobs, Tensor status)"
 )
+RULES = {kind.name.lower(): int(kind) for kind in RuleKind}
 IMPLEMENTATIONS = implementations("verify_chain", SCHEMA, reference.verify_chain)
 
 
@@ -114,10 +115,9 @@ def rule_arguments(rule: str | Typical) -> tuple[int, tuple[float, float]]:
     """The code of a rule, and threshold and alpha of the typical one."""
     if isinstance(rule, Typical):
         return int(RuleKind.TYPICAL), (rule.threshold, rule.alpha)
-    kinds = {kind.name.lower(): kind for kind in RuleKind}
-    if not isinstance(rule, str) or rule not in kinds:
-        fail("rule", f"one of {', '.join(map(repr, kinds))} or a Typical", repr(rule))
-    return int(kinds[rule]), (Typical.threshold, Typical.alpha)
+    if not isinstance(rule, str) or rule not in RULES:
+        fail("rule", f"one of {', '.join(map(repr, RULES))} or a Typical", repr(rule))
+    return RULES[rule], (Typical.threshold, Typical.alpha)
 
 
 def draft_arguments(
