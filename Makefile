@@ -1,4 +1,4 @@
-# make demo | test | check | bench | wheel | clean
+# make demo | test | sanitize | check | bench | wheel | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -7,13 +7,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu)
 
-.PHONY: demo test check bench wheel clean
+.PHONY: demo test sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The C++ of the operators under the address and undefined-behaviour sanitizers; the plain build is put back afterwards.
+sanitize: $(VENV)/.installed
+	$(PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/sanitize \
+		-C cmake.define.SPECENS_SANITIZE=ON -C cmake.define.SPECENS_CUDA=OFF
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(BIN)/python -m pytest -s tests/ops -k "(cpp or thresholds) and not compile and not opcheck"; \
+		result=$$?; $(PIP) install --no-build-isolation --no-deps -e . && exit $$result
 
 check: $(VENV)/.checkers
 	$(BIN)/ruff check .
