@@ -18,7 +18,10 @@ float nth_largest(std::vector<float>& values, int64_t count) {
 Kept ThresholdSearch::find(const SearchedRow& row, const FilterParameters& filter) {
     const float max = *std::max_element(row.group_max().begin(), row.group_max().end());
     const float min_p_value = filter.min_p > 0 ? row.scaled_value(max, filter.min_p) : lowest;
-    gather(row, candidate_bound(row, filter, max, min_p_value));
+    // whether top-p acts on the whole row, not on what an earlier filter left
+    const bool whole_row = filter.top_p < 1 && filter.top_k == 0 && !(filter.min_p_first && filter.min_p > 0);
+    const double row_mass = whole_row ? row.total_mass() : 0;
+    gather(row, std::min(max, candidate_bound(row, filter, min_p_value, (1 - filter.top_p) * row_mass)));
     if (filter.min_p_first) {
         keep_at_least(min_p_value);
     }
@@ -26,8 +29,7 @@ Kept ThresholdSearch::find(const SearchedRow& row, const FilterParameters& filte
         keep_largest(filter.top_k);
     }
     if (filter.top_p < 1) {
-        const bool whole_row = filter.top_k == 0 && !(filter.min_p_first && filter.min_p > 0);
-        keep_mass(filter.top_p * (whole_row ? row.total_mass() : mass()));
+        keep_mass(filter.top_p * (whole_row ? row_mass : mass()));
     }
     if (!filter.min_p_first) {
         keep_at_least(min_p_value);
@@ -35,9 +37,10 @@ Kept ThresholdSearch::find(const SearchedRow& row, const FilterParameters& filte
     return {std::min_element(candidates_.begin(), candidates_.end())->first, mass()};
 }
 
-// No kept value lies below it, and no filter needs to know a value below it.
-float ThresholdSearch::candidate_bound(const SearchedRow& row, const FilterParameters& filter, float max,
-                                       float min_p_value) {
+// No kept value lies below it, and no filter needs to know a value below it. left_out: the mass of the row that top-p
+// leaves out, 0 where it does not act on the whole row.
+float ThresholdSearch::candidate_bound(const SearchedRow& row, const FilterParameters& filter, float min_p_value,
+                                       double left_out) {
     float bound = lowest;
     if (filter.min_p_first || filter.top_p >= 1) {
         bound = min_p_value;
@@ -46,16 +49,14 @@ float ThresholdSearch::candidate_bound(const SearchedRow& row, const FilterParam
         // so many groups have a value at least as large
         maxima_ = row.group_max();
         bound = std::max(bound, nth_largest(maxima_, filter.top_k));
-    } else if (filter.top_k == 0 && filter.top_p < 1 && bound == lowest) {
-        // all values below it together have less than the mass that top-p leaves out
-        bound = row.value_of_mass((1 - filter.top_p) * row.total_mass() / static_cast<double>(row.vocab()));
+    } else if (left_out > 0) {
+        // all values below it together have less than the mass that is left out
+        bound = std::max(bound, row.value_of_mass(left_out / static_cast<double>(row.vocab())));
     }
-    return std::min(bound, max);
+    return bound;
 }
 
 void ThresholdSearch::gather(const SearchedRow& row, float bound) {
-    constexpr float lowest_bound = lowest;
-    bound = std::max(bound, lowest_bound);
     const std::vector<float>& group_max = row.group_max();
     alignas(64) float scratch[tile_size];
     int64_t found = 0;

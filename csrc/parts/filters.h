@@ -45,11 +45,11 @@ struct Kept {
 
 class ThresholdSearch {
   public:
-    // Reads the groups of tokens that can hold kept values once, besides what `row.total_mass` reads.
+    // Reads the groups of tokens that can hold kept values once, and `row.total_mass` at most once.
     Kept find(const SearchedRow& row, const FilterParameters& filter);
 
   private:
-    float candidate_bound(const SearchedRow& row, const FilterParameters& filter, float max, float min_p_value);
+    float candidate_bound(const SearchedRow& row, const FilterParameters& filter, float min_p_value, double left_out);
     void gather(const SearchedRow& row, float bound);
     void keep_largest(int64_t count);
     void keep_mass(double needed);

@@ -1,7 +1,9 @@
 #include "parts/softmax.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <utility>
 
 #include "parts/parallel.h"
 
@@ -20,9 +22,9 @@ void Softmax::read(TileSource& source, double temperature, const FilterParameter
     scale_ = static_cast<float>(std::min(log2_e / temperature, largest_scale));
     tile_max_.resize(source.tiles());
     if (filter.any()) {
-        if (!scan_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
+        if (!read_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
             source.repair();
-            scan_groups();
+            read_groups();
         }
         offset_ = alive() ? max_ * scale_ : 0.0f;
         apply(filter);
@@ -37,6 +39,25 @@ void Softmax::read(TileSource& source, double temperature, const FilterParameter
     }
 }
 
+// Calls read(tile, logits, count), which gives the largest logit and whether all can be used, for every tile; false
+// where some cannot.
+template <typename Read>
+bool Softmax::read_tiles(const Read& read) {
+    std::atomic<bool> usable{true};
+    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[tile_size];
+        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
+            const auto [max, all_usable] = read(tile, source_->tile(tile, scratch), source_->width(tile));
+            tile_max_[tile] = max;
+            if (!all_usable) {
+                usable = false;
+            }
+        }
+    });
+    max_ = *std::max_element(tile_max_.begin(), tile_max_.end());
+    return usable;
+}
+
 // Reads the row once; false where it holds NaN, +inf or a number too far above the offset, or where the offset is so
 // large that its rounding would swamp the exponents.
 bool Softmax::read_sums(float offset) {
@@ -45,48 +66,36 @@ bool Softmax::read_sums(float offset) {
     }
     offset_ = offset;
     threshold_ = std::max((offset + smallest_exponent) / scale_, lowest);
-    std::atomic<bool> usable{true};
-    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
-        alignas(64) float scratch[tile_size];
-        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
-            const TileSum seen =
-                row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_);
-            if (std::isnan(seen.sum) || !(seen.max * scale_ - offset_ <= largest_exponent)) {
-                usable = false;
-            }
-            tile_sum_[tile] = seen.sum;
-            tile_max_[tile] = seen.max;
-        }
+    const bool usable = read_tiles([&](int64_t tile, const float* logits, int64_t count) {
+        const TileSum seen = row_kernels().exp2_sum(logits, count, scale_, offset_);
+        tile_sum_[tile] = seen.sum;
+        return std::pair(seen.max, !std::isnan(seen.sum) && seen.max * scale_ - offset_ <= largest_exponent);
     });
     if (!usable) {
         return false;
     }
-    max_ = -infinity;
     sum_ = 0;
     for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
-        max_ = std::max(max_, tile_max_[tile]);
         sum_ += has_mass(tile) ? tile_sum_[tile] : 0;
     }
     return sum_ > 0 || max_ == -infinity;
 }
 
 // Finds the largest logit of each group; false where there is NaN or +inf.
-bool Softmax::scan_groups() {
+bool Softmax::read_groups() {
     group_max_.resize((source_->vocab() + group_size - 1) / group_size);
-    std::atomic<bool> usable{true};
-    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
-        alignas(64) float scratch[tile_size];
-        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
-            const TileScan seen = row_kernels().scan_groups(source_->tile(tile, scratch), source_->width(tile),
-                                                            group_max_.data() + tile * groups_per_tile);
-            if (seen.has_nan || seen.max == infinity) {
-                usable = false;
-            }
-            tile_max_[tile] = seen.max;
-        }
+    return read_tiles([&](int64_t tile, const float* logits, int64_t count) {
+        const TileScan seen = row_kernels().scan_groups(logits, count, group_max_.data() + tile * groups_per_tile);
+        return std::pair(seen.max, !seen.has_nan && seen.max < infinity);
     });
-    max_ = *std::max_element(tile_max_.begin(), tile_max_.end());
-    return usable;
+}
+
+// Finds the largest logit of each tile; false where there is NaN or +inf.
+bool Softmax::read_tile_maxima() {
+    return read_tiles([](int64_t, const float* logits, int64_t count) {
+        const TileScan seen = row_kernels().scan(logits, count);
+        return std::pair(seen.max, !seen.has_nan && seen.max < infinity);
+    });
 }
 
 void Softmax::apply(const FilterParameters& filter) {
@@ -125,16 +134,9 @@ float Softmax::scaled_value(float value, double share) const {
 void Softmax::read_maxima(TileSource& source) {
     source_ = &source;
     tile_max_.resize(source.tiles());
-    alignas(64) float scratch[tile_size];
-    max_ = -infinity;
-    for (int64_t tile = 0; tile < source.tiles(); ++tile) {
-        const TileScan seen = row_kernels().scan(source.tile(tile, scratch), source.width(tile));
-        if (seen.has_nan || seen.max == infinity) {
-            source.repair();
-            return read_maxima(source);
-        }
-        tile_max_[tile] = seen.max;
-        max_ = std::max(max_, seen.max);
+    if (!read_tile_maxima()) {
+        source.repair();
+        read_tile_maxima();
     }
 }
 

@@ -32,8 +32,11 @@ class Softmax final : private SearchedRow {
     void add_tile(int64_t tile, double factor, float* out) const;
 
   private:
+    template <typename Read>
+    bool read_tiles(const Read& read);
     bool read_sums(float offset);
-    bool scan_groups();
+    bool read_groups();
+    bool read_tile_maxima();
     void apply(const FilterParameters& filter);
     double exponent(float logit) const { return double{logit} * scale_ - offset_; }
     bool filtered() const { return tile_sum_.empty(); }
