@@ -5,7 +5,18 @@ from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
-from specens_kernels.types import Contrastive, Draw, LogitMixture, Mixture, Sampling, Status, Typical, Verdict
+from specens_kernels.types import (
+    Contrastive,
+    Draw,
+    LogitMixture,
+    Mixture,
+    Processing,
+    Sampling,
+    Status,
+    Synthetic,
+    Typical,
+    Verdict,
+)
 
 __version__ = "0.1.0"
 
@@ -15,8 +26,10 @@ __all__ = [
     "Draw",
     "LogitMixture",
     "Mixture",
+    "Processing",
     "Sampling",
     "Status",
+    "Synthetic",
     "Typical",
     "Verdict",
     "backends",

@@ -65,18 +65,21 @@ KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types 
 FASTEST: dict[tuple[str, str], str] = {}  # (room, device type) -> the backend that a call takes by default
 
 
-def implementations(name: str, schema: str, reference: Implementation) -> Table:
+def implementations(
+    name: str, schema: str, reference: Implementation, *, room: str | None = None, launch: str = "launch"
+) -> Table:
     """Define the operators of one room and return its table of implementations.
 
     Defines `specens::{name}_cpp` and `specens::{name}_triton` with `schema`, whose arguments `reference` takes in the
-    same order; `reference` is their fake kernel. Triton's kernel is `launch` in the room's triton_kernel.py.
+    same order; `reference` is their fake kernel. Triton's kernel is the function `launch` of triton_kernel.py in the
+    room, which is that of the name unless given.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
     """
     for operator in (f"{name}_cpp", f"{name}_triton"):
         LIBRARY.define(operator + schema)
         torch.library.register_fake(f"specens::{operator}", reference, lib=LIBRARY)
-    _register_triton(name)
+    _register_triton(name, room or name, launch)
     table: Table = {"reference": reference}
     for backend in ("cpp", "triton"):
         operator = f"{name}_{backend}"
@@ -88,13 +91,13 @@ def implementations(name: str, schema: str, reference: Implementation) -> Table:
     return table
 
 
-def _register_triton(name: str) -> None:
-    module = f"specens_kernels.ops.{name}.triton_kernel"
+def _register_triton(name: str, room: str, launch: str) -> None:
+    module = f"specens_kernels.ops.{room}.triton_kernel"
     if TRITON_REASON is not None or importlib.util.find_spec(module) is None:
         return
-    launch = importlib.import_module(module).launch
+    kernel = getattr(importlib.import_module(module), launch)
     for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
-        LIBRARY.impl(f"{name}_triton", launch, key)
+        LIBRARY.impl(f"{name}_triton", kernel, key)
 
 
 def _kernel_devices(operator: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+INTEGER_DTYPES = (torch.int64, torch.int32)
 WEIGHT_SUM_TOLERANCE = 1e-3  # of a Mixture's weights; they are normalised afterwards
 EMPTY_RESIDUAL_MASS = 2.0**-20  # what float32 rounding can leave of a residual that is nothing
 
@@ -171,7 +172,8 @@ class Sampling:
         if self.filter_order not in ("transformers", "vllm"):
             raise ValueError(f"filter_order: expected 'transformers' or 'vllm', got {self.filter_order!r}")
         _check_numbers("temperature", self.temperature, "a finite number >= 0", lambda t: (t >= 0) & (t < math.inf))
-        _check_top_k(self.top_k)
+        if self.top_k is not None:
+            _check_integers("top_k", self.top_k, -1)
         if self.top_p is not None:
             _check_numbers("top_p", self.top_p, "a number in (0, 1]", lambda p: (p > 0) & (p <= 1))
         if self.min_p is not None:
@@ -195,15 +197,87 @@ def _check_numbers(name: str, value: Any, expected: str, in_range: Callable[[Any
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
-def _check_top_k(value: object) -> None:
+def _check_integers(name: str, value: object, least: float) -> None:
+    """Raise ValueError unless an integer, or each of a tensor [batch], is at least this."""
+    expected = "an integer" if least == -math.inf else f"an integer >= {least}"
     if isinstance(value, Tensor):
-        if value.dim() != 1 or value.dtype not in (torch.int64, torch.int32):
+        if value.dim() != 1 or value.dtype not in INTEGER_DTYPES:
             got = f"{value.dtype} {list(value.shape)}"
-            raise ValueError(f"top_k: expected an integer or an int64 or int32 tensor [batch], got {got}")
-        if _readable(value) and not bool((value >= -1).all()):
-            raise ValueError(f"top_k: expected integers >= -1, got {value}")
-    elif value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
-        raise ValueError(f"top_k: expected None or an integer >= -1, got {value!r}")
+            raise ValueError(f"{name}: expected {expected} or an int64 or int32 tensor [batch], got {got}")
+        if _readable(value) and not bool((value >= least).all()):
+            raise ValueError(f"{name}: expected {expected} for each request, got {value}")
+    elif isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _check_token_table(name: str, value: object, dims: tuple[int, ...] = (2,)) -> None:
+    """Raise ValueError unless this is None or an integer tensor of so many dimensions."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor) or value.dim() not in dims or value.dtype not in INTEGER_DTYPES:
+        got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ValueError(f"{name}: expected an int64 or int32 tensor [batch, tokens], got {got}")
+
+
+@dataclass(frozen=True)
+class Processing:
+    """What is done to the logits of a batch before anything else: of every member, at every row.
+
+    Row i of a request comes after its drafts 0..i-1, which count as output like `output_tokens`. Of a token's logit,
+    in this order:
+    logit_bias: (tokens, values): int64 or int32 [batch, n] and floating-point [batch, n]; the value is added to the
+        logit, the values of a token that is listed twice are. -inf forbids a token.
+    repetition_penalty: > 0; of tokens in the prompt or the output, a positive logit is divided by it, another one
+        multiplied. 1 is off. Source: Keskar et al., CTRL, 2019.
+    frequency_penalty, presence_penalty: subtracted for each time that a token is in the output, and once if it is. 0 is
+        off.
+    min_tokens: end_tokens get -inf in row i while i < min_tokens: how many tokens must still come before the text may
+        end, counted from the first row. An integer or an int64 or int32 tensor [batch].
+    end_tokens: int64 or int32 [ends] or [batch, ends].
+    prompt_tokens, output_tokens: int64 or int32 [batch, n]: what stands before the first row.
+    Penalties are numbers or floating-point tensors [batch]. Ids outside the vocabulary are padding, in all tables.
+
+    Raises ValueError for a number, or a tensor on the CPU with a number, out of range; elsewhere a request with such a
+    penalty gets `Status.INVALID_PARAMETER`.
+    """
+
+    logit_bias: tuple[Tensor, Tensor] | None = None
+    repetition_penalty: float | Tensor = 1.0
+    frequency_penalty: float | Tensor = 0.0
+    presence_penalty: float | Tensor = 0.0
+    min_tokens: int | Tensor = 0
+    end_tokens: Tensor | None = None
+    prompt_tokens: Tensor | None = None
+    output_tokens: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_logit_bias(self.logit_bias)
+        positive = "a finite number > 0"
+        _check_numbers("repetition_penalty", self.repetition_penalty, positive, lambda x: (x > 0) & (x < math.inf))
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check_numbers(name, getattr(self, name), "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
+        _check_integers("min_tokens", self.min_tokens, -math.inf)
+        _check_token_table("end_tokens", self.end_tokens, (1, 2))
+        _check_token_table("prompt_tokens", self.prompt_tokens)
+        _check_token_table("output_tokens", self.output_tokens)
+        if self.end_tokens is None and not (isinstance(self.min_tokens, int) and self.min_tokens <= 0):
+            raise ValueError("end_tokens: expected the tokens that min_tokens holds back, got None")
+
+
+def _check_logit_bias(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[1], Tensor):
+        raise ValueError(f"logit_bias: expected a pair of tensors (tokens, values), got {value!r}")
+    tokens, values = value
+    _check_token_table("logit_bias[0]", tokens)
+    if tokens is None or not values.is_floating_point() or values.shape != tokens.shape:
+        raise ValueError(
+            f"logit_bias[1]: expected floating-point values for each of logit_bias[0], got {values.dtype} "
+            f"{list(values.shape)}"
+        )
+    if _readable(values) and not bool((values < math.inf).all()):
+        raise ValueError(f"logit_bias[1]: expected numbers below +inf, got {values}")
 
 
 @dataclass(frozen=True)
@@ -222,6 +296,25 @@ class Typical:
         _check_numbers("alpha", self.alpha, "a finite number >= 0", lambda x: (x >= 0) & (x < math.inf))
 
 
+@dataclass(frozen=True)
+class Synthetic:
+    """Synthetic acceptance: draft j is accepted with a given probability if all before it are, whatever it is.
+
+    Not lossless: it shows what a drafter of that quality would be worth, with the real cost of everything else. The
+    next token is drawn from the target. Greedy requests are treated alike, and need coins.
+    acceptance_rates: in [0, 1]: one number for all positions, or one a position.
+    """
+
+    acceptance_rates: float | tuple[float, ...] = 0.8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.acceptance_rates, int | float):
+            object.__setattr__(self, "acceptance_rates", tuple(self.acceptance_rates))
+        rates = self.acceptance_rates if isinstance(self.acceptance_rates, tuple) else (self.acceptance_rates,)
+        for rate in rates:
+            _check_numbers("acceptance_rates", rate, "numbers in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+
+
 class Verdict(NamedTuple):
     """What a batch of speculative steps emits.
 
@@ -230,6 +323,9 @@ class Verdict(NamedTuple):
     next_token: int64 [batch], the recovered or the bonus token, -1 where there is none.
     logprobs: float32 [batch, draft_len + 1], of the emitted tokens, 0 in the padding; None unless asked for.
     status: int32 [batch], bits of `Status`.
+    top_tokens: int64 [batch, draft_len + 1, top_logprobs], the most likely tokens where one was emitted, most likely
+        first, -1 where there is none (left); None unless asked for.
+    top_logprobs: float32, their log-probabilities, -inf where there is no token; None unless asked for.
     """
 
     tokens: Tensor
@@ -238,15 +334,20 @@ class Verdict(NamedTuple):
     next_token: Tensor
     logprobs: Tensor | None
     status: Tensor
+    top_tokens: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
 
 class Draw(NamedTuple):
     """One drawn token a request.
 
     tokens: int64 [batch], -1 where no token has positive probability. logprobs: float32 [batch] (0 where there is no
-    token) or None unless asked for. status: int32 [batch], bits of `Status`.
+    token) or None unless asked for. status: int32 [batch], bits of `Status`. top_tokens: int64 [batch, top_logprobs]
+    and top_logprobs, float32: the most likely tokens, as in `Verdict`, or None unless asked for.
     """
 
     tokens: Tensor
     logprobs: Tensor | None
     status: Tensor
+    top_tokens: Tensor | None = None
+    top_logprobs: Tensor | None = None

@@ -162,6 +162,11 @@ def build(recipe: Recipe, seed: int, device: torch.device | str = "cpu") -> Case
     )
 
 
+def tensors_of(result: Verdict | Draw) -> list[Tensor]:
+    """The fields that were asked for."""
+    return [value for value in result if value is not None]
+
+
 def operator_arguments(room: ModuleType, call: Callable[[str], Any]) -> tuple[Any, ...]:
     """What `call("reference")` hands to the operator of a room (a module of specens_kernels.ops)."""
     recorded: list[tuple[Any, ...]] = []

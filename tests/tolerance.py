@@ -18,7 +18,7 @@ from cases import Case
 from torch import Tensor
 
 from specens_kernels import Draw, Sampling, Verdict
-from specens_kernels.checks import Draft, sampling_arguments, target_arguments
+from specens_kernels.arguments import Coins, Draft, sampling_arguments, target_arguments
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
     parameters,
@@ -64,17 +64,17 @@ def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
     rows = ensemble_logprobs(target)
     probs, noise = target_probs(rows), row_noise(case)
     draft = _draft_distribution(case, probs.shape[-1], rows.greedy)
-    coins = tuple(case.coins.get(name) for name in ("uniforms", "seeds", "positions"))
+    coins = Coins(*(case.coins.get(name) for name in ("uniforms", "seeds", "positions")))
 
     token = tokens.clamp(0, probs.shape[-1] - 1)[..., None]
     at_token, draft_at_token = probs[:, :draft_len].gather(2, token)[..., 0], draft.gather(2, token)[..., 0]
-    tests = chain_coins(*coins, None, tokens) * draft_at_token
+    tests = chain_coins(coins, None, tokens) * draft_at_token
     margin = _acceptance_margin(tests, at_token) / noise[:, :draft_len] / TIES["acceptance"]
     ties = (margin < 1) & ~rows.greedy[:, None]
 
     last = pick_row(probs, num_accepted)
     mass = (last - pick_row(draft, num_accepted)).clamp(min=0)
-    coin = chain_coins(*coins, num_accepted, tokens)
+    coin = chain_coins(coins, num_accepted, tokens)
     last_noise = pick_row(noise[..., None], num_accepted)[:, 0]
     drawn = torch.minimum(_draw_margin(last, coin), _draw_margin(mass, coin)) < TIES["draw"] * last_noise
     used = torch.arange(draft_len, device=tokens.device) <= num_accepted[:, None]
@@ -99,10 +99,13 @@ def draw_ties(case: Case, row: int) -> Tensor:
 def _draft_distribution(case: Case, vocab: int, greedy: Tensor) -> Tensor:
     sampling: Sampling = case.draft.get("draft_sampling", case.target["sampling"])
     logits = case.draft.get("draft_logits")
-    index, drafters = drafter_arguments(case.draft.get("drafter"), logits, case.draft_tokens, case.member_logits)
-    flat = sampling_arguments("draft_sampling", sampling, case.member_logits[0])
-    draft = Draft(case.draft_tokens, index, drafters, logits, case.draft.get("draft_lens"), flat)
-    return draft_probs(case.member_logits, draft, vocab, greedy)[0]
+    tokens, members = case.draft_tokens, case.member_logits
+    index, drafters = drafter_arguments(case.draft.get("drafter"), tokens, members)
+    flat = sampling_arguments("draft_sampling", sampling, len(tokens), tokens.device)
+    lens = case.draft.get("draft_lens")
+    draft = Draft(tokens, drafters, logits, None, lens, index, tokens.shape[1], 1, flat)
+    target = target_arguments(members, case.target["ensemble"], case.target["sampling"])
+    return draft_probs(target, draft, vocab, greedy)[0]
 
 
 def _acceptance_margin(tested: Tensor, target: Tensor) -> Tensor:

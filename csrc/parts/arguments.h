@@ -1,4 +1,4 @@
-// The flat arguments of operators that read a target distribution, as plain views.
+// The arguments of operators, as plain views; `specens_kernels.arguments` says how they are packed.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "parts/draw.h"
-#include "parts/philox.h"
-#include "parts/target_row.h"
+#include "parts/row_edits.h"
+#include "parts/sources.h"
 
 namespace specens {
 
@@ -41,13 +40,38 @@ inline Tensor new_tensor(std::initializer_list<int64_t> sizes, ScalarType dtype)
     return Tensor(handle);
 }
 
-// Logits [batch, steps, vocab], or [batch, vocab] for one step, of one member or drafter; the vocabulary is contiguous.
+// Takes arguments from an operator's lists in the order in which they were packed.
+class ArgumentReader {
+  public:
+    ArgumentReader(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
+                   const std::vector<double>& numbers)
+        : tensors_(tensors), integers_(integers), numbers_(numbers), present_(integer()) {}
+    // nullptr where the tensor is not given.
+    const Tensor* tensor() {
+        const bool present = (present_ & 1) != 0;
+        present_ >>= 1;
+        return present ? &tensors_.at(next_tensor_++) : nullptr;
+    }
+    int64_t integer() { return integers_.at(next_integer_++); }
+    double number() { return numbers_.at(next_number_++); }
+    std::vector<float> rest() const { return {numbers_.begin() + next_number_, numbers_.end()}; }
+
+  private:
+    const std::vector<Tensor>& tensors_;
+    const std::vector<int64_t>& integers_;
+    const std::vector<double>& numbers_;
+    size_t next_tensor_ = 0, next_integer_ = 0, next_number_ = 0;
+    int64_t present_;
+};
+
+// Logits [batch, steps, vocab], or [rows, vocab]: one step, or with `packed` rows of one request; the vocabulary is
+// contiguous.
 struct LogitView {
     const char* data;
     LogitType type;
     int64_t element_size, steps, stride_batch, stride_step, vocab;
 
-    explicit LogitView(const Tensor& logits) {
+    explicit LogitView(const Tensor& logits, bool packed = false) {
         require(logits.dim() == 2 || logits.dim() == 3, "logits must be [batch, vocab] or [batch, steps, vocab]");
         const int64_t last = logits.dim() - 1;
         require(logits.size(last) < 2 || logits.stride(last) == 1, "logits must have a contiguous vocabulary");
@@ -59,9 +83,9 @@ struct LogitView {
                                                : LogitType::float16;
         element_size = type == LogitType::float32 ? 4 : 2;
         data = static_cast<const char*>(logits.const_data_ptr());
-        stride_batch = logits.stride(0);
-        steps = last == 2 ? logits.size(1) : 1;
-        stride_step = last == 2 ? logits.stride(1) : 0;
+        stride_batch = packed ? 0 : logits.stride(0);
+        steps = last == 2 ? logits.size(1) : packed ? logits.size(0) : 1;
+        stride_step = last == 2 ? logits.stride(1) : packed ? logits.stride(0) : 0;
         vocab = logits.size(last);
     }
     LogitRow row(int64_t request, int64_t step) const {
@@ -69,155 +93,38 @@ struct LogitView {
     }
 };
 
+inline const float* optional_float(const Tensor* tensor) {
+    require(tensor == nullptr || (tensor->scalar_type() == ScalarType::Float && tensor->is_contiguous()),
+            "per-request parameters, weights and biases must be contiguous float32");
+    return tensor != nullptr ? tensor->const_data_ptr<float>() : nullptr;
+}
+
 // One number for all requests, or one a request.
 struct RequestNumber {
     double number;
-    const float* rows = nullptr;
-    int64_t stride = 0;
+    const float* rows;  // [batch]
 
-    RequestNumber(double value, const std::optional<Tensor>& tensor) : number(value) {
-        if (tensor) {
-            require(tensor->dim() == 1 && tensor->scalar_type() == ScalarType::Float,
-                    "per-request parameters must be float32 [batch]");
-            rows = tensor->const_data_ptr<float>();
-            stride = tensor->stride(0);
-        }
-    }
-    double operator()(int64_t request) const { return rows != nullptr ? double{rows[request * stride]} : number; }
+    explicit RequestNumber(ArgumentReader& reader) : number(reader.number()), rows(optional_float(reader.tensor())) {}
+    bool always(double value) const { return rows == nullptr && number == value; }
+    double operator()(int64_t request) const { return rows != nullptr ? double{rows[request]} : number; }
 };
 
-inline const int64_t* optional_int64(const std::optional<Tensor>& tensor) {
-    require(!tensor || (tensor->scalar_type() == ScalarType::Long && tensor->is_contiguous()),
+inline const int64_t* optional_int64(const Tensor* tensor) {
+    require(tensor == nullptr || (tensor->scalar_type() == ScalarType::Long && tensor->is_contiguous()),
             "lengths, indices, seeds and positions must be contiguous int64");
-    return tensor ? tensor->const_data_ptr<int64_t>() : nullptr;
+    return tensor != nullptr ? tensor->const_data_ptr<int64_t>() : nullptr;
 }
 
-// Sampling parameters of a batch.
-struct SamplingArguments {
-    RequestNumber temperature, top_p, min_p;
-    int64_t top_k;
-    const int64_t* top_ks;  // [batch]
-    bool min_p_first;
-
-    SamplingArguments(double temperature_number, const std::optional<Tensor>& temperatures, int64_t count,
-                      const std::optional<Tensor>& counts, double top_p_number, const std::optional<Tensor>& top_ps,
-                      double min_p_number, const std::optional<Tensor>& min_ps, bool puts_min_p_first)
-        : temperature(temperature_number, temperatures),
-          top_p(top_p_number, top_ps),
-          min_p(min_p_number, min_ps),
-          top_k(count),
-          top_ks(optional_int64(counts)),
-          min_p_first(puts_min_p_first) {}
-
-    FilterParameters filter(int64_t request) const {
-        const int64_t count = top_ks != nullptr ? top_ks[request] : top_k;
-        return {std::max<int64_t>(count, 0), top_p(request), min_p(request), min_p_first};
+// Token ids [requests, width], or [width] for one request.
+inline TokenTable optional_tokens(const Tensor* tensor) {
+    if (tensor == nullptr) {
+        return {};
     }
-    bool valid(int64_t request) const {
-        const double heat = temperature(request);
-        const double mass = top_p(request);
-        const double share = min_p(request);
-        return std::isfinite(heat) && heat >= 0 && mass > 0 && mass <= 1 && share >= 0 && share <= 1;
-    }
-};
-
-// Random numbers: given, or from seeds and positions, or 0 where neither is (all requests are greedy).
-struct CoinView {
-    const double* given;  // [batch, width]
-    int64_t width;
-    const int64_t *seeds, *positions;
-
-    CoinView(const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seed_tensor,
-             const std::optional<Tensor>& position_tensor, int64_t coins_per_request)
-        : given(nullptr),
-          width(coins_per_request),
-          seeds(optional_int64(seed_tensor)),
-          positions(optional_int64(position_tensor)) {
-        if (uniforms) {
-            require(uniforms->scalar_type() == ScalarType::Double && uniforms->is_contiguous(),
-                    "uniforms must be contiguous float64");
-            given = uniforms->const_data_ptr<double>();
-        }
-    }
-    // `index` is the coin's place among the given ones.
-    double operator()(int64_t request, int64_t index, int64_t step, int64_t stream) const {
-        if (given != nullptr) {
-            return given[request * width + index];
-        }
-        return seeds != nullptr ? philox_coin(seeds[request], positions[request], step, stream) : 0.0;
-    }
-    bool valid(int64_t request, int64_t index) const {
-        const double coin = given != nullptr ? given[request * width + index] : 0.0;
-        return coin >= 0 && coin < 1;
-    }
-};
-
-// The target distribution of a batch.
-struct TargetArguments {
-    std::vector<LogitView> members;
-    EnsembleKind kind;
-    std::vector<float> weights;
-    const float* weight_rows = nullptr;  // [batch, members]
-    double plausibility;
-    bool filter_members;
-    SamplingArguments sampling;
-    int64_t batch, steps, vocab;
-
-    TargetArguments(const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& numbers,
-                    const std::optional<Tensor>& rows, double plausibility_share, bool filters_members,
-                    const SamplingArguments& sampling_arguments)
-        : kind(static_cast<EnsembleKind>(ensemble)),
-          weights(numbers.begin(), numbers.end()),
-          plausibility(plausibility_share),
-          filter_members(filters_members),
-          sampling(sampling_arguments) {
-        require(!member_logits.empty() && numbers.size() == member_logits.size(), "one weight a member is needed");
-        vocab = 0;
-        for (const Tensor& logits : member_logits) {
-            members.emplace_back(logits);
-            vocab = std::max(vocab, members.back().vocab);
-        }
-        batch = member_logits[0].size(0);
-        steps = members[0].steps;
-        if (rows) {
-            require(rows->scalar_type() == ScalarType::Float && rows->is_contiguous(),
-                    "weight_rows must be contiguous float32 [batch, members]");
-            weight_rows = rows->const_data_ptr<float>();
-        }
-    }
-    EnsembleParameters parameters(int64_t request) const {
-        const float* own = weight_rows != nullptr ? weight_rows + request * members.size() : weights.data();
-        return {kind, own, plausibility, sampling.temperature(request), sampling.filter(request), filter_members};
-    }
-    // Whether a request's parameters and weights are in range.
-    bool valid(int64_t request) const {
-        const EnsembleParameters own = parameters(request);
-        double sum = 0;
-        for (size_t member = 0; member < members.size(); ++member) {
-            if (!std::isfinite(own.weights[member]) || (kind == EnsembleKind::mixture && own.weights[member] < 0)) {
-                return false;
-            }
-            sum += own.weights[member];
-        }
-        constexpr double weight_sum_tolerance = 1e-3;
-        return sampling.valid(request) && (kind != EnsembleKind::mixture || std::abs(sum - 1) <= weight_sum_tolerance);
-    }
-    void rows(int64_t request, int64_t step, std::vector<LogitRow>& out) const {
-        out.clear();
-        for (const LogitView& member : members) {
-            out.push_back(member.row(request, step));
-        }
-    }
-};
-
-// Draws from a target row itself.
-inline int64_t draw_from(const TargetRow& target, double coin, std::vector<double>& tile_masses) {
-    tile_masses.resize(target.tiles());
-    for (int64_t tile = 0; tile < target.tiles(); ++tile) {
-        tile_masses[tile] = target.tile_mass(tile);
-    }
-    return draw(tile_masses, target.vocab(), coin,
-                [&](int64_t tile, float* masses) { target.write_tile(tile, masses); });
+    const bool wide = tensor->scalar_type() == ScalarType::Long;
+    require(wide || tensor->scalar_type() == ScalarType::Int, "tokens must be int64 or int32");
+    const bool rows = tensor->dim() == 2;
+    return {tensor->const_data_ptr(), wide, rows ? tensor->stride(0) : 0, tensor->stride(rows ? 1 : 0),
+            tensor->size(rows ? 1 : 0)};
 }
 
 }  // namespace specens

@@ -46,6 +46,8 @@ struct RowKernels {
     void (*weight_add)(const float* logits, int64_t count, float weight, float* out);
     // out[i] = replacement where values[i] < threshold
     void (*replace_below)(const float* values, int64_t count, float threshold, float replacement, float* out);
+    // values[i] = other where bit i % 32 of words[i / 32] is 0
+    void (*keep_bits)(const int32_t* words, int64_t count, float other, float* values);
     // sum_i masses[i] * log2(masses[i]), to 2e-6 of a mass; 0 for masses that are not normal numbers
     float (*log2_sum)(const float* masses, int64_t count);
     // masses[i] = max(masses[i], 0); returns their sum

@@ -65,6 +65,15 @@ struct Vector {
         return {_mm256_blendv_ps(low, other.low, _mm256_cmp_ps(x.low, y.low, _CMP_EQ_OQ)),
                 _mm256_blendv_ps(high, other.high, _mm256_cmp_ps(x.high, y.high, _CMP_EQ_OQ))};
     }
+    static __m256 blend_unset(__m256 value, uint16_t bits, __m256 other) {
+        const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        const __m256i unset =
+            _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(bits), each), _mm256_setzero_si256());
+        return _mm256_blendv_ps(value, other, _mm256_castsi256_ps(unset));
+    }
+    Vector select_unset(uint16_t bits, Vector other) const {
+        return {blend_unset(low, bits, other.low), blend_unset(high, bits >> 8, other.high)};
+    }
     static __m256 mantissa_of(__m256 x) {
         const __m256i fraction = _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7FFFFF));
         return _mm256_castsi256_ps(_mm256_or_si256(fraction, _mm256_set1_epi32(127 << 23)));

@@ -48,6 +48,7 @@ struct Vector {
     Vector select_equal(Vector x, Vector y, Vector other) const {
         return {_mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x.value, y.value, _CMP_EQ_OQ), other.value)};
     }
+    Vector select_unset(uint16_t bits, Vector other) const { return {_mm512_mask_mov_ps(other.value, bits, value)}; }
     Vector mantissa() const { return {_mm512_getmant_ps(value, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero)}; }
     Vector exponent() const { return {_mm512_getexp_ps(value)}; }
     int64_t compress_at_least(Vector limit, float* to) const {

@@ -87,6 +87,9 @@ struct Vector {
     Vector select_equal(const Vector& x, const Vector& y, const Vector& other) const {
         return make([&](int lane) { return x.value[lane] == y.value[lane] ? other.value[lane] : value[lane]; });
     }
+    Vector select_unset(uint16_t bits, const Vector& other) const {
+        return make([&](int lane) { return (bits >> lane & 1) != 0 ? value[lane] : other.value[lane]; });
+    }
     Vector mantissa() const {
         return make([&](int lane) {
             return std::bit_cast<float>((std::bit_cast<uint32_t>(value[lane]) & 0x7FFFFF) | 127u << 23);

@@ -17,19 +17,28 @@ void MemberSource::reset(const LogitRow& row) {
     shift_ = 0;
 }
 
-const float* MemberSource::widened(int64_t tile, float* scratch) const {
+const float* MemberSource::processed(int64_t tile, float* scratch) const {
     const int64_t first = tile * tile_size;
+    const bool edited = row_.edits != nullptr && row_.edits->touches(tile);
     if (row_.type == LogitType::float32) {
-        return static_cast<const float*>(row_.data) + first;
+        const float* logits = static_cast<const float*>(row_.data) + first;
+        if (!edited) {
+            return logits;
+        }
+        std::copy(logits, logits + width(tile), scratch);
+    } else {
+        const auto* half = static_cast<const uint16_t*>(row_.data) + first;
+        const RowKernels& kernels = row_kernels();
+        (row_.type == LogitType::bfloat16 ? kernels.widen_bf16 : kernels.widen_fp16)(half, width(tile), scratch);
     }
-    const auto* half = static_cast<const uint16_t*>(row_.data) + first;
-    const RowKernels& kernels = row_kernels();
-    (row_.type == LogitType::bfloat16 ? kernels.widen_bf16 : kernels.widen_fp16)(half, width(tile), scratch);
+    if (edited) {
+        row_.edits->apply_tile(tile, width(tile), scratch);
+    }
     return scratch;
 }
 
 const float* MemberSource::tile(int64_t tile, float* scratch) {
-    const float* logits = widened(tile, scratch);
+    const float* logits = processed(tile, scratch);
     if (!repaired_) {
         return logits;
     }
@@ -68,6 +77,9 @@ float MemberSource::logit(int64_t token) const {
     } else {
         const auto* half = static_cast<const uint16_t*>(row_.data) + token;
         (row_.type == LogitType::bfloat16 ? row_kernels().widen_bf16 : row_kernels().widen_fp16)(half, 1, &value);
+    }
+    if (row_.edits != nullptr) {
+        value = row_.edits->apply(token, value);
     }
     if (repaired_) {
         row_kernels().clean(&value, 1, shift_, &value);

@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "parts/row_edits.h"
 #include "parts/rows.h"
 #include "parts/status.h"
 
@@ -20,9 +21,11 @@ struct LogitRow {
     const void* data;
     LogitType type;
     int64_t vocab;
+    const RowEdits* edits = nullptr;  // what processing changes in them
 };
 
-// Float logits, tile by tile. As they are at first; once repaired, without NaN, +inf or numbers too large to scale.
+// Float logits after processing, tile by tile. As they are at first; once repaired, without NaN, +inf or numbers too
+// large to scale.
 class TileSource {
   public:
     virtual ~TileSource() = default;
@@ -56,7 +59,7 @@ class MemberSource final : public TileSource {
     const float* usable_tile(int64_t tile, float* scratch, float& max);
 
   private:
-    const float* widened(int64_t tile, float* scratch) const;
+    const float* processed(int64_t tile, float* scratch) const;
     LogitRow row_{};
     bool repaired_ = false;
     float shift_ = 0;

@@ -1,56 +1,115 @@
 #include <torch/csrc/stable/library.h>
 
-#include <tuple>
-
-#include "parts/arguments.h"
 #include "parts/parallel.h"
+#include "parts/report.h"
 
 namespace specens {
 namespace {
 
-std::tuple<Tensor, Tensor, Tensor> sample_cpu(
-    const std::vector<Tensor>& member_logits, int64_t ensemble, const std::vector<double>& weights,
-    const std::optional<Tensor>& weight_rows, double plausibility, bool filter_members, double temperature,
-    const std::optional<Tensor>& temperatures, int64_t top_k, const std::optional<Tensor>& top_ks, double top_p,
-    const std::optional<Tensor>& top_ps, double min_p, const std::optional<Tensor>& min_ps, bool min_p_first,
-    const std::optional<Tensor>& uniforms, const std::optional<Tensor>& seeds, const std::optional<Tensor>& positions,
-    int64_t step, int64_t stream, bool logprobs) {
-    const SamplingArguments sampling(temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
-                                     min_p_first);
-    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
-    const CoinView coins(uniforms, seeds, positions, 1);
-    const Tensor tokens = new_tensor({target.batch}, ScalarType::Long);
-    const Tensor token_logprobs = new_tensor({logprobs ? target.batch : 0}, ScalarType::Float);
-    const Tensor status = new_tensor({target.batch}, ScalarType::Int);
-    auto* token_out = tokens.mutable_data_ptr<int64_t>();
-    auto* logprob_out = token_logprobs.mutable_data_ptr<float>();
-    auto* status_out = status.mutable_data_ptr<int32_t>();
+struct SampleArguments {
+    TargetArguments target;
+    CoinView coins;
+    int64_t step, stream;
+    ReportArguments report;
 
-    for_requests(target.batch, target.vocab, [&](int64_t begin, int64_t end) {
-        static thread_local TargetRow row;
-        static thread_local std::vector<LogitRow> logits;
-        static thread_local std::vector<double> tile_masses;
+    SampleArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
+        : target(member_logits, reader),
+          coins(reader, 1),
+          step(reader.integer()),
+          stream(reader.integer()),
+          report(reader) {
+        target.read_weights(reader);
+    }
+};
+
+// One request of the batch; kept by a thread from call to call.
+class Sampler {
+  public:
+    void run(const SampleArguments& call, int64_t request) {
+        token = -1;
+        logprob = 0;
+        status = status_invalid_parameter;
+        const EnsembleParameters parameters = call.target.parameters(request);
+        const bool greedy = parameters.temperature == 0;
+        if (!call.target.valid(request) || (!greedy && !call.coins.valid(request, 0))) {
+            return;
+        }
+        call.target.rows(request, 0, edits(call, request), logits_);
+        row_.read(logits_, parameters, call.report.only_chosen());
+        status = row_.status();
+        if (!row_.alive()) {
+            return;
+        }
+        const double coin = call.coins(request, 0, call.step, call.stream);
+        token = greedy ? row_.most_likely() : draw_from(row_, coin, tile_masses_);
+        if (call.report.only_chosen() && token >= 0) {
+            logprob = static_cast<float>(row_.logprob(token));
+        }
+    }
+    // What is reported of the token that was drawn last.
+    void report(const SampleArguments& call, int64_t request, const ReportPlace& place) {
+        *place.logprob = logprob;
+        if (token >= 0 && call.report.reads_again()) {
+            reporter_.write(call.target, call.report, request, 0, edits(call, request), token, place);
+        } else if (call.report.top > 0) {
+            std::fill_n(place.top_tokens, call.report.top, int64_t{-1});
+            std::fill_n(place.top_logprobs, call.report.top, -std::numeric_limits<float>::infinity());
+        }
+    }
+    int64_t token = -1;
+    float logprob = 0;
+    int32_t status = status_ok;
+
+  private:
+    const RowEdits* edits(const SampleArguments& call, int64_t request) {
+        if (!call.target.edited()) {
+            return nullptr;
+        }
+        edits_.start(call.target.processing.of(request, call.target.vocab), request);
+        edits_.enter_row(nullptr, 0, 0, call.target.mask(request, 0));
+        return &edits_;
+    }
+
+    TargetRow row_;
+    RowEdits edits_;
+    Reporter reporter_;
+    std::vector<LogitRow> logits_;
+    std::vector<double> tile_masses_;
+};
+
+std::vector<Tensor> sample_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
+                               const std::vector<int64_t>& integers, const std::vector<double>& numbers) {
+    const SampleArguments call(member_logits, ArgumentReader(tensors, integers, numbers));
+    const int64_t batch = call.target.batch;
+    const int64_t top = call.report.top;
+    std::vector<Tensor> output{new_tensor({batch}, ScalarType::Long), new_tensor({batch}, ScalarType::Int)};
+    auto* token_out = output[0].mutable_data_ptr<int64_t>();
+    auto* status_out = output[1].mutable_data_ptr<int32_t>();
+    ReportPlace place{};
+    if (call.report.kind != ReportArguments::Kind::none) {
+        output.push_back(new_tensor({batch}, ScalarType::Float));
+        place.logprob = output[2].mutable_data_ptr<float>();
+    }
+    if (top > 0) {
+        output.push_back(new_tensor({batch, top}, ScalarType::Long));
+        output.push_back(new_tensor({batch, top}, ScalarType::Float));
+        place.top_tokens = output[3].mutable_data_ptr<int64_t>();
+        place.top_logprobs = output[4].mutable_data_ptr<float>();
+    }
+    for_requests(batch, call.target.vocab, [&](int64_t begin, int64_t end) {
+        static thread_local Sampler sampler;
         for (int64_t request = begin; request < end; ++request) {
-            const EnsembleParameters parameters = target.parameters(request);
-            const bool greedy = parameters.temperature == 0;
-            token_out[request] = -1;
-            status_out[request] = status_invalid_parameter;
-            if (target.valid(request) && (greedy || coins.valid(request, 0))) {
-                target.rows(request, 0, logits);
-                row.read(logits, parameters, logprobs);
-                status_out[request] = row.status();
-                if (row.alive()) {
-                    token_out[request] =
-                        greedy ? row.most_likely() : draw_from(row, coins(request, 0, step, stream), tile_masses);
-                }
-            }
-            if (logprobs) {
-                const int64_t token = token_out[request];
-                logprob_out[request] = token >= 0 ? static_cast<float>(row.logprob(token)) : 0.0f;
+            sampler.run(call, request);
+            token_out[request] = sampler.token;
+            status_out[request] = sampler.status;
+            if (place.logprob != nullptr) {
+                const int64_t first = top > 0 ? request * top : 0;
+                sampler.report(call, request,
+                               {place.logprob + request, place.top_tokens + first, place.top_logprobs + first});
             }
         }
     });
-    return {tokens, token_logprobs, status};
+    return output;
 }
 
 }  // namespace

@@ -1,43 +1,72 @@
 #include <torch/csrc/stable/library.h>
 
-#include "parts/arguments.h"
+#include "parts/target_arguments.h"
 
 namespace specens {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, int64_t ensemble,
-                           const std::vector<double>& weights, const std::optional<Tensor>& weight_rows,
-                           double plausibility, bool filter_members, double temperature,
-                           const std::optional<Tensor>& temperatures, int64_t top_k,
-                           const std::optional<Tensor>& top_ks, double top_p, const std::optional<Tensor>& top_ps,
-                           double min_p, const std::optional<Tensor>& min_ps, bool min_p_first) {
-    const SamplingArguments sampling(temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
-                                     min_p_first);
-    const TargetArguments target(member_logits, ensemble, weights, weight_rows, plausibility, filter_members, sampling);
-    const Tensor logprobs = new_tensor({target.batch, target.steps, target.vocab}, ScalarType::Float);
+struct LogprobArguments {
+    TargetArguments target;
+    TokenTable drafts;  // [batch, steps - 1 or more]
+
+    LogprobArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
+        : target(member_logits, reader), drafts(optional_tokens(reader.tensor())) {
+        target.read_weights(reader);
+    }
+};
+
+// The log-probabilities of one row; kept by a thread from call to call.
+class RowScorer {
+  public:
+    void run(const LogprobArguments& call, int64_t request, int64_t step, float* out) {
+        const TargetArguments& target = call.target;
+        std::fill(out, out + target.vocab, -infinity);
+        if (!target.valid(request)) {
+            return;
+        }
+        const EnsembleParameters parameters = target.parameters(request);
+        const RowEdits* edits = target.edited() ? edits_at(call, request, step) : nullptr;
+        target.rows(request, step, edits, logits_);
+        row_.read(logits_, parameters, parameters.temperature != 0);
+        if (row_.alive() && parameters.temperature == 0) {
+            out[row_.most_likely()] = 0;
+        } else if (row_.alive()) {
+            for (int64_t tile = 0; tile < row_.tiles(); ++tile) {
+                row_.write_logprobs(tile, out + tile * tile_size);
+            }
+        }
+    }
+
+  private:
+    const RowEdits* edits_at(const LogprobArguments& call, int64_t request, int64_t step) {
+        before_.clear();
+        for (int64_t index = 0; index < std::min(step, call.drafts.width); ++index) {
+            before_.push_back(call.drafts(request, index));
+        }
+        edits_.start(call.target.processing.of(request, call.target.vocab), request);
+        edits_.enter_row(before_.data(), static_cast<int64_t>(before_.size()), step, call.target.mask(request, step));
+        return &edits_;
+    }
+
+    TargetRow row_;
+    RowEdits edits_;
+    std::vector<int64_t> before_;
+    std::vector<LogitRow> logits_;
+};
+
+Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
+                           const std::vector<int64_t>& integers, const std::vector<double>& numbers) {
+    const LogprobArguments call(member_logits, ArgumentReader(tensors, integers, numbers));
+    const int64_t steps = call.target.steps;
+    const int64_t vocab = call.target.vocab;
+    const Tensor logprobs = new_tensor({call.target.batch, steps, vocab}, ScalarType::Float);
     auto* out = logprobs.mutable_data_ptr<float>();
-    torch::stable::parallel_for(0, target.batch * target.steps, 1, [&](int64_t begin, int64_t end) {
-        static thread_local TargetRow row;
-        static thread_local std::vector<LogitRow> logits;
+    torch::stable::parallel_for(0, call.target.batch * steps, 1, [&](int64_t begin, int64_t end) {
+        static thread_local RowScorer scorer;
         for (int64_t index = begin; index < end; ++index) {
-            const int64_t request = index / target.steps;
-            const EnsembleParameters parameters = target.parameters(request);
-            float* row_out = out + index * target.vocab;
-            std::fill(row_out, row_out + target.vocab, -infinity);
-            if (!target.valid(request)) {
-                continue;
-            }
-            target.rows(request, index % target.steps, logits);
-            row.read(logits, parameters, parameters.temperature != 0);
-            if (row.alive() && parameters.temperature == 0) {
-                row_out[row.most_likely()] = 0;
-            } else if (row.alive()) {
-                for (int64_t tile = 0; tile < row.tiles(); ++tile) {
-                    row.write_logprobs(tile, row_out + tile * tile_size);
-                }
-            }
+            scorer.run(call, index / steps, index % steps, out + index * vocab);
         }
     });
     return logprobs;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import Draft, SamplingArguments, Target
+from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.parts.chain import CoinView
 from specens_kernels.parts.target import NO_DRAFTER, DraftView, TargetView, draft_view, target_view
 from specens_kernels.types import EnsembleKind
@@ -22,8 +22,9 @@ def example_target(dtypes: list[torch.dtype], kind: EnsembleKind, per_request: b
     members = [_tensor(BATCH, STEPS, VOCAB, dtype=dtype) for dtype in dtypes]
     weights = _tensor(BATCH, len(dtypes)) if per_request else None
     temperatures = _tensor(BATCH) if per_request else None
-    sampling = SamplingArguments(1.0, temperatures, 0, None, 1.0, None, 0.0, None, False)
-    return target_view(Target(members, kind, [1.0] * len(dtypes), weights, plausibility, False, sampling))
+    sampling = SamplingArguments(temperatures, None, None, None, 0, 0, 1.0, 1.0, 0.0)
+    own = (weights, None, None, kind, 0, plausibility)
+    return target_view(Target(*own, members, (1.0,) * len(dtypes), sampling))
 
 
 def example_targets() -> list[TargetView]:
@@ -46,8 +47,9 @@ def example_draft(target: TargetView, index: int) -> DraftView:
     logits = _tensor(BATCH, STEPS - 1, VOCAB, dtype=torch.bfloat16) if index % 4 == 2 else None
     tokens = _tensor(BATCH, STEPS - 1, dtype=torch.int64)
     lens = _tensor(BATCH, dtype=torch.int64) if index % 2 else None
-    sampling = SamplingArguments(1.0, target.temperatures, 0, None, 1.0, None, 0.0, None, False)
-    return draft_view(target, Draft(tokens, drafter, drafters, logits, lens, sampling))
+    sampling = SamplingArguments(target.temperatures, None, None, None, 0, 0, 1.0, 1.0, 0.0)
+    draft = Draft(tokens, drafters, logits, None, lens, drafter, STEPS - 1, 1, sampling)
+    return draft_view(target, draft)
 
 
 def example_coins(index: int) -> CoinView:

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels import checks
-from specens_kernels.checks import Draft, Target
+from specens_kernels import arguments
+from specens_kernels.arguments import Draft, Target
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
-NO_DRAFTER = tl.constexpr(checks.NO_DRAFTER)
+NO_DRAFTER = tl.constexpr(arguments.NO_DRAFTER)
 INFINITY = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN

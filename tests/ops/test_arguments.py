@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from cases import operator_arguments
 
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, sample, target_logprobs, verify_chain
+from specens_kernels import (
+    Contrastive,
+    LogitMixture,
+    Mixture,
+    Processing,
+    Sampling,
+    sample,
+    target_logprobs,
+    verify_chain,
+)
 
 LOGITS = torch.zeros(2, 3, 5)
 TOKENS = torch.zeros(2, 2, dtype=torch.int64)
 SEEDS = torch.zeros(2, dtype=torch.int64)
 COINS = torch.zeros(2, 3, dtype=torch.float64)
+WORDS = torch.full((2, 3, 1), -1, dtype=torch.int32)
 PAIR = [LOGITS, LOGITS]
 HALVES = Mixture((0.5, 0.5))
+ROOMS = [f"specens_kernels.ops.{name}" for name in ("verify_chain", "sample", "target_logprobs")]
 
 
 def verify(**changes: Any) -> Any:
@@ -198,9 +211,17 @@ def test_a_filter_that_triton_does_not_serve_is_refused_and_not_ignored(call, na
         ("rule", verify, {"rule": "block", "backend": "triton"}),
         ("rule", verify, {"rule": "typical", "backend": "triton"}),
         ("top_p", verify, {"draft_sampling": Sampling(top_p=0.5), "backend": "triton"}),
-        ("row_offsets", verify, {"row_offsets": SEEDS}),
-        ("allowed", verify, {"allowed": SEEDS}),
-        ("allowed", draw, {"allowed": SEEDS}),
+        ("rule", verify, {"rule": "synthetic", "backend": "triton"}),
+        (
+            "row_offsets",
+            verify,
+            {"member_logits": LOGITS[0], "row_offsets": SEEDS, "draft_tokens": TOKENS[:1, :0]}
+            | {"seeds": SEEDS[:1], "positions": SEEDS[:1], "backend": "triton"},
+        ),
+        ("allowed", verify, {"allowed": WORDS, "backend": "triton"}),
+        ("allowed", draw, {"allowed": WORDS[:, 0], "backend": "triton"}),
+        ("processing", draw, {"processing": Processing(presence_penalty=1.0), "backend": "triton"}),
+        ("logprobs", draw, {"logprobs": "raw", "backend": "triton"}),
     ],
 )
 def test_an_argument_that_is_not_served_is_refused_and_not_ignored(name, call, changes):
@@ -214,15 +235,9 @@ def test_greedy_requests_need_no_random_numbers(call):
     assert (result.status == 0).all()
 
 
-@pytest.mark.parametrize("operation", ["verify_chain", "sample", "target_logprobs"])
-def test_the_operator_itself_refuses_logits_that_it_cannot_read(operation):
-    sampling = (1.0, None, 0, None, 1.0, None, 0.0, None, False)
-    target = ([LOGITS.double()], 0, [1.0], None, 0.0, False, *sampling)
-    coins = (COINS if operation == "verify_chain" else COINS[:, 0].contiguous(), None, None)
-    rest = {
-        "verify_chain": (TOKENS, -1, None, None, None, *sampling, *coins, 0, 0.3, 0.09, False),
-        "sample": (*coins, 0, 2, False),
-        "target_logprobs": (),
-    }[operation]
+@pytest.mark.parametrize("room", list(map(importlib.import_module, ROOMS)))
+def test_the_operator_itself_refuses_logits_that_it_cannot_read(room):
+    call = {"verify_chain": verify, "sample": draw, "target_logprobs": score}[room.__name__.rpartition(".")[2]]
+    members, *rest = operator_arguments(room, lambda backend: call(backend=backend))
     with pytest.raises(ValueError, match="logits must be float32, bfloat16 or float16"):
-        getattr(torch.ops.specens, f"{operation}_cpp")(*target, *rest)
+        room.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import Target
-from specens_kernels.ops.target_logprobs.reference import ensemble_logprobs, target_probs
+from specens_kernels.arguments import NO_LOGPROBS, TARGET_LOGPROBS, Coins, Report, Stream, Target, Unpacker
+from specens_kernels.ops.target_logprobs.reference import ensemble_logprobs, raw, target_probs
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.types import Status
 
@@ -30,19 +31,46 @@ def draw(masses: Tensor, coins: Tensor) -> Tensor:
     return torch.where(has_mass.any(-1), token, -1)
 
 
-def sample(*flat: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """tokens int64 [batch], logprobs float32 [batch] (empty unless asked for), status int32 [batch]."""
-    target, (uniforms, seeds, positions, step, stream, logprobs) = Target.split(flat)
-    rows = ensemble_logprobs(target._replace(member_logits=[logits[:, None] for logits in target.member_logits]))
+def most_likely(logprobs: Tensor, count: int, chosen: Tensor) -> list[Tensor]:
+    """What is reported of chosen tokens [...], -1 for none: their log-probability and the count most likely tokens.
+
+    logprobs: float64 [..., vocab]. Returns float32 [...] and, where count is not 0, int64 and float32 [..., count]:
+    most likely first, the lowest id on a tie; -1 and -inf where fewer have mass.
+    """
+    emitted = chosen >= 0
+    own = logprobs.gather(-1, chosen.clamp(min=0)[..., None])[..., 0]
+    reported = [torch.where(emitted, own, 0.0).float()]
+    if count == 0:
+        return reported
+    missing = max(0, count - logprobs.shape[-1])
+    padded = torch.nn.functional.pad(logprobs, (0, missing), value=-math.inf)
+    values, tokens = padded.sort(dim=-1, descending=True, stable=True)
+    values = torch.where(emitted[..., None], values[..., :count], -math.inf)
+    return [*reported, torch.where(values > -math.inf, tokens[..., :count], -1), values.float()]
+
+
+def sample(*flat: Any) -> list[Tensor]:
+    """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`."""
+    unpacker = Unpacker(flat)
+    target = unpacker.target()
+    coin_source, stream = unpacker.group(Coins), unpacker.group(Stream)
+    report, target = unpacker.group(Report), one_step(unpacker.weighted(target))
+    rows = ensemble_logprobs(target)
     coins = torch.zeros_like(rows.greedy, dtype=torch.float64)
-    if uniforms is not None:
-        coins = uniforms
-    elif seeds is not None and positions is not None:
-        coins = philox_uniforms(seeds, positions, step, stream)
+    if coin_source.uniforms is not None:
+        coins = coin_source.uniforms
+    elif coin_source.seeds is not None:
+        coins = philox_uniforms(coin_source.seeds, coin_source.positions, stream.step, stream.stream)
     invalid = rows.invalid | (invalid_coin(coins) & ~rows.greedy)
     status = torch.where(invalid, Status.INVALID_PARAMETER, rows.status[:, 0])
     tokens = torch.where(invalid, -1, draw(target_probs(rows)[:, 0], coins))
-    if not logprobs:
-        return tokens, torch.empty(0, device=tokens.device), status.int()
-    chosen = rows.logprobs[:, 0].gather(-1, tokens.clamp(min=0)[:, None])[:, 0]
-    return tokens, torch.where(tokens >= 0, chosen, 0.0).float(), status.int()
+    if report.logprobs == NO_LOGPROBS:
+        return [tokens, status.int()]
+    logprobs = rows.logprobs if report.logprobs == TARGET_LOGPROBS else ensemble_logprobs(raw(target)).logprobs
+    return [tokens, status.int(), *most_likely(logprobs[:, 0], report.top, tokens)]
+
+
+def one_step(target: Target) -> Target:
+    """Logits [batch, vocab] as [batch, 1, vocab]."""
+    allowed = None if target.allowed is None else target.allowed[:, None]
+    return target._replace(member_logits=[logits[:, None] for logits in target.member_logits], allowed=allowed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from specens_kernels.checks import Target
+from specens_kernels.arguments import NO_LOGPROBS, Coins, Report, Stream, Unpacker
+from specens_kernels.ops.sample.reference import one_step
 from specens_kernels.ops.verify_chain.triton_kernel import decide, launches, new_outcome
 from specens_kernels.parts.chain import CoinView
 from specens_kernels.parts.examples import example_coins, example_targets
@@ -16,14 +16,16 @@ from specens_kernels.parts.statistics import new_statistics
 from specens_kernels.parts.target import DraftView, target_view
 
 
-def launch(*flat: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """tokens int64 [batch], logprobs float32 [batch] (empty unless asked for), status int32 [batch]."""
-    arguments, (*coins, step, stream, logprobs) = Target.split(flat)
-    rows = [logits[:, None] for logits in arguments.member_logits]
-    target = target_view(arguments._replace(member_logits=rows))
-    outcome = decide(target, DraftView(), CoinView(*coins), step, stream, logprobs)
-    emitted = torch.empty(0, device=outcome.tokens.device) if outcome.logprobs is None else outcome.logprobs[:, 0]
-    return outcome.next_token, emitted, outcome.status
+def launch(*flat: Any) -> list[Tensor]:
+    """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`."""
+    unpacker = Unpacker(flat)
+    arguments = unpacker.target()
+    coins, stream, report = unpacker.group(Coins), unpacker.group(Stream), unpacker.group(Report)
+    target = target_view(one_step(unpacker.weighted(arguments)))
+    logprobs = report.logprobs != NO_LOGPROBS
+    outcome = decide(target, DraftView(), CoinView(*coins), stream.step, stream.stream, logprobs)
+    reported = [] if outcome.logprobs is None else [outcome.logprobs[:, 0]]
+    return [outcome.next_token, outcome.status, *reported]
 
 
 def aot_variants() -> list[AotVariant]:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import SamplingArguments, Target
+from specens_kernels.arguments import NO_PROCESSING, UNFILTERED, Drafts, SamplingArguments, Target, Unpacker
+from specens_kernels.ops.target_logprobs.processing import invalid_penalties, processed, request_values
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
 FLOAT_MAX = torch.finfo(torch.float32).max
@@ -34,13 +35,6 @@ def log_softmax(scores: Tensor) -> Tensor:
 def heated(scores: Tensor, heat: Tensor) -> Tensor:
     """Log-softmax at a temperature [batch], however small; scores [batch, steps, vocab]."""
     return log_softmax((scores - scores.amax(-1, keepdim=True)) / heat[:, None, None])
-
-
-def request_values(number: float, rows: Tensor | None, like: Tensor) -> Tensor:
-    """A parameter as float64 [batch]; like: any tensor [batch, ...]."""
-    if rows is not None:
-        return rows.double()
-    return torch.full((like.shape[0],), number, dtype=torch.float64, device=like.device)
 
 
 class Filters(NamedTuple):
@@ -70,9 +64,8 @@ def parameters(sampling: SamplingArguments, like: Tensor) -> Parameters:
     valid = torch.isfinite(heat) & (heat >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)
     greedy = valid & (heat == 0)
     off = greedy | ~valid
-    filters = Filters(
-        torch.where(off, 0, top_k), torch.where(off, 1.0, top_p), torch.where(off, 0.0, min_p), sampling.min_p_first
-    )
+    first = bool(sampling.min_p_first)
+    filters = Filters(torch.where(off, 0, top_k), torch.where(off, 1.0, top_p), torch.where(off, 0.0, min_p), first)
     return Parameters(torch.where(off, 1.0, heat), greedy, filters, ~valid)
 
 
@@ -148,19 +141,20 @@ class Distributions(NamedTuple):
     status: Tensor  # int64 [batch, steps]
 
 
-def ensemble_logprobs(target: Target) -> Distributions:
-    """The target distributions of member logits [batch, steps, vocab]."""
+def ensemble_logprobs(target: Target, drafts: Tensor | None = None) -> Distributions:
+    """The target distributions of member logits [batch, steps, vocab]; drafts [batch, n]: those before the rows."""
     first = target.member_logits[0]
     batch, steps = first.shape[:2]
     own = parameters(target.sampling, first)
     share = torch.tensor(target.weights, dtype=torch.float64, device=first.device).expand(batch, -1)
     if target.weight_rows is not None:
         share = target.weight_rows.double()
-    invalid = own.invalid | invalid_weights(share, target.ensemble)
+    invalid = own.invalid | invalid_weights(share, target.ensemble) | invalid_penalties(target.processing, first)
     share = torch.nan_to_num(share, nan=0.0, posinf=0.0, neginf=0.0).t()[..., None]  # [members, batch, 1]
 
     vocab = max(logits.shape[-1] for logits in target.member_logits)
-    cleaned = [clean(logits) for logits in target.member_logits]
+    edits = target.processing, target.allowed, drafts
+    cleaned = [clean(processed(logits, *edits)) for logits in target.member_logits]
     logits = torch.stack([pad_vocab(values, vocab, -math.inf) for values, _ in cleaned])
     status = torch.zeros(batch, steps, dtype=torch.int64, device=first.device)
     for weight, (_, bits) in zip(share, cleaned):
@@ -194,10 +188,17 @@ def target_probs(rows: Distributions) -> Tensor:
     return torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs.exp())
 
 
+def raw(target: Target) -> Target:
+    """The ensemble of the logits as they are: temperature 1, no filters, no processing."""
+    plain = SamplingArguments(*UNFILTERED, 1.0, 1.0, 0.0)
+    return target._replace(allowed=None, processing=NO_PROCESSING, sampling=plain, filter_members=0)
+
+
 def target_logprobs(*flat: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
-    target, _ = Target.split(flat)
-    rows = ensemble_logprobs(target)
+    unpacker = Unpacker(flat)
+    target, given = unpacker.target(), unpacker.group(Drafts)
+    rows = ensemble_logprobs(unpacker.weighted(target), given.drafts)
     most_likely = target_probs(rows).log()
     logprobs = torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs)
     return torch.where(rows.invalid[:, None, None], -math.inf, logprobs).float()

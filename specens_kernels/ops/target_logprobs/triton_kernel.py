@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.checks import Target
+from specens_kernels.arguments import Drafts, Unpacker
 from specens_kernels.parts.examples import example_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
 from specens_kernels.parts.read import read_block, store_top_token
@@ -156,8 +156,10 @@ def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
 
 def launch(*flat: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
-    arguments, _ = Target.split(flat)
-    target = target_view(arguments)
+    unpacker = Unpacker(flat)
+    arguments = unpacker.target()
+    unpacker.group(Drafts)
+    target = target_view(unpacker.weighted(arguments))
     shape = (*target.logits[0].shape[:2], target.vocab)
     logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)
     run(launches(logprobs, target), logprobs)

@@ -8,8 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import NO_DRAFTER, ChainArguments, Draft
-from specens_kernels.ops.sample.reference import draw, invalid_coin
+from specens_kernels.arguments import (
+    NO_DRAFTER,
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    ChainArguments,
+    Coins,
+    Draft,
+    Target,
+)
+from specens_kernels.ops.sample.reference import draw, invalid_coin, most_likely
+from specens_kernels.ops.target_logprobs.processing import processed
 from specens_kernels.ops.target_logprobs.reference import (
     clean,
     ensemble_logprobs,
@@ -18,14 +27,16 @@ from specens_kernels.ops.target_logprobs.reference import (
     one_hot,
     pad_vocab,
     parameters,
+    raw,
     target_probs,
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
-from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
+from specens_kernels.ops.verify_chain.layout import padded
+from specens_kernels.ops.verify_chain.rules import Chain, RuleKind, apply_rule
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
 
 
-def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
+def draft_probs(target: Target, draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
     """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].
 
     One-hot where the target is greedy, where the draft's temperature is 0, and where there is no usable distribution.
@@ -35,16 +46,24 @@ def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor)
     tokens_one_hot = one_hot(tokens, vocab)
     if draft.logits is None and draft.drafters is None and draft.drafter == NO_DRAFTER:
         return tokens_one_hot, torch.zeros_like(tokens)
+
+    def cleaned(logits: Tensor) -> tuple[Tensor, Tensor]:
+        if draft.processed:
+            allowed = None if target.allowed is None else target.allowed[:, :draft_len]
+            logits = processed(logits, target.processing, allowed, tokens)
+        return clean(logits)
+
+    members = [logits[:, :draft_len] for logits in target.member_logits]
     if draft.drafters is None:
-        logits, bits = clean(draft.logits if draft.logits is not None else members[draft.drafter][:, :draft_len])
+        logits, bits = cleaned(draft.logits if draft.logits is not None else members[draft.drafter])
         known, given = torch.ones_like(tokens, dtype=torch.bool), torch.ones_like(tokens, dtype=torch.bool)
     else:
         widest = max(logits.shape[-1] for logits in members)
-        cleaned = [clean(member[:, :draft_len]) for member in members]
-        stack = torch.stack([pad_vocab(values, widest, -math.inf) for values, _ in cleaned], 2)
+        all_members = [cleaned(member) for member in members]
+        stack = torch.stack([pad_vocab(values, widest, -math.inf) for values, _ in all_members], 2)
         member = draft.drafters.clamp(0, len(members) - 1)[..., None]  # [batch, draft_len, 1]
         logits = stack.gather(2, member[..., None].expand(-1, -1, -1, widest))[:, :, 0]
-        bits = torch.stack([row_bits for _, row_bits in cleaned], 2).gather(2, member)[..., 0]
+        bits = torch.stack([row_bits for _, row_bits in all_members], 2).gather(2, member)[..., 0]
         given = draft.drafters != NO_DRAFTER
         known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
     own = parameters(draft.sampling, tokens)
@@ -55,10 +74,9 @@ def draft_probs(members: list[Tensor], draft: Draft, vocab: int, greedy: Tensor)
     return torch.where((soft & usable)[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), status
 
 
-def chain_coins(
-    uniforms: Tensor | None, seeds: Tensor | None, positions: Tensor | None, num_accepted: Tensor | None, like: Tensor
-) -> Tensor:
+def chain_coins(source: Coins, num_accepted: Tensor | None, like: Tensor) -> Tensor:
     """The coins of the tests, float64 [batch, draft_len], or with num_accepted that of the next token [batch]."""
+    uniforms, seeds, positions = source
     batch, draft_len = like.shape
     if uniforms is not None:
         return uniforms[:, :draft_len] if num_accepted is None else uniforms[:, draft_len]
@@ -85,60 +103,68 @@ def prefix_status(status: Tensor, last: Tensor) -> Tensor:
     return total
 
 
-def chain_lens(draft: Draft, vocab: int) -> tuple[Tensor, Tensor]:
-    """Of each request the drafts it says it has, and those before the first id that is no token; int64 [batch].
+def chain_end(draft: Draft, lens: Tensor, vocab: int) -> Tensor:
+    """int64 [batch]: the drafts before the first id that is no token.
 
     A token that only an outside drafter has is a draft like others, of target probability 0.
     """
     vocab = vocab if draft.logits is None else max(vocab, draft.logits.shape[-1])
-    batch, draft_len = draft.tokens.shape
-    lens = draft.lens
-    if lens is None:
-        lens = torch.full((batch,), draft_len, dtype=torch.int64, device=draft.tokens.device)
     valid = (draft.tokens >= 0) & (draft.tokens < vocab)
-    return lens, torch.minimum(valid.int().cumprod(1).sum(1), lens.clamp(0, draft_len))
+    return torch.minimum(valid.int().cumprod(1).sum(1), lens.clamp(0, draft.tokens.shape[1]))
 
 
-def verify_chain(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
-    arguments = ChainArguments.split(flat)
-    draft_tokens = arguments.draft.tokens.long()
-    draft_len = draft_tokens.shape[1]
-    rows = ensemble_logprobs(arguments.target)
+def verify_chain(*flat: Any) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`."""
+    arguments = ChainArguments.unpack(flat)
+    chain_target, chain_draft, lens, num_rows, invalid = padded(arguments.target, arguments.draft)
+    draft_tokens = chain_draft.tokens.long()
+    rows = ensemble_logprobs(chain_target, draft_tokens)
     target = target_probs(rows)
     vocab = target.shape[-1]
-    draft, draft_status = draft_probs(arguments.target.member_logits, arguments.draft, vocab, rows.greedy)
-    lens, chain_end = chain_lens(arguments.draft, vocab)
-    source = arguments.uniforms, arguments.seeds, arguments.positions
-    coins = torch.where(rows.greedy[:, None], 0.0, chain_coins(*source, None, draft_tokens))
-    chain = Chain(target, draft, draft_tokens, coins, chain_end)
-    accepted = apply_rule(arguments.rule, chain, arguments.typical_threshold, arguments.typical_alpha)
+    draft, draft_status = draft_probs(chain_target, chain_draft, vocab, rows.greedy)
+    end = chain_end(chain_draft, lens, vocab)
+    coinless = rows.greedy & (arguments.rule.kind != RuleKind.SYNTHETIC)
+    coins = torch.where(coinless[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
+    accepted = apply_rule(arguments.rule, Chain(target, draft, draft_tokens, coins, end))
     num_accepted = accepted.num_accepted
 
     # the next token: from the residual after a rejection, from the target after the whole chain
-    has_row = num_accepted < lens + (target.shape[1] - draft_len)
-    rejected = num_accepted < chain_end
+    has_row = num_accepted < num_rows
+    rejected = num_accepted < end
     row_target = pick_row(target, num_accepted)
     residual = (accepted.target_share[:, None] * row_target - pick_row(draft, num_accepted)).clamp(min=0)
     subtracts = rejected & accepted.subtracts
     empty = subtracts & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
-    coin = torch.where(rows.greedy, 0.0, chain_coins(*source, num_accepted, draft_tokens))
+    coin = torch.where(rows.greedy, 0.0, chain_coins(arguments.coins, num_accepted, draft_tokens))
     masses = torch.where((subtracts & ~empty)[:, None], residual, row_target)
     next_token = torch.where(has_row, draw(masses, coin), -1)
 
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
-    status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
+    if accepted.subtracts:
+        status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
     status = status | empty * Status.EMPTY_RESIDUAL
-    status = status | ((num_accepted == chain_end) & (chain_end < lens)) * Status.INVALID_DRAFT_TOKEN
-    invalid = rows.invalid | parameters(arguments.draft.sampling, draft_tokens).invalid
-    invalid = invalid | (lens < 0) | (lens > draft_len) | bad_coins(coins, coin, lens)
+    status = status | ((num_accepted == end) & (end < lens)) * Status.INVALID_DRAFT_TOKEN
+    invalid = invalid | rows.invalid | parameters(chain_draft.sampling, draft_tokens).invalid
+    invalid = invalid | bad_coins(coins, coin, lens)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted = torch.where(invalid, 0, num_accepted)
     next_token = torch.where(invalid, -1, next_token)
     tokens = emitted_tokens(draft_tokens, num_accepted, next_token)
-    num_tokens = num_accepted + (next_token >= 0)
-    logprobs = emitted_logprobs(rows.logprobs, tokens, arguments.logprobs)
-    return tokens, num_accepted, num_tokens, next_token, logprobs, status.int()
+    verdict = [tokens, num_accepted, num_accepted + (next_token >= 0), next_token, status.int()]
+    if arguments.report.logprobs == NO_LOGPROBS:
+        return verdict
+    logprobs = rows.logprobs
+    if arguments.report.logprobs != TARGET_LOGPROBS:
+        logprobs = ensemble_logprobs(raw(chain_target)).logprobs
+    logprobs = torch.nn.functional.pad(logprobs, (0, 0, 0, tokens.shape[1] - logprobs.shape[1]))
+    return [*verdict, *most_likely(logprobs, arguments.report.top, tokens)]
+
+
+def verify_chain_out(*flat: Any) -> None:
+    """As `verify_chain`, into the tensors of the last argument."""
+    *arguments, out = flat
+    for into, values in zip(out, verify_chain(*arguments), strict=True):
+        into.copy_(values)
 
 
 def bad_coins(coins: Tensor, next_coin: Tensor, lens: Tensor) -> Tensor:
@@ -153,12 +179,3 @@ def emitted_tokens(draft_tokens: Tensor, num_accepted: Tensor, next_token: Tenso
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
     return torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
-
-
-def emitted_logprobs(log_target: Tensor, tokens: Tensor, wanted: bool) -> Tensor:
-    """float32 like tokens, 0 in the padding."""
-    if not wanted:
-        return torch.empty(0, device=tokens.device)
-    log_target = torch.nn.functional.pad(log_target, (0, 0, 0, tokens.shape[1] - log_target.shape[1]))
-    chosen = log_target.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
-    return torch.where(tokens >= 0, chosen, 0.0).float()

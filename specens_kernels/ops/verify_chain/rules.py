@@ -4,6 +4,7 @@ token: Leviathan et al., Fast Inference from Transformers via Speculative Decodi
     Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., Speculative Ensemble, 2025.
 block: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025.
 typical: Cai et al., Medusa, ICML 2024; not lossless.
+synthetic: accepts at given rates, to plan capacity; not lossless.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specens_kernels.arguments import Rule
 from specens_kernels.types import EMPTY_RESIDUAL_MASS
 
 
@@ -23,6 +25,7 @@ class RuleKind(enum.IntEnum):
     TOKEN = 0
     BLOCK = 1
     TYPICAL = 2
+    SYNTHETIC = 3
 
 
 class Chain(NamedTuple):
@@ -95,10 +98,18 @@ def typical_rule(chain: Chain, threshold: float, alpha: float) -> Acceptance:
     return Acceptance(leading(accepted, chain), whole(chain), False)
 
 
-def apply_rule(rule: int, chain: Chain, threshold: float, alpha: float) -> Acceptance:
-    """Judge a chain. threshold, alpha: of the typical rule."""
-    if rule == RuleKind.BLOCK:
+def synthetic_rule(chain: Chain, rates: tuple[float, ...]) -> Acceptance:
+    """Accept while the coin is below the position's rate, whatever the draft is."""
+    rate = torch.tensor(rates, dtype=torch.float64, device=chain.coins.device)
+    return Acceptance(leading(chain.coins < rate, chain), whole(chain), False)
+
+
+def apply_rule(rule: Rule, chain: Chain) -> Acceptance:
+    """Judge a chain."""
+    if rule.kind == RuleKind.BLOCK:
         return block_rule(chain)
-    if rule == RuleKind.TYPICAL:
-        return typical_rule(chain, threshold, alpha)
+    if rule.kind == RuleKind.TYPICAL:
+        return typical_rule(chain, rule.threshold, rule.alpha)
+    if rule.kind == RuleKind.SYNTHETIC:
+        return synthetic_rule(chain, rule.rates)
     return token_rule(chain)

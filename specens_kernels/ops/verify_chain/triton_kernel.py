@@ -7,7 +7,7 @@ but those of one block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.checks import ChainArguments
+from specens_kernels.arguments import NO_LOGPROBS, ChainArguments
 from specens_kernels.ops.target_logprobs.triton_kernel import run, statistics_launches
 from specens_kernels.parts.chain import (
     FROM_RESIDUAL,
@@ -128,17 +128,24 @@ def _next_token_kernel(
     tl.store(outcome.status + request, status)
 
 
-def new_outcome(target: TargetView, draft: DraftView, logprobs: bool, residuals: bool) -> Outcome:
-    """Unwritten results."""
+def new_outcome(
+    target: TargetView, draft: DraftView, logprobs: bool, residuals: bool, out: Sequence[Tensor] | None = None
+) -> Outcome:
+    """Unwritten results, in `out` where it is given."""
     batch, device = target.logits[0].shape[0], target.logits[0].device
     columns = (batch, draft.draft_len + 1)
+    if out is None:
+        sizes = [(columns, torch.int64), *[((batch,), torch.int64)] * 3, ((batch,), torch.int32)]
+        sizes += [(columns, torch.float32)] * logprobs
+        out = [torch.empty(size, dtype=dtype, device=device) for size, dtype in sizes]
+    tokens, num_accepted, num_tokens, next_token, status, *reported = out
     return Outcome(
-        tokens=torch.empty(columns, dtype=torch.int64, device=device),
-        num_accepted=torch.empty(batch, dtype=torch.int64, device=device),
-        num_tokens=torch.empty(batch, dtype=torch.int64, device=device),
-        next_token=torch.empty(batch, dtype=torch.int64, device=device),
-        logprobs=torch.empty(columns, dtype=torch.float32, device=device) if logprobs else None,
-        status=torch.empty(batch, dtype=torch.int32, device=device),
+        tokens=tokens,
+        num_accepted=num_accepted,
+        num_tokens=num_tokens,
+        next_token=next_token,
+        logprobs=reported[0] if logprobs else None,
+        status=status,
         kinds=torch.empty(batch, dtype=torch.int32, device=device) if residuals else None,
     )
 
@@ -175,24 +182,34 @@ def launches(
 
 
 def decide(
-    target: TargetView, draft: DraftView, coins: CoinView, first_step: int, stream: int, logprobs: bool
+    target: TargetView, draft: DraftView, coins: CoinView, first_step: int, stream: int, logprobs: bool, out=None
 ) -> Outcome:
-    """Launch everything."""
+    """Launch everything; out: where to write, in the order of an operator's results."""
     statistics = new_statistics(target, draft)
-    outcome = new_outcome(target, draft, logprobs, residuals=statistics.DRAFT_PLANE.value >= 0)
+    outcome = new_outcome(target, draft, logprobs, residuals=statistics.DRAFT_PLANE.value >= 0, out=out)
     run(launches(outcome, statistics, target, draft, coins, first_step, stream), outcome.tokens)
     return outcome
 
 
-def launch(*flat: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """tokens, num_accepted, num_tokens, next_token, logprobs (empty unless asked for), status; see `Verdict`."""
-    arguments = ChainArguments.split(flat)
+def launch(*flat: Any) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`."""
+    return _launch(flat, None)
+
+
+def launch_out(*flat: Any) -> None:
+    """As `launch`, into the tensors of the last argument."""
+    _launch(flat[:-1], flat[-1])
+
+
+def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> list[Tensor]:
+    arguments = ChainArguments.unpack(flat)
     target = target_view(arguments.target)
     draft = draft_view(target, arguments.draft)
-    coins = CoinView(arguments.uniforms, arguments.seeds, arguments.positions)
-    outcome = decide(target, draft, coins, 0, STREAM_NEXT, arguments.logprobs)
-    emitted = torch.empty(0, device=outcome.tokens.device) if outcome.logprobs is None else outcome.logprobs
-    return outcome.tokens, outcome.num_accepted, outcome.num_tokens, outcome.next_token, emitted, outcome.status
+    logprobs = arguments.report.logprobs != NO_LOGPROBS
+    outcome = decide(target, draft, CoinView(*arguments.coins), 0, STREAM_NEXT, logprobs, out)
+    reported = [] if outcome.logprobs is None else [outcome.logprobs]
+    verdict = [outcome.tokens, outcome.num_accepted, outcome.num_tokens, outcome.next_token, outcome.status]
+    return [*verdict, *reported]
 
 
 def aot_variants() -> list[AotVariant]:

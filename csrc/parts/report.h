@@ -1,0 +1,84 @@
+// What is told of the emitted tokens: log-probabilities and the most likely tokens.
+#pragma once
+
+#include <vector>
+
+#include "parts/target_arguments.h"
+
+namespace specens {
+
+struct ReportArguments {
+    enum class Kind : int64_t { none = 0, target = 1, raw = 2 };
+    Kind kind;
+    int64_t top;  // most likely tokens
+
+    explicit ReportArguments(ArgumentReader& reader)
+        : kind(static_cast<Kind>(reader.integer())), top(reader.integer()) {}
+    // Whether the log-probability under the target is all, so that it can be taken while its row is at hand.
+    bool only_chosen() const { return kind == Kind::target && top == 0; }
+    bool reads_again() const { return kind != Kind::none && !only_chosen(); }
+};
+
+// Where the report of one emitted token goes.
+struct ReportPlace {
+    float* logprob;
+    int64_t* top_tokens;  // [top], most likely first, -1 where fewer have mass
+    float* top_logprobs;  // [top]
+};
+
+class Reporter {
+  public:
+    // The report of a token emitted at a row. `edits` have entered the row.
+    void write(const TargetArguments& target, const ReportArguments& report, int64_t request, int64_t step,
+               const RowEdits* edits, int64_t token, const ReportPlace& place) {
+        EnsembleParameters parameters = target.parameters(request);
+        if (report.kind == ReportArguments::Kind::raw) {
+            parameters.temperature = 1;
+            parameters.filter = {};
+            edits = nullptr;
+        }
+        target.rows(request, step, edits, logits_);
+        row_.read(logits_, parameters, true);
+        *place.logprob = static_cast<float>(row_.logprob(token));
+        most_likely(report.top);
+        for (int64_t rank = 0; rank < report.top; ++rank) {
+            const bool there = rank < static_cast<int64_t>(best_.size());
+            place.top_tokens[rank] = there ? best_[rank].second : -1;
+            place.top_logprobs[rank] = there ? best_[rank].first : -std::numeric_limits<float>::infinity();
+        }
+    }
+
+  private:
+    static bool better(const std::pair<float, int64_t>& a, const std::pair<float, int64_t>& b) {
+        return a.first > b.first || (a.first == b.first && a.second < b.second);
+    }
+    // best_: log-probability and token, best first. A heap with the worst on top holds the best so far.
+    void most_likely(int64_t count) {
+        best_.clear();
+        alignas(64) float logprobs[tile_size];
+        for (int64_t tile = 0; count > 0 && tile < row_.tiles(); ++tile) {
+            row_.write_logprobs(tile, logprobs);
+            const int64_t width = std::min(tile_size, row_.vocab() - tile * tile_size);
+            for (int64_t index = 0; index < width; ++index) {
+                if (static_cast<int64_t>(best_.size()) == count) {
+                    if (!(logprobs[index] > best_.front().first)) {
+                        continue;
+                    }
+                    std::pop_heap(best_.begin(), best_.end(), better);
+                    best_.pop_back();
+                }
+                if (logprobs[index] > -std::numeric_limits<float>::infinity()) {
+                    best_.emplace_back(logprobs[index], tile * tile_size + index);
+                    std::push_heap(best_.begin(), best_.end(), better);
+                }
+            }
+        }
+        std::sort_heap(best_.begin(), best_.end(), better);
+    }
+
+    TargetRow row_;
+    std::vector<LogitRow> logits_;
+    std::vector<std::pair<float, int64_t>> best_;
+};
+
+}  // namespace specens

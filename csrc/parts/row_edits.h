@@ -1,0 +1,70 @@
+// Logit processing of one request: the few tokens of a row whose logits change, and a bit mask of those allowed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parts/rows.h"
+
+namespace specens {
+
+// Rows of token ids, int64 or int32 [requests, width]; ids outside the vocabulary are padding.
+struct TokenTable {
+    const void* data = nullptr;
+    bool wide = true;
+    int64_t stride_request = 0, stride_token = 0, width = 0;
+
+    int64_t operator()(int64_t request, int64_t index) const {
+        const int64_t place = request * stride_request + index * stride_token;
+        return wide ? static_cast<const int64_t*>(data)[place] : static_cast<const int32_t*>(data)[place];
+    }
+};
+
+// What processing takes from outside, for one request.
+struct RequestProcessing {
+    TokenTable bias_tokens, end_tokens, prompt_tokens, output_tokens;
+    const float* bias_values;  // [bias_tokens.width]
+    float repetition_penalty, frequency_penalty, presence_penalty;
+    int64_t min_tokens;
+    int64_t vocab;
+};
+
+// Words of bits: token v is bit v % 32 of word v // 32.
+struct TokenMask {
+    const int32_t* words = nullptr;  // nullptr: every token is allowed
+    int64_t count = 0;
+};
+
+class RowEdits {
+  public:
+    // Reads the tables of a request.
+    void start(const RequestProcessing& processing, int64_t request);
+    // Goes to a row, before which these drafts stand.
+    void enter_row(const int64_t* drafts, int64_t num_drafts, int64_t row, TokenMask allowed);
+    bool touches(int64_t tile) const;
+    void apply_tile(int64_t tile, int64_t count, float* logits) const;
+    float apply(int64_t token, float logit) const;
+
+  private:
+    struct Edit {
+        int64_t token;
+        float bias = 0;
+        int32_t output = 0;  // how often the token is in the output before the drafts
+        int32_t drafts = 0;
+        bool prompt = false, ends = false;
+    };
+    template <typename Change>
+    void change_all(const TokenTable& table, int64_t request, Change change);
+    Edit& edit_of(int64_t token);
+    void sort_by_tile();
+    float edited(const Edit& edit, float logit) const;
+
+    RequestProcessing processing_{};
+    std::vector<Edit> edits_, unsorted_;
+    std::vector<int32_t> places_;  // [vocab]: one more than a token's place among the edits, 0 without one
+    std::vector<int32_t> starts_;  // [tiles + 1]: the edits of each tile; behind the last those of drafts alone
+    bool holds_ends_back_ = false;
+    TokenMask allowed_;
+};
+
+}  // namespace specens

@@ -1,0 +1,290 @@
+// Verification of one request: the acceptance rules and the next token.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "parts/parallel.h"
+#include "parts/report.h"
+#include "verify_chain/draft.h"
+
+namespace specens {
+
+enum class RuleKind : int64_t { token = 0, block = 1, typical = 2, synthetic = 3 };
+constexpr double empty_residual_mass = 0x1p-20;  // what float rounding can leave of a residual that is nothing
+
+struct RuleArguments {
+    RuleKind kind;
+    double threshold, alpha;   // of typical acceptance
+    std::vector<float> rates;  // of synthetic acceptance, [draft_len]
+
+    explicit RuleArguments(ArgumentReader& reader)
+        : kind(static_cast<RuleKind>(reader.integer())), threshold(reader.number()), alpha(reader.number()) {}
+    // Whether a rejected draft is followed by a token from the residual, else by one from the target.
+    bool subtracts() const { return kind == RuleKind::token || kind == RuleKind::block; }
+};
+
+// What one call hands to every request.
+struct ChainArguments {
+    TargetArguments target;
+    DraftArguments draft;
+    CoinView coins;
+    RuleArguments rule;
+    ReportArguments report;
+
+    ChainArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
+        : target(member_logits, reader),
+          draft(target, reader),
+          coins(reader, draft.draft_len + 1),
+          rule(reader),
+          report(reader) {
+        target.read_weights(reader);
+        rule.rates = reader.rest();
+    }
+};
+
+// Where a request's results go; of `draft_len + 1` tokens each.
+struct RequestOutput {
+    int64_t* tokens;
+    ReportPlace report;  // nullptr where it is not asked for
+};
+
+// One request of the batch; kept by a thread from call to call, so that nothing is allocated in between.
+class Verifier {
+  public:
+    void run(const ChainArguments& chain, int64_t request, const RequestOutput& output) {
+        chain_ = &chain;
+        request_ = request;
+        output_ = output;
+        num_accepted = 0;
+        next_token = -1;
+        status = status_ok;
+        parameters_ = chain.target.parameters(request);
+        greedy_ = parameters_.temperature == 0;
+        if (!valid()) {
+            status = status_invalid_parameter;
+            return;
+        }
+        len_ = chain.draft.len(request);
+        num_rows_ = chain.draft.num_rows(request);
+        edited_ = chain.target.edited();
+        if (edited_) {
+            start_edits();
+        }
+        if (chain.rule.kind == RuleKind::block && !greedy_) {
+            run_block();
+        } else {
+            run_in_order();
+        }
+        if (chain.report.reads_again()) {
+            report();
+        }
+    }
+    int64_t num_accepted = 0;
+    int64_t next_token = -1;
+    int32_t status = status_ok;
+
+  private:
+    // Whether there is a draft at `step`, and it is a token.
+    bool has_draft(int64_t step) const {
+        const int64_t token = step < len_ ? chain_->draft.token(request_, step) : -1;
+        return token >= 0 && token < chain_->draft.known_tokens;
+    }
+    double coin(int64_t step) const { return chain_->coins(request_, step, step, 0); }
+    bool valid() const {
+        const int64_t draft_len = chain_->draft.draft_len;
+        if (!chain_->target.valid(request_) || !chain_->draft.valid(request_, chain_->target.steps)) {
+            return false;
+        }
+        const bool tests_with_coins = !greedy_ || chain_->rule.kind == RuleKind::synthetic;
+        for (int64_t step = 0; tests_with_coins && step < chain_->draft.len(request_); ++step) {
+            if (!chain_->coins.valid(request_, step)) {
+                return false;
+            }
+        }
+        return greedy_ || chain_->coins.valid(request_, draft_len);
+    }
+    void start_edits() {
+        int64_t vocab = std::max(chain_->target.vocab, chain_->draft.known_tokens);
+        edits_.start(chain_->target.processing.of(request_, vocab), request_);
+        drafts_.clear();
+        for (int64_t step = 0; step < len_; ++step) {
+            drafts_.push_back(chain_->draft.token(request_, step));
+        }
+    }
+    const RowEdits* edits_at(int64_t step) {
+        if (!edited_) {
+            return nullptr;
+        }
+        edits_.enter_row(drafts_.data(), step, step, chain_->target.mask(request_, step));
+        return &edits_;
+    }
+    // Reads the target's row, and the draft's where it has one; returns whether it has.
+    bool read(int64_t step) {
+        const RowEdits* edits = edits_at(step);
+        chain_->target.rows(request_, step, edits, logits_);
+        target_.read(logits_, parameters_, chain_->report.only_chosen());
+        const bool drafted = has_draft(step);
+        if (drafted && (greedy_ || !chain_->rule.subtracts())) {
+            draft_.read_token(chain_->draft, request_, step);
+        } else if (drafted) {
+            draft_.read(chain_->target, target_, chain_->draft, request_, step, edits);
+        }
+        return drafted;
+    }
+
+    // Rules that look at one draft after the other, and at no row behind the first rejection.
+    void run_in_order() {
+        for (; num_accepted < num_rows_; ++num_accepted) {
+            const bool tests = read(num_accepted);
+            status |= target_.status() | (tests ? draft_.status() : status_ok);
+            if (tests && accepts()) {
+                emit(draft_.token());
+                continue;
+            }
+            finish(tests, 1);
+            return;
+        }
+    }
+    bool accepts() const {
+        if (chain_->rule.kind == RuleKind::synthetic) {
+            return coin(num_accepted) < chain_->rule.rates[num_accepted];
+        }
+        if (!target_.alive()) {
+            return false;
+        }
+        if (greedy_) {
+            return draft_.token() == target_.most_likely();
+        }
+        const double target = target_probability();
+        if (chain_->rule.kind == RuleKind::typical) {
+            return target > std::min(chain_->rule.threshold, chain_->rule.alpha * std::exp(-target_.entropy()));
+        }
+        return coin(num_accepted) * draft_.probability() < target;
+    }
+    double target_probability() const {
+        return draft_.token() < target_.vocab() ? target_.probability(draft_.token()) : 0.0;
+    }
+
+    // Block verification: the last prefix whose coin is below the chance that it is kept as a whole.
+    void run_block() {
+        int64_t accepted = 0;
+        double share = 1;
+        double accepted_share = 1;
+        int64_t length = 0;
+        row_status_.assign(len_ + 1, status_ok);
+        row_logprobs_.assign(len_ + 1, 0.0f);
+        for (; share > 0 && has_draft(length); ++length) {
+            read(length);
+            row_status_[length] = target_.status() | draft_.status();
+            if (length > 0 && coin(length - 1) < kept_chance(share)) {
+                accepted = length;
+                accepted_share = share;
+            }
+            const double target = target_probability();
+            share = target > 0 ? std::min(1.0, share * target / draft_.probability()) : 0.0;
+            if (target > 0) {
+                row_logprobs_[length] = chosen_logprob(draft_.token());
+            }
+        }
+        if (length > 0 && !has_draft(length) && coin(length - 1) < share) {
+            accepted = length;
+        }
+        for (; num_accepted < accepted; ++num_accepted) {
+            status |= row_status_[num_accepted];
+            emit_with(chain_->draft.token(request_, num_accepted), row_logprobs_[num_accepted]);
+        }
+        if (num_accepted < num_rows_) {
+            const bool rejected = read(num_accepted);
+            status |= target_.status() | (rejected ? draft_.status() : status_ok);
+            finish(rejected, accepted_share);
+        }
+    }
+    // That a prefix with this share is kept, given the rows of the draft behind it.
+    double kept_chance(double share) {
+        const double mass = target_.alive() ? residual_mass(share) : 0.0;
+        const double rest = mass + 1 - share;
+        return rest > empty_residual_mass ? mass / rest : 1.0;  // else target and draft agree to rounding
+    }
+
+    // The next token, from the rows that were read last.
+    void finish(bool rejected, double share) {
+        if (!rejected && num_accepted < len_) {
+            status |= status_invalid_draft_token;
+        }
+        if (target_.alive()) {
+            const bool subtracts = rejected && chain_->rule.subtracts();
+            next_token = next(subtracts, share, chain_->coins(request_, chain_->draft.draft_len, num_accepted, 1));
+            emit(next_token);
+        }
+    }
+    void emit(int64_t token) const { emit_with(token, chosen_logprob(token)); }
+    void emit_with(int64_t token, float logprob) const {
+        output_.tokens[num_accepted] = token;
+        if (chain_->report.only_chosen()) {
+            output_.report.logprob[num_accepted] = logprob;
+        }
+    }
+    float chosen_logprob(int64_t token) const {
+        return chain_->report.only_chosen() && token >= 0 ? static_cast<float>(target_.logprob(token)) : 0.0f;
+    }
+    void report() {
+        const int64_t top = chain_->report.top;
+        for (int64_t step = 0; step < num_accepted + (next_token >= 0 ? 1 : 0); ++step) {
+            const ReportPlace& first = output_.report;
+            const ReportPlace place{first.logprob + step, top > 0 ? first.top_tokens + step * top : nullptr,
+                                    top > 0 ? first.top_logprobs + step * top : nullptr};
+            reporter_.write(chain_->target, chain_->report, request_, step, edits_at(step), output_.tokens[step],
+                            place);
+        }
+    }
+    int64_t next(bool subtracts, double share, double coin) {
+        if (greedy_) {
+            return target_.most_likely();
+        }
+        if (subtracts) {
+            if (residual_mass(share) > empty_residual_mass) {
+                return specens::draw(tile_masses_, target_.vocab(), coin,
+                                     [&](int64_t tile, float* masses) { residual_tile(tile, share, masses); });
+            }
+            status |= status_empty_residual;
+        }
+        return draw_from(target_, coin, tile_masses_);
+    }
+    // masses = max(share * target - draft, 0); returns their sum
+    double residual_tile(int64_t tile, double share, float* masses) const {
+        target_.write_tile(tile, masses, share);
+        draft_.subtract_tile(tile, masses);
+        return row_kernels().clamp_sum(masses, std::min(tile_size, target_.vocab() - tile * tile_size));
+    }
+    double residual_mass(double share) {
+        tile_masses_.resize(target_.tiles());
+        for_tiles(target_.tiles(), target_.splittable(), [&](int64_t begin, int64_t end) {
+            alignas(64) float masses[tile_size];
+            for (int64_t tile = begin; tile < end; ++tile) {
+                tile_masses_[tile] = residual_tile(tile, share, masses);
+            }
+        });
+        return std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0);
+    }
+
+    const ChainArguments* chain_ = nullptr;
+    int64_t request_ = 0;
+    int64_t len_ = 0;
+    int64_t num_rows_ = 0;
+    RequestOutput output_{};
+    EnsembleParameters parameters_{};
+    bool greedy_ = false;
+    bool edited_ = false;
+    RowEdits edits_;
+    TargetRow target_;
+    DraftRow draft_;
+    Reporter reporter_;
+    std::vector<LogitRow> logits_;
+    std::vector<double> tile_masses_;
+    std::vector<int32_t> row_status_;
+    std::vector<float> row_logprobs_;
+    std::vector<int64_t> drafts_;
+};
+
+}  // namespace specens
