@@ -250,3 +250,14 @@ class Draw(NamedTuple):
     tokens: Tensor
     logprobs: Tensor | None
     status: Tensor
+
+
+class TreeMask(NamedTuple):
+    """Which keys each node of a draft tree attends to, and where the node is.
+
+    mask: in the layout that was asked for (see `tree_mask`). positions: int64 [batch, nodes], absolute positions; the
+    first free one, prefix_len, for padding.
+    """
+
+    mask: Tensor
+    positions: Tensor
