@@ -21,7 +21,7 @@ sanitize: $(VENV)/.installed
 		-C cmake.define.SPECENS_SANITIZE=ON -C cmake.define.SPECENS_CUDA=OFF
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-		$(BIN)/python -m pytest -s tests/ops -k "(cpp or thresholds) and not compile and not opcheck"; \
+		$(BIN)/python -m pytest -s tests/ops -k "(cpp or thresholds or token_tree or tree_growth) and not compile and not opcheck"; \
 		result=$$?; $(PIP) install --no-build-isolation --no-deps -e . && exit $$result
 
 check: $(VENV)/.checkers
@@ -31,7 +31,7 @@ check: $(VENV)/.checkers
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench all
 
 wheel: $(VENV)/.installed
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .

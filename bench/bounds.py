@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.case import Run
@@ -35,3 +37,13 @@ def copying(logits: list[Tensor]) -> dict[str, Run]:
 
 def adding(first: Tensor, second: Tensor) -> dict[str, Run]:
     return {"add": lambda: torch.add(first, second)}
+
+
+def filling(like: Tensor) -> dict[str, Run]:
+    """Writing a new tensor of the same size."""
+    return {"zeros": lambda: torch.zeros(like.shape, dtype=like.dtype)}
+
+
+def copying_arrays(arrays: list[NDArray[np.integer]]) -> dict[str, Run]:
+    """NumPy's own copies of the arrays."""
+    return {"copies": lambda: [array.copy() for array in arrays]}

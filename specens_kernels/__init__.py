@@ -1,8 +1,11 @@
 """Fused verification for speculative decoding and for ensembles of language models."""
 
+from typing import TYPE_CHECKING, Any
+
 from specens_kernels.backend import BackendInfo, backends
 from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
+from specens_kernels.ops.tree_mask import tree_mask
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
 from specens_kernels.types import (
@@ -14,9 +17,13 @@ from specens_kernels.types import (
     Sampling,
     Status,
     Synthetic,
+    TreeMask,
     Typical,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from specens_kernels._host import TokenTree, TreeGrowth
 
 __version__ = "0.1.0"
 
@@ -30,11 +37,26 @@ __all__ = [
     "Sampling",
     "Status",
     "Synthetic",
+    "TokenTree",
+    "TreeGrowth",
+    "TreeMask",
     "Typical",
     "Verdict",
     "backends",
     "sample",
     "target_logprobs",
+    "tree_mask",
     "uniforms",
     "verify_chain",
 ]
+
+HOST_OBJECTS = ("TokenTree", "TreeGrowth")
+
+
+def __getattr__(name: str) -> Any:
+    """Host objects come from the extension, and the rest of the package works where that is not built."""
+    if name not in HOST_OBJECTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from specens_kernels import _host
+
+    return getattr(_host, name)

@@ -351,3 +351,14 @@ class Draw(NamedTuple):
     status: Tensor
     top_tokens: Tensor | None = None
     top_logprobs: Tensor | None = None
+
+
+class TreeMask(NamedTuple):
+    """Which keys each node of a draft tree attends to, and where the node is.
+
+    mask: in the layout that was asked for (see `tree_mask`). positions: int64 [batch, nodes], absolute positions; the
+    first free one, prefix_len, for padding.
+    """
+
+    mask: Tensor
+    positions: Tensor

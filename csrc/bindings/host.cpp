@@ -1,10 +1,11 @@
-// _host: what Python asks about this build.
+// _host: host objects, and what Python asks about this build.
 #include <pybind11/pybind11.h>
 #include <torch/headeronly/version.h>
 
 #include <string>
 
 #include "parts/instruction_set.h"
+#include "token_tree/bindings.h"
 
 namespace py = pybind11;
 
@@ -47,4 +48,5 @@ PYBIND11_MODULE(_host, module) {
                "Return a dict about this build: version, compiler, torch_headers (the version compiled against),\n"
                "instruction_sets (compiled in), instruction_set (the one this processor runs), cuda_architectures\n"
                "(a list, empty where the CUDA kernels were not built).");
+    specens::bind_token_tree(module);
 }

@@ -1,0 +1,108 @@
+"""tree_mask: which keys the nodes of draft trees attend to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specens_kernels.backend import implementations, select
+from specens_kernels.checks import INT64, INTEGER_DTYPES, LOGIT_DTYPES, check_tensor, fail
+from specens_kernels.ops.tree_mask import reference
+from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
+from specens_kernels.types import INTEGER_DTYPES, TreeMask
+
+SCHEMA = (
+    "(Tensor parents, Tensor prefix_lens, Tensor? num_nodes, int layout, SymInt max_prefix, int window,"
+    " ScalarType dtype) -> (Tensor mask, Tensor positions)"
+)
+IMPLEMENTATIONS = implementations("tree_mask", SCHEMA, reference.tree_mask)
+LAYOUTS = {layout.name.lower(): layout for layout in Layout}
+WITH_PREFIX = (Layout.FULL, Layout.ADDITIVE)
+
+
+def tree_mask(
+    parents: Tensor,
+    prefix_lens: Tensor,
+    *,
+    layout: str = "full",
+    max_prefix: int | None = None,
+    num_nodes: Tensor | None = None,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    backend: str | None = None,
+) -> TreeMask:
+    """Return the attention mask of draft trees, a tree a request, and the positions of their nodes.
+
+    A node sees the committed prefix, its ancestors and itself. Its position is prefix_len + depth, 0 deep below the
+    root position; keys of the prefix lie at 0 to prefix_len - 1.
+
+    parents: int64 or int32 [batch, nodes], at most 16,384 nodes: -1 (a child of the last committed token) or an earlier
+        node of the request. Another value, like the padding -2 of `TokenTree.batch`, makes the node and all below it
+        padding. Padding sees itself only, so that no row is empty.
+    prefix_lens: int64 [batch], committed tokens whose keys come before those of the nodes. For a tree whose node 0 is
+        the last committed token (`TokenTree.with_root`) that token is not among them.
+    num_nodes: int64 [batch]; nodes from there on are padding. None: `parents` alone says which are.
+    layout: "full": bool [batch, nodes, max_prefix + nodes], True where seen; keys are the slots of the prefix, of which
+            the first prefix_len are in use, then the nodes.
+        "additive": dtype [batch, 1, nodes, max_prefix + nodes], 0 where seen, else -inf, for
+            scaled_dot_product_attention. Every row has a 0, so -inf gives no NaN, and weights that are exactly 0.
+        "tree": bool [batch, nodes, nodes], the keys of the nodes only.
+        "packed": the same as uint8 [batch, nodes, ceil(nodes / 8)]: key j is bit j % 8 of byte j / 8. Bits behind the
+            last node are 0.
+    max_prefix: slots of the prefix, at least the largest of prefix_lens, for "full" and "additive".
+    window: a node at position x sees keys at positions > x - window only; positions count, so siblings take no room.
+        "tree" and "packed" apply it to the nodes: the prefix is the caller's.
+    dtype: float32, bfloat16 or float16, of "additive".
+    backend: None for the fastest one on the device, or "reference" or "cpp".
+
+    Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
+    cannot run here. The numbers in prefix_lens are read on the CPU and outside torch.compile only; elsewhere a token of
+    the prefix without a slot is not seen.
+    Sources: Miao et al., "SpecInfer", ASPLOS 2024 (topology-aware mask); Cai et al., "Medusa", ICML 2024.
+    """
+    code = _check(parents, prefix_lens, num_nodes, layout, window, dtype)
+    slots = _slots(layout, prefix_lens, max_prefix)
+    _, function = select(IMPLEMENTATIONS, backend, parents.device, "tree_mask")
+    return TreeMask(*function(parents.to(torch.int64), prefix_lens, num_nodes, code, slots, window or 0, dtype))
+
+
+def _check(
+    parents: Tensor,
+    prefix_lens: Tensor,
+    num_nodes: Tensor | None,
+    layout: str,
+    window: int | None,
+    dtype: torch.dtype,
+) -> Layout:
+    """Check all but the prefix slots; return the layout."""
+    if not isinstance(parents, Tensor):
+        fail("parents", "a tensor", type(parents).__name__)
+    check_tensor("parents", parents, (None, None), INTEGER_DTYPES, parents.device)
+    batch, nodes = parents.shape
+    if nodes > MAX_NODES:
+        fail("parents", f"at most {MAX_NODES} nodes", nodes)
+    check_tensor("prefix_lens", prefix_lens, (batch,), INT64, parents.device)
+    if num_nodes is not None:
+        check_tensor("num_nodes", num_nodes, (batch,), INT64, parents.device)
+    if layout not in LAYOUTS:
+        fail("layout", " or ".join(repr(name) for name in LAYOUTS), repr(layout))
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        fail("window", "None or an integer >= 1", repr(window))
+    if dtype not in LOGIT_DTYPES:
+        fail("dtype", " or ".join(str(known) for known in LOGIT_DTYPES), dtype)
+    return LAYOUTS[layout]
+
+
+def _slots(layout: str, prefix_lens: Tensor, max_prefix: int | None) -> int:
+    """Columns of the prefix in the mask."""
+    wanted = LAYOUTS[layout] in WITH_PREFIX
+    slots = max_prefix if wanted else 0
+    if isinstance(slots, bool) or not isinstance(slots, int | torch.SymInt) or slots < 0:
+        fail("max_prefix", f"an integer >= 0 for layout {layout!r}", repr(max_prefix))
+    readable = prefix_lens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and prefix_lens.numel() > 0:
+        lengths = prefix_lens.tolist()
+        if min(lengths) < 0 or (wanted and max(lengths) > slots):
+            expected = f"lengths from 0 to max_prefix, {slots}" if wanted else "lengths >= 0"
+            fail("prefix_lens", expected, lengths)
+    return slots
