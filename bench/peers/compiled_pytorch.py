@@ -15,17 +15,17 @@ torch._dynamo.config.recompile_limit = 64  # one a shape: beyond it the rest wou
 torch._inductor.config.compile_threads = 1  # no pool of processes beside the timings
 
 
-def _compile(function: Any) -> Any:
+def compiled(function: Any) -> Any:
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def verify_chain(inputs: Any) -> Rival:
-    return plain_pytorch.verify_chain(inputs, _compile(plain_pytorch.verify))
+def verify_chain(inputs: Any) -> Rival | None:
+    return plain_pytorch.verify_chain(inputs, compiled)
 
 
 def sample(inputs: Any) -> Rival:
-    return plain_pytorch.sample(inputs, _compile(plain_pytorch.draw_from_softmax))
+    return plain_pytorch.sample(inputs, compiled(plain_pytorch.draw_from_softmax))
 
 
 def target_logprobs(inputs: Any) -> Rival:
-    return plain_pytorch.target_logprobs(inputs, _compile(plain_pytorch.mixture_logprobs))
+    return plain_pytorch.target_logprobs(inputs, compiled(plain_pytorch.mixture_logprobs))

@@ -1,4 +1,5 @@
-"""The operations in plain PyTorch, as lean as it gets: log-sum-exp, one residual row, inverse CDF from the same coins.
+"""The operations in plain PyTorch, as lean as it gets: log-sum-exp, one residual row, inverse CDF from the same coins;
+with filters, topk first and the rest on the tokens that it kept.
 
 The functions are what `compiled_pytorch` compiles.
 """
@@ -6,12 +7,15 @@ The functions are what `compiled_pytorch` compiles.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.case import Rival
+from bench.distribution import Select, kept_tokens
 from bench.inputs import ChainInputs
+from specens_kernels import Sampling
 
 
 def mix(weights: tuple[float, ...], probabilities: list[Tensor]) -> Tensor:
@@ -60,12 +64,47 @@ def verify(
     masses = mix(weights, [row(*pair, num_accepted) for pair in zip(members, normalisers, strict=True)])
     rejected = (num_accepted < draft_len)[:, None]
     masses = (masses - rejected * row(draft, draft_normaliser, num_accepted.clamp(max=draft_len - 1))).clamp(min=0)
-    next_token = draw(masses, uniforms[:, draft_len])
+    return emitted(draft_tokens, num_accepted, draw(masses, uniforms[:, draft_len]))
 
+
+def emitted(draft_tokens: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:
+    """The accepted drafts, the next token, then -1: int64 [batch, draft_len + 1]."""
+    draft_len = draft_tokens.shape[1]
     columns = torch.arange(draft_len + 1, device=draft_tokens.device)
     tokens = torch.nn.functional.pad(draft_tokens, (0, 1), value=-1)
     tokens = torch.where(columns < num_accepted[:, None], tokens, -1)
     return torch.where(columns == num_accepted[:, None], next_token[:, None], tokens)
+
+
+def verify_filtered(
+    logits: Tensor,
+    sampling: Sampling,
+    draft_logits: Tensor,
+    draft_tokens: Tensor,
+    uniforms: Tensor,
+    select: Select = torch.topk,
+) -> Tensor:
+    """As `verify`, for one member and after top-k and top-p; nothing behind topk is as wide as the vocabulary."""
+    batch, draft_len = draft_tokens.shape
+    target, target_ids = kept_tokens(logits, sampling, select)  # [batch, draft_len + 1, kept]
+    draft, draft_ids = kept_tokens(draft_logits, sampling, select)  # [batch, draft_len, kept]
+
+    def at_tokens(probabilities: Tensor, ids: Tensor) -> Tensor:
+        return (probabilities * (ids == draft_tokens[..., None])).sum(-1)
+
+    target_at_token = at_tokens(target[:, :draft_len], target_ids[:, :draft_len])
+    accepted = uniforms[:, :draft_len] * at_tokens(draft, draft_ids) < target_at_token
+    num_accepted = accepted.long().cumprod(1).sum(1)
+
+    request = torch.arange(batch, device=draft_tokens.device)
+    draft_row = request, num_accepted.clamp(max=draft_len - 1)
+    same_token = target_ids[request, num_accepted][..., None] == draft_ids[draft_row][:, None, :]
+    draft_at_kept = (same_token * draft[draft_row][:, None, :]).sum(-1)
+    rejected = (num_accepted < draft_len)[:, None]
+    masses = (target[request, num_accepted] - rejected * draft_at_kept).clamp(min=0)
+    ids, order = target_ids[request, num_accepted].sort(-1)  # as a draw over the whole vocabulary goes
+    index = draw(masses.gather(-1, order), uniforms[:, draft_len])
+    return emitted(draft_tokens, num_accepted, ids.gather(-1, index[:, None])[:, 0])
 
 
 def draw_from_softmax(logits: Tensor, uniforms: Tensor) -> Tensor:
@@ -78,8 +117,18 @@ def mixture_logprobs(member_logits: list[Tensor], weights: tuple[float, ...]) ->
     return mix(weights, [logits.float().softmax(-1) for logits in member_logits]).log()
 
 
-def verify_chain(inputs: ChainInputs, function: Callable[..., Tensor] = verify) -> Rival:
-    arguments = (inputs.member_logits, inputs.weights, inputs.draft_logits, inputs.draft_tokens, inputs.uniforms)
+def verify_chain(inputs: ChainInputs, prepare: Callable[[Any], Any] = lambda function: function) -> Rival | None:
+    """prepare: turns the function into what is run. None for a filtered ensemble and for a temperature alone."""
+    drafts = (inputs.draft_logits, inputs.draft_tokens, inputs.uniforms)
+    arguments: tuple[Any, ...]
+    if inputs.sampling.filters:
+        if len(inputs.member_logits) > 1:
+            return None
+        function, arguments = prepare(verify_filtered), (inputs.member_logits[0], inputs.sampling, *drafts)
+    elif inputs.sampling.temperature != 1:
+        return None
+    else:
+        function, arguments = prepare(verify), (inputs.member_logits, inputs.weights, *drafts)
     return Rival(lambda: function(*arguments), checked=True)
 
 
