@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import INT64, INTEGER_DTYPES, LOGIT_DTYPES, check_tensor, fail
+from specens_kernels.checks import INT64, LOGIT_DTYPES, check_tensor, fail
 from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
 from specens_kernels.types import INTEGER_DTYPES, TreeMask
