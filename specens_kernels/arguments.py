@@ -3,7 +3,9 @@
 An operator takes the members' logits and three lists: tensors, integers, numbers. One operator argument costs a call a
 fifth of a microsecond, and there are more than fifty. A group below names its fields in the order of the lists: first
 tensors, then integers, then numbers; the C++ reads them with `ArgumentReader` in the same order. integers[0] has a bit
-for each optional tensor: whether it is in the list.
+for each optional tensor, whether it is in the list, and integers[1] a bit for each group that may be left out.
+
+Nothing is checked here: operators in C++ check what they read, and `checks` names what is wrong.
 """
 
 from __future__ import annotations
@@ -14,13 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import (
-    PARAMETER_DTYPES,
-    check_coins,
-    check_tensor,
-    fail,
-)
-from specens_kernels.types import INTEGER_DTYPES, Contrastive, Ensemble, LogitMixture, Mixture, Processing, Sampling
+from specens_kernels.types import Ensemble, Mixture, Processing, Sampling
 
 SCHEMA = "Tensor[] member_logits, Tensor[] tensors, int[] integers, float[] numbers"
 NO_DRAFTER = -1  # no member drafted: one-hot
@@ -28,12 +24,12 @@ NO_LOGPROBS, TARGET_LOGPROBS, RAW_LOGPROBS = 0, 1, 2
 
 
 class SamplingArguments(NamedTuple):
-    """Sampling parameters; the tensors [batch] win where they are given."""
+    """Sampling parameters; the tensors [batch], of any floating-point or integer dtype, win where they are given."""
 
-    temperatures: Tensor | None  # float32
-    top_ks: Tensor | None  # int64, 0 and less is off
-    top_ps: Tensor | None  # float32
-    min_ps: Tensor | None  # float32
+    temperatures: Tensor | None
+    top_ks: Tensor | None  # 0 and less is off
+    top_ps: Tensor | None
+    min_ps: Tensor | None
     top_k: int  # 0 is off
     min_p_first: int  # a truth value, like all flags
     temperature: float
@@ -57,10 +53,10 @@ class ProcessingArguments(NamedTuple):
 
     bias_tokens: Tensor | None  # int64 or int32 [batch, n], like the other tables
     bias_values: Tensor | None  # float32 [batch, n]
-    repetition_penalties: Tensor | None  # float32 [batch]
+    repetition_penalties: Tensor | None  # floating-point [batch]
     frequency_penalties: Tensor | None
     presence_penalties: Tensor | None
-    min_tokens_rows: Tensor | None  # int64 [batch]
+    min_tokens_rows: Tensor | None  # int64 or int32 [batch]
     end_tokens: Tensor | None
     prompt_tokens: Tensor | None
     output_tokens: Tensor | None
@@ -82,7 +78,7 @@ class Target(NamedTuple):
     """The target distribution."""
 
     weight_rows: Tensor | None  # float32 [batch, members]; wins over weights where it is given
-    row_offsets: Tensor | None  # int64 [batch + 1]: the logits are packed rows
+    row_offsets: Tensor | None  # int64 or int32 [batch + 1]: the logits are packed rows
     allowed: Tensor | None  # int32 [batch, steps, words], or [rows, words] where they are packed
     ensemble: int
     filter_members: int
@@ -97,10 +93,10 @@ class Draft(NamedTuple):
     """The draft tokens and what they were drawn from."""
 
     tokens: Tensor  # int64 or int32 [batch, draft_len], or [drafts] where they are packed
-    drafters: Tensor | None  # int64 like tokens
+    drafters: Tensor | None  # int64 or int32 like tokens
     logits: Tensor | None  # [batch, draft_len, vocab], [drafts, vocab], or [slots, draft_len, vocab]
-    slots: Tensor | None  # int64 [batch]: the place of a request's logits
-    lens: Tensor | None  # int64 [batch]
+    slots: Tensor | None  # int64 or int32 [batch]: the place of a request's logits
+    lens: Tensor | None  # int64 or int32 [batch]
     drafter: int  # a member, or NO_DRAFTER
     draft_len: int  # the most drafts of a request
     processed: int  # whether they were drawn from processed logits
@@ -116,7 +112,7 @@ class Drafts(NamedTuple):
 class Coins(NamedTuple):
     """Where random numbers come from: given, or seeds and positions, or none (all greedy)."""
 
-    uniforms: Tensor | None  # float64
+    uniforms: Tensor | None  # float64 or float32
     seeds: Tensor | None  # int64 [batch]
     positions: Tensor | None  # int64 [batch]
 
@@ -158,8 +154,7 @@ class ChainArguments(NamedTuple):
         """From what the operator was given."""
         unpacker = Unpacker(flat)
         target = unpacker.target()
-        draft = unpacker.group(Draft, None)
-        draft = draft._replace(sampling=unpacker.group(SamplingArguments))
+        draft = unpacker.draft(target)
         coins, rule, report = unpacker.group(Coins), unpacker.group(Rule), unpacker.group(Report)
         target = unpacker.weighted(target)
         return cls(target, draft, coins, rule._replace(rates=unpacker.rest()), report)
@@ -177,25 +172,42 @@ LISTS: dict[type, tuple[int, int, int]] = {
     Report: (0, 2, 0),
     Stream: (0, 2, 0),
 }
+SLICES = {
+    kind: (slice(first), slice(first, first + second), slice(first + second, first + second + third))
+    for kind, (first, second, third) in LISTS.items()
+}
 Flat = tuple[list[Tensor], list[Tensor], list[int], list[float]]
+
+
+PROCESSING, DRAFT_SAMPLING = 1, 2  # bits of the groups that may be left out
 
 
 def pack(target: Target, *groups: Any, rates: tuple[float, ...] = ()) -> Flat:
     """The arguments of an operator: the target's, then those of other groups."""
     optional: list[Tensor | None] = []
-    integers, numbers = [0], []
-    for group in (target, target.sampling, target.processing, *groups):
-        first, second, third = LISTS[type(group)]
-        optional += group[:first]
-        integers += group[first : first + second]
-        numbers += group[first + second : first + second + third]
+    integers, numbers = [0, 0], []
+    packed: list[Any] = [target, target.sampling]
+    left_in = 0
+    if target.processing is not NO_PROCESSING:
+        packed.append(target.processing)
+        left_in |= PROCESSING
+    for group in groups:
+        packed.append(group)
+        if type(group) is Draft and group.sampling is not target.sampling:
+            packed.append(group.sampling)
+            left_in |= DRAFT_SAMPLING
+    for group in packed:
+        tensor_fields, integer_fields, number_fields = SLICES[type(group)]
+        optional += group[tensor_fields]
+        integers += group[integer_fields]
+        numbers += group[number_fields]
     tensors, present, bit = [], 0, 1
     for tensor in optional:
         if tensor is not None:
             tensors.append(tensor)
             present |= bit
         bit += bit
-    integers[0] = present
+    integers[0], integers[1] = present, left_in
     return target.member_logits, tensors, integers, [*numbers, *target.weights, *rates]
 
 
@@ -204,7 +216,7 @@ class Unpacker:
 
     def __init__(self, flat: Sequence[Any]) -> None:
         self.member_logits, self._tensors, self._integers, self._numbers = (list(part) for part in flat[:4])
-        self._present = self._integers.pop(0)
+        self._present, self._groups = self._integers.pop(0), self._integers.pop(0)
 
     def _tensor(self) -> Tensor | None:
         present = self._present & 1
@@ -221,8 +233,14 @@ class Unpacker:
     def target(self) -> Target:
         """The target, but for its weights, which follow all groups."""
         target = self.group(Target, self.member_logits, (), None)
-        sampling = self.group(SamplingArguments)
-        return target._replace(sampling=sampling, processing=self.group(ProcessingArguments))
+        target = target._replace(sampling=self.group(SamplingArguments))
+        processed = self._groups & PROCESSING
+        return target._replace(processing=self.group(ProcessingArguments) if processed else NO_PROCESSING)
+
+    def draft(self, target: Target) -> Draft:
+        """The draft; the target has been unpacked."""
+        draft = self.group(Draft, target.sampling)
+        return draft._replace(sampling=self.group(SamplingArguments)) if self._groups & DRAFT_SAMPLING else draft
 
     def weighted(self, target: Target) -> Target:
         """The target with its weights; after all groups."""
@@ -233,82 +251,46 @@ class Unpacker:
         return tuple(self._numbers)
 
 
-def per_request(argument: str, value: float | Tensor, batch: int, device: torch.device) -> tuple[float, Tensor | None]:
-    """A number for all requests, or one a request: (number, None) or (0.0, float32 tensor [batch])."""
-    if not isinstance(value, Tensor):
-        return float(value), None
-    check_tensor(argument, value, (batch,), PARAMETER_DTYPES, device)
-    return 0.0, value.to(torch.float32).contiguous()
+def member_list(member_logits: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    return [member_logits] if isinstance(member_logits, Tensor) else list(member_logits)
 
 
-def integer_per_request(
-    argument: str, value: int | Tensor, batch: int, device: torch.device
-) -> tuple[int, Tensor | None]:
-    """As `per_request`: (integer, None) or (0, int64 tensor [batch])."""
-    if not isinstance(value, Tensor):
-        return value, None
-    check_tensor(argument, value, (batch,), INTEGER_DTYPES, device)
-    return 0, value.to(torch.int64).contiguous()
+def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
+    """A number for all requests and a tensor with one for each, of which one counts."""
+    return (0.0, value) if isinstance(value, Tensor) else (float(value), None)
 
 
-UNFILTERED = (None, None, None, None, 0, 0)
+def sampling_arguments(sampling: Sampling) -> SamplingArguments:
+    """Flatten sampling parameters."""
+    temperature, temperatures = number_and_rows(sampling.temperature)
+    if not sampling.filters:
+        return SamplingArguments(temperatures, None, None, None, 0, 0, temperature, 1.0, 0.0)
+    top_k = 0 if sampling.top_k is None else sampling.top_k
+    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(top_k, 0), None)
+    top_p, top_ps = number_and_rows(1.0 if sampling.top_p is None else sampling.top_p)
+    min_p, min_ps = number_and_rows(0.0 if sampling.min_p is None else sampling.min_p)
+    first = int(sampling.filter_order == "vllm")
+    return SamplingArguments(temperatures, top_ks, top_ps, min_ps, top_k, first, temperature, top_p, min_p)
 
 
-def sampling_arguments(argument: str, sampling: Sampling, batch: int, device: torch.device) -> SamplingArguments:
-    """Check sampling parameters against the batch and flatten them."""
-    if not isinstance(sampling, Sampling):
-        fail(argument, "a Sampling", type(sampling).__name__)
-    prefix = "" if argument == "sampling" else f"{argument}."
-    if not sampling.filters and not isinstance(sampling.temperature, Tensor):
-        return SamplingArguments(*UNFILTERED, float(sampling.temperature), 1.0, 0.0)
-    temperature, temperatures = per_request(f"{prefix}temperature", sampling.temperature, batch, device)
-    top_k, top_ks = integer_per_request(
-        f"{prefix}top_k", 0 if sampling.top_k is None else sampling.top_k, batch, device
-    )
-    top_p, top_ps = per_request(f"{prefix}top_p", 1.0 if sampling.top_p is None else sampling.top_p, batch, device)
-    min_p, min_ps = per_request(f"{prefix}min_p", 0.0 if sampling.min_p is None else sampling.min_p, batch, device)
-    first = sampling.filter_order == "vllm"
-    return SamplingArguments(temperatures, top_ks, top_ps, min_ps, max(top_k, 0), int(first), temperature, top_p, min_p)
-
-
-def processing_arguments(processing: Processing | None, batch: int, device: torch.device) -> ProcessingArguments:
-    """Check logit processing against the batch and flatten it."""
+def processing_arguments(processing: Processing | None, batch: int) -> ProcessingArguments:
+    """Flatten logit processing."""
     if processing is None:
         return NO_PROCESSING
-    if not isinstance(processing, Processing):
-        fail("processing", "None or a Processing", type(processing).__name__)
     bias_tokens, bias_values = processing.logit_bias or (None, None)
+    if bias_values is not None:
+        bias_values = bias_values.to(torch.float32).contiguous()
     end_tokens = processing.end_tokens
     if end_tokens is not None and end_tokens.dim() == 1:
         end_tokens = end_tokens.expand(batch, -1)
-    prompt_tokens, output_tokens = processing.prompt_tokens, processing.output_tokens
-    tables = {"logit_bias[0]": bias_tokens, "end_tokens": end_tokens}
-    tables |= {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    for name, table in tables.items():
-        if table is not None:
-            check_tensor(name, table, (batch, None), INTEGER_DTYPES, device)
-    if bias_values is not None:
-        check_tensor("logit_bias[1]", bias_values, (batch, None), PARAMETER_DTYPES, device)
-        bias_values = bias_values.to(torch.float32).contiguous()
-    repetition = per_request("repetition_penalty", processing.repetition_penalty, batch, device)
-    frequency = per_request("frequency_penalty", processing.frequency_penalty, batch, device)
-    presence = per_request("presence_penalty", processing.presence_penalty, batch, device)
-    min_tokens, min_tokens_rows = integer_per_request("min_tokens", processing.min_tokens, batch, device)
-    return ProcessingArguments(
-        bias_tokens,
-        bias_values,
-        repetition[1],
-        frequency[1],
-        presence[1],
-        min_tokens_rows,
-        end_tokens,
-        prompt_tokens,
-        output_tokens,
-        min_tokens,
-        repetition[0],
-        frequency[0],
-        presence[0],
-    )
+    repetition, repetitions = number_and_rows(processing.repetition_penalty)
+    frequency, frequencies = number_and_rows(processing.frequency_penalty)
+    presence, presences = number_and_rows(processing.presence_penalty)
+    held_back = processing.min_tokens
+    min_tokens, min_tokens_rows = (0, held_back) if isinstance(held_back, Tensor) else (held_back, None)
+    tensors = (bias_tokens, bias_values, repetitions, frequencies, presences, min_tokens_rows, end_tokens)
+    tables = (processing.prompt_tokens, processing.output_tokens)
+    return ProcessingArguments(*tensors, *tables, min_tokens, repetition, frequency, presence)
 
 
 def target_arguments(
@@ -319,64 +301,52 @@ def target_arguments(
     allowed: Tensor | None = None,
     row_offsets: Tensor | None = None,
 ) -> Target:
-    """Check what makes the target distribution against the members, and flatten it. row_offsets have been checked."""
-    first = members[0]
-    device = first.device
-    batch = first.shape[0] if row_offsets is None else row_offsets.shape[0] - 1
-    if allowed is not None:
-        check_tensor("allowed", allowed, (*first.shape[:-1], None), (torch.int32,), device)
-        if allowed.shape[-1] < 1 or (allowed.stride(-1) != 1 and allowed.shape[-1] > 1):
-            fail("allowed", "contiguous words, at least one", f"{list(allowed.shape)}, stride {allowed.stride(-1)}")
-    rest = (
-        members,
-        sampling_arguments("sampling", sampling, batch, device),
-        processing_arguments(processing, batch, device),
-    )
+    """Flatten what makes the target distribution."""
+    edits = NO_PROCESSING
+    if processing is not None:
+        batch = members[0].shape[0] if row_offsets is None else row_offsets.shape[0] - 1
+        edits = processing_arguments(processing, batch)
     if ensemble is None:
-        if len(members) > 1:
-            fail("ensemble", f"an ensemble for {len(members)} members", None)
-        return Target(None, row_offsets, allowed, 0, 0, 0.0, rest[0], (1.0,), *rest[1:])
-    if not isinstance(ensemble, Mixture | LogitMixture | Contrastive):
-        fail("ensemble", "None, a Mixture, a LogitMixture or a Contrastive", type(ensemble).__name__)
+        own = (None, row_offsets, allowed, 0, 0, 0.0)
+        return Target(*own, members, (1.0,), sampling_arguments(sampling), edits)
     weight_rows = None
     if isinstance(ensemble.weights, Tensor):
-        check_tensor("weights", ensemble.weights, (batch, len(members)), PARAMETER_DTYPES, device)
         weights: tuple[float, ...] = (1.0,) * len(members)
         weight_rows = ensemble.weights.to(torch.float32).contiguous()
     else:
         weights = ensemble.weights
-        if len(weights) != len(members):
-            fail("weights", f"one weight for each of {len(members)} members", f"{len(weights)} weights")
-    filter_members = isinstance(ensemble, Mixture) and ensemble.filter == "members"
-    plausibility = ensemble.plausibility or 0.0
-    kind = int(ensemble.kind)
-    own = (weight_rows, row_offsets, allowed, kind, int(filter_members), plausibility)
-    return Target(*own, members, weights, *rest[1:])
+    filter_members = int(isinstance(ensemble, Mixture) and ensemble.filter == "members")
+    shape = (int(ensemble.kind), filter_members, ensemble.plausibility or 0.0)
+    return Target(weight_rows, row_offsets, allowed, *shape, members, weights, sampling_arguments(sampling), edits)
 
 
-def coin_arguments(
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    shape: tuple[int, ...],
-    device: torch.device,
-    needed: bool,
-) -> Coins:
-    """Check that exactly one source of random numbers is given, or none where none is needed; shape: of uniforms."""
-    check_coins(uniforms, seeds, positions, shape, device, needed)
-    if uniforms is not None:
-        return Coins(uniforms.to(torch.float64).contiguous(), None, None)
-    if seeds is None or positions is None:
-        return Coins(None, None, None)
-    return Coins(None, seeds.contiguous(), positions.contiguous())
+NOTHING_REPORTED = Report(NO_LOGPROBS, 0)
+REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TARGET_LOGPROBS, "raw": RAW_LOGPROBS}
 
 
 def report_arguments(logprobs: bool | str, top_logprobs: int) -> Report:
-    """Check what is asked for of log-probabilities."""
-    if logprobs not in (False, True, "target", "raw"):
-        fail("logprobs", "False, True, 'target' or 'raw'", repr(logprobs))
-    if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or top_logprobs < 0:
-        fail("top_logprobs", "an integer >= 0", repr(top_logprobs))
-    if logprobs == "raw":
-        return Report(RAW_LOGPROBS, top_logprobs)
-    return Report(TARGET_LOGPROBS if logprobs or top_logprobs else NO_LOGPROBS, top_logprobs)
+    """Flatten what is asked for of log-probabilities."""
+    if logprobs is False and not top_logprobs:
+        return NOTHING_REPORTED
+    return Report(REPORTS[logprobs] or TARGET_LOGPROBS, top_logprobs)
+
+
+def ready_for_kernels(group: Any) -> Any:
+    """The group with its tensors contiguous, in float32, float64 for coins, or int64: as Triton kernels read them."""
+    if isinstance(group, Target):
+        own = {"sampling": ready_for_kernels(group.sampling), "processing": ready_for_kernels(group.processing)}
+        return group._replace(**own, row_offsets=_in_dtype(group.row_offsets, torch.int64))
+    if isinstance(group, Draft):
+        own = {name: _in_dtype(getattr(group, name), torch.int64) for name in ("drafters", "slots", "lens")}
+        return group._replace(**own, sampling=ready_for_kernels(group.sampling))
+    if isinstance(group, Coins):
+        uniforms, seeds, positions = group
+        own = {"uniforms": _in_dtype(uniforms, torch.float64)}
+        return Coins(**own, seeds=_in_dtype(seeds, torch.int64), positions=_in_dtype(positions, torch.int64))
+    tensors = {name: value for name, value in zip(group._fields, group) if isinstance(value, Tensor)}
+    wanted = {name: torch.float32 if value.is_floating_point() else torch.int64 for name, value in tensors.items()}
+    return group._replace(**{name: _in_dtype(value, wanted[name]) for name, value in tensors.items()})
+
+
+def _in_dtype(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if value is None else value.to(dtype).contiguous()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from specens_kernels import __path__ as package_folders
 
@@ -62,7 +63,8 @@ CPP_REASON = _load_library("_C.so", package_folders)
 CUDA_REASON = _load_cuda_library()
 TRITON_REASON, TRITON_INTERPRETED = _import_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
-FASTEST: dict[tuple[str, str], str] = {}  # (room, device type) -> the backend that a call takes by default
+# (room, device type) -> the name and the function that a call takes by default
+FASTEST: dict[tuple[str, str], tuple[str, Implementation]] = {}
 
 
 def implementations(
@@ -87,7 +89,8 @@ def implementations(
         table[backend] = getattr(torch.ops.specens, operator).default if KERNEL_DEVICES[operator] else None
     for device_type, preference in FASTEST_FIRST.items():
         usable = (backend for backend in preference if _unusable(table, backend, device_type, name) is None)
-        FASTEST[name, device_type] = next(usable)
+        fastest = next(usable)
+        FASTEST[name, device_type] = fastest, cast(Implementation, table[fastest])
     return table
 
 
@@ -112,11 +115,10 @@ def select(table: Table, backend: str | None, device: torch.device, op_name: str
     name likewise), else the fastest usable one.
     Raises ValueError for an unknown name, RuntimeError with the reason for one that cannot run here.
     """
-    argument = "backend" if backend is not None else "SPECENS_BACKEND"
     name = backend if backend is not None else CHOSEN_BACKEND
     if name is None:
-        name = FASTEST.get((op_name, device.type), "reference")
-        return name, cast(Implementation, table[name])
+        return FASTEST.get((op_name, device.type)) or ("reference", cast(Implementation, table["reference"]))
+    argument = "backend" if backend is not None else "SPECENS_BACKEND"
     if name not in table:
         raise ValueError(f"{argument}: expected None or one of {', '.join(table)}, got {name!r}")
     reason = _unusable(table, name, device.type, op_name)
@@ -124,6 +126,27 @@ def select(table: Table, backend: str | None, device: torch.device, op_name: str
     if reason is not None or function is None:
         raise RuntimeError(f"{op_name}: backend {name!r} cannot run on {device.type}: {reason}")
     return name, function
+
+
+def run_operator(
+    table: Table, op_name: str, call: Any, flatten: Callable[[Any], Any], check: Callable[[Any], None]
+) -> Any:
+    """Run the implementation that a call takes.
+
+    call: the public arguments, a named tuple with member_logits and backend. flatten(call): what the operator takes.
+    check(call): raises ValueError for an argument that is wrong. The C++ checks for itself what it reads: there,
+    `check` only finds the name of what was wrong, since looking at all arguments in Python would double a call's cost.
+    """
+    logits = call.member_logits
+    try:
+        device = (logits if isinstance(logits, Tensor) else logits[0]).device
+        name, operator = select(table, call.backend, device, op_name)
+        if name != "cpp" or torch.compiler.is_compiling():
+            check(call)
+        return operator(*flatten(call))
+    except Exception:
+        check(call)
+        raise
 
 
 def _unusable(table: Table, name: str, device_type: str, op_name: str) -> str | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from specens_kernels.arguments import Draft, Report, Target
+from specens_kernels.types import INTEGER_DTYPES, Contrastive, LogitMixture, Mixture, Processing, Sampling
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -54,8 +52,14 @@ def check_logits(argument: str, logits: Any, leading: tuple[int | None, ...], de
         fail(argument, "a contiguous vocabulary (stride 1 in the last dimension)", f"stride {logits.stride(-1)}")
 
 
-def member_list(member_logits: Tensor | Sequence[Tensor], dims: int) -> list[Tensor]:
-    """The members' logits as a list, each with `dims` dimensions, equal but for the vocabulary."""
+def check_integers(argument: str, value: Any, shape: tuple[int | None, ...], device: torch.device) -> None:
+    check_tensor(argument, value, shape, INTEGER_DTYPES, device)
+
+
+def check_members(member_logits: Any, dims: int) -> list[Tensor]:
+    """Raise ValueError unless every member has `dims` dimensions, equal but for the vocabulary; return their list."""
+    if not isinstance(member_logits, Tensor | list | tuple):
+        fail("member_logits", "a tensor or a sequence of tensors", type(member_logits).__name__)
     members = [member_logits] if isinstance(member_logits, Tensor) else list(member_logits)
     if not members:
         fail("member_logits", "at least one member", "none")
@@ -64,19 +68,75 @@ def member_list(member_logits: Tensor | Sequence[Tensor], dims: int) -> list[Ten
         fail("member_logits", "a tensor or a sequence of tensors", f"a sequence of {type(first).__name__}")
     if first.dim() != dims:
         fail("member_logits", f"{dims} dimensions", list(first.shape))
-    leading = first.shape[:-1]
     for index, logits in enumerate(members):
-        check_logits(f"member_logits[{index}]", logits, leading, first.device)
+        check_logits(f"member_logits[{index}]", logits, first.shape[:-1], first.device)
     return members
 
 
+def check_target(
+    members: list[Tensor],
+    batch: int,
+    ensemble: Any,
+    sampling: Any,
+    processing: Any = None,
+    allowed: Any = None,
+) -> None:
+    """Raise ValueError unless this makes a target distribution of the members, which have been checked."""
+    device = members[0].device
+    if allowed is not None:
+        check_tensor("allowed", allowed, (*members[0].shape[:-1], None), (torch.int32,), device)
+        if allowed.shape[-1] < 1 or (allowed.stride(-1) != 1 and allowed.shape[-1] > 1):
+            fail("allowed", "contiguous words, at least one", f"{list(allowed.shape)}, stride {allowed.stride(-1)}")
+    check_sampling("sampling", sampling, batch, device)
+    if processing is not None:
+        check_processing(processing, batch, device)
+    if ensemble is None:
+        if len(members) > 1:
+            fail("ensemble", f"an ensemble for {len(members)} members", None)
+        return
+    if not isinstance(ensemble, Mixture | LogitMixture | Contrastive):
+        fail("ensemble", "None, a Mixture, a LogitMixture or a Contrastive", type(ensemble).__name__)
+    if isinstance(ensemble.weights, Tensor):
+        check_tensor("weights", ensemble.weights, (batch, len(members)), PARAMETER_DTYPES, device)
+    elif len(ensemble.weights) != len(members):
+        fail("weights", f"one weight for each of {len(members)} members", f"{len(ensemble.weights)} weights")
+
+
+def check_sampling(argument: str, sampling: Any, batch: int, device: torch.device) -> None:
+    if not isinstance(sampling, Sampling):
+        fail(argument, "a Sampling", type(sampling).__name__)
+    prefix = "" if argument == "sampling" else f"{argument}."
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        value = getattr(sampling, name)
+        if isinstance(value, Tensor):
+            dtypes = INTEGER_DTYPES if name == "top_k" else PARAMETER_DTYPES
+            check_tensor(f"{prefix}{name}", value, (batch,), dtypes, device)
+
+
+def check_processing(processing: Any, batch: int, device: torch.device) -> None:
+    if not isinstance(processing, Processing):
+        fail("processing", "None or a Processing", type(processing).__name__)
+    bias_tokens, bias_values = processing.logit_bias or (None, None)
+    end_tokens = processing.end_tokens
+    if end_tokens is not None and end_tokens.dim() == 1:
+        check_integers("end_tokens", end_tokens, (None,), device)
+        end_tokens = None
+    tables = {"logit_bias[0]": bias_tokens, "end_tokens": end_tokens}
+    tables |= {"prompt_tokens": processing.prompt_tokens, "output_tokens": processing.output_tokens}
+    for name, table in tables.items():
+        if table is not None:
+            check_integers(name, table, (batch, None), device)
+    if bias_values is not None:
+        check_tensor("logit_bias[1]", bias_values, (batch, None), PARAMETER_DTYPES, device)
+    for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
+        if isinstance(value := getattr(processing, name), Tensor):
+            check_tensor(name, value, (batch,), PARAMETER_DTYPES, device)
+    if isinstance(processing.min_tokens, Tensor):
+        check_integers("min_tokens", processing.min_tokens, (batch,), device)
+
+
 def check_coins(
-    uniforms: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    shape: tuple[int, ...],
-    device: torch.device,
-    needed: bool,
+    uniforms: Any, seeds: Any, positions: Any, shape: tuple[int, ...], device: torch.device, needed: bool
 ) -> None:
     """Raise ValueError unless exactly one source of random numbers is given, or none where none is needed."""
     if uniforms is not None:
@@ -90,20 +150,8 @@ def check_coins(
         fail("seeds" if seeds is None else "positions", "a tensor [batch] (or uniforms)", None)
 
 
-def refuse_for_triton(target: Target, draft: Draft | None = None, rule: int = 0, report: Report | None = None) -> None:
-    """Raise NotImplementedError with the name of what the triton backend does not serve yet."""
-    samplings = [target.sampling] if draft is None else [target.sampling, draft.sampling]
-    refused = {
-        "top_k": any(s.top_k != 0 or s.top_ks is not None for s in samplings),
-        "top_p": any(s.top_p != 1 or s.top_ps is not None for s in samplings),
-        "min_p": any(s.min_p != 0 or s.min_ps is not None for s in samplings),
-        "rule": rule != 0,
-        "processing": target.processing.active,
-        "allowed": target.allowed is not None,
-        "row_offsets": target.row_offsets is not None,
-        "draft_slots": draft is not None and draft.slots is not None,
-        "logprobs": report is not None and (report.logprobs == 2 or report.top > 0),
-    }
-    for name, asked in refused.items():
-        if asked:
-            raise NotImplementedError(f"{name}: the triton backend does not serve it yet")
+def check_report(logprobs: Any, top_logprobs: Any) -> None:
+    if logprobs not in (False, True, "target", "raw"):
+        fail("logprobs", "False, True, 'target' or 'raw'", repr(logprobs))
+    if not isinstance(top_logprobs, int) or top_logprobs < 0:
+        fail("top_logprobs", "an integer >= 0", repr(top_logprobs))

@@ -180,6 +180,11 @@ class Sampling:
             _check_numbers("min_p", self.min_p, "a number in [0, 1]", lambda p: (p >= 0) & (p <= 1))
 
     @property
+    def greedy(self) -> bool:
+        """Whether every request is known to be greedy."""
+        return not isinstance(self.temperature, Tensor) and self.temperature == 0
+
+    @property
     def filters(self) -> bool:
         """Whether any filter may be on."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None

@@ -14,18 +14,18 @@ import math
 from dataclasses import replace
 
 import torch
-from cases import Case
+from cases import Case, operator_arguments
 from torch import Tensor
 
-from specens_kernels import Draw, Sampling, Verdict
-from specens_kernels.arguments import Coins, Draft, sampling_arguments, target_arguments
+import specens_kernels.ops.verify_chain as chain_room
+from specens_kernels import Draw, Verdict
+from specens_kernels.arguments import ChainArguments, Coins, target_arguments
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
     parameters,
     target_probs,
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
-from specens_kernels.ops.verify_chain import drafter_arguments
 from specens_kernels.ops.verify_chain.reference import chain_coins, draft_probs, pick_row
 from specens_kernels.types import EnsembleKind
 
@@ -97,15 +97,8 @@ def draw_ties(case: Case, row: int) -> Tensor:
 
 
 def _draft_distribution(case: Case, vocab: int, greedy: Tensor) -> Tensor:
-    sampling: Sampling = case.draft.get("draft_sampling", case.target["sampling"])
-    logits = case.draft.get("draft_logits")
-    tokens, members = case.draft_tokens, case.member_logits
-    index, drafters = drafter_arguments(case.draft.get("drafter"), tokens, members)
-    flat = sampling_arguments("draft_sampling", sampling, len(tokens), tokens.device)
-    lens = case.draft.get("draft_lens")
-    draft = Draft(tokens, drafters, logits, None, lens, index, tokens.shape[1], 1, flat)
-    target = target_arguments(members, case.target["ensemble"], case.target["sampling"])
-    return draft_probs(target, draft, vocab, greedy)[0]
+    arguments = ChainArguments.unpack(operator_arguments(chain_room, case.verify))
+    return draft_probs(arguments.target, arguments.draft, vocab, greedy)[0]
 
 
 def _acceptance_margin(tested: Tensor, target: Tensor) -> Tensor:

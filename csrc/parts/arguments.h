@@ -45,7 +45,9 @@ class ArgumentReader {
   public:
     ArgumentReader(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
                    const std::vector<double>& numbers)
-        : tensors_(tensors), integers_(integers), numbers_(numbers), present_(integer()) {}
+        : tensors_(tensors), integers_(integers), numbers_(numbers), present_(integer()), groups_(integer()) {}
+    // Whether a group that may be left out is there, by its bit.
+    bool has_group(int64_t bit) const { return (groups_ & bit) != 0; }
     // nullptr where the tensor is not given.
     const Tensor* tensor() {
         const bool present = (present_ & 1) != 0;
@@ -61,7 +63,7 @@ class ArgumentReader {
     const std::vector<int64_t>& integers_;
     const std::vector<double>& numbers_;
     size_t next_tensor_ = 0, next_integer_ = 0, next_number_ = 0;
-    int64_t present_;
+    int64_t present_, groups_;
 };
 
 // Logits [batch, steps, vocab], or [rows, vocab]: one step, or with `packed` rows of one request; the vocabulary is
@@ -74,7 +76,8 @@ struct LogitView {
     explicit LogitView(const Tensor& logits, bool packed = false) {
         require(logits.dim() == 2 || logits.dim() == 3, "logits must be [batch, vocab] or [batch, steps, vocab]");
         const int64_t last = logits.dim() - 1;
-        require(logits.size(last) < 2 || logits.stride(last) == 1, "logits must have a contiguous vocabulary");
+        require(logits.size(last) == 1 || (logits.size(last) > 1 && logits.stride(last) == 1),
+                "logits must have a contiguous vocabulary");
         const ScalarType dtype = logits.scalar_type();
         require(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
                 "logits must be float32, bfloat16 or float16");
@@ -93,38 +96,91 @@ struct LogitView {
     }
 };
 
-inline const float* optional_float(const Tensor* tensor) {
-    require(tensor == nullptr || (tensor->scalar_type() == ScalarType::Float && tensor->is_contiguous()),
-            "per-request parameters, weights and biases must be contiguous float32");
-    return tensor != nullptr ? tensor->const_data_ptr<float>() : nullptr;
+inline const float* optional_float(const Tensor* tensor, int64_t rows, int64_t columns) {
+    if (tensor == nullptr) {
+        return nullptr;
+    }
+    require(tensor->dim() == 2 && tensor->size(0) == rows && tensor->size(1) == columns,
+            "weights or biases have another shape");
+    require(tensor->scalar_type() == ScalarType::Float && tensor->is_contiguous(),
+            "weights and biases must be contiguous float32");
+    return tensor->const_data_ptr<float>();
 }
+
+// A number for each request, of any floating-point type, or none.
+class NumberRows {
+  public:
+    NumberRows(const Tensor* tensor, int64_t batch) {
+        if (tensor != nullptr) {
+            require(tensor->dim() == 1 && tensor->size(0) == batch, "per-request parameters must be [batch]");
+            type_ = tensor->scalar_type();
+            require(type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Half ||
+                        type_ == ScalarType::BFloat16,
+                    "per-request parameters must be floating-point numbers");
+            given_ = true;
+            data_ = tensor->const_data_ptr();
+            stride_ = tensor->stride(0);
+        }
+    }
+    bool given() const { return given_; }
+    // As float32, which is what parameters count as.
+    double operator()(int64_t request) const {
+        const int64_t index = request * stride_;
+        if (type_ == ScalarType::Float) {
+            return static_cast<const float*>(data_)[index];
+        }
+        if (type_ == ScalarType::Double) {
+            return static_cast<float>(static_cast<const double*>(data_)[index]);
+        }
+        float value;
+        const uint16_t* half = static_cast<const uint16_t*>(data_) + index;
+        (type_ == ScalarType::Half ? row_kernels().widen_fp16 : row_kernels().widen_bf16)(half, 1, &value);
+        return value;
+    }
+
+  private:
+    bool given_ = false;
+    const void* data_ = nullptr;
+    ScalarType type_ = ScalarType::Float;
+    int64_t stride_ = 0;
+};
 
 // One number for all requests, or one a request.
 struct RequestNumber {
     double number;
-    const float* rows;  // [batch]
+    NumberRows rows;
 
-    explicit RequestNumber(ArgumentReader& reader) : number(reader.number()), rows(optional_float(reader.tensor())) {}
-    bool always(double value) const { return rows == nullptr && number == value; }
-    double operator()(int64_t request) const { return rows != nullptr ? double{rows[request]} : number; }
+    RequestNumber(ArgumentReader& reader, int64_t batch) : number(reader.number()), rows(reader.tensor(), batch) {}
+    explicit RequestNumber(double value) : number(value), rows(nullptr, 0) {}
+    bool always(double value) const { return !rows.given() && number == value; }
+    double operator()(int64_t request) const { return rows.given() ? rows(request) : number; }
 };
 
-inline const int64_t* optional_int64(const Tensor* tensor) {
-    require(tensor == nullptr || (tensor->scalar_type() == ScalarType::Long && tensor->is_contiguous()),
-            "lengths, indices, seeds and positions must be contiguous int64");
-    return tensor != nullptr ? tensor->const_data_ptr<int64_t>() : nullptr;
-}
-
-// Token ids [requests, width], or [width] for one request.
-inline TokenTable optional_tokens(const Tensor* tensor) {
+// Integers [rows, width] (2 `dims`) or [width], int64 or int32, of any strides; empty where there is no tensor.
+inline TokenTable optional_integers(const Tensor* tensor, int64_t dims, int64_t rows = 0) {
     if (tensor == nullptr) {
         return {};
     }
     const bool wide = tensor->scalar_type() == ScalarType::Long;
-    require(wide || tensor->scalar_type() == ScalarType::Int, "tokens must be int64 or int32");
-    const bool rows = tensor->dim() == 2;
-    return {tensor->const_data_ptr(), wide, rows ? tensor->stride(0) : 0, tensor->stride(rows ? 1 : 0),
-            tensor->size(rows ? 1 : 0)};
+    require(wide || tensor->scalar_type() == ScalarType::Int, "tokens, lengths and indices must be int64 or int32");
+    require(tensor->dim() == dims && (dims == 1 || tensor->size(0) == rows),
+            "tokens, lengths or indices have another shape");
+    return {tensor->const_data_ptr(), wide, dims == 2 ? tensor->stride(0) : 0, tensor->stride(dims - 1),
+            tensor->size(dims - 1)};
 }
+
+// An integer a request, or none.
+class IntegerRows {
+  public:
+    IntegerRows(const Tensor* tensor, int64_t count) : table(optional_integers(tensor, 1)), given_(tensor != nullptr) {
+        require(tensor == nullptr || table.width == count, "lengths, indices, seeds or positions have another length");
+    }
+    bool given() const { return given_; }
+    int64_t operator()(int64_t index) const { return table(0, index); }
+    TokenTable table;
+
+  private:
+    bool given_;
+};
 
 }  // namespace specens

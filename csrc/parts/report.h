@@ -13,7 +13,9 @@ struct ReportArguments {
     int64_t top;  // most likely tokens
 
     explicit ReportArguments(ArgumentReader& reader)
-        : kind(static_cast<Kind>(reader.integer())), top(reader.integer()) {}
+        : kind(static_cast<Kind>(reader.integer())), top(reader.integer()) {
+        require(top >= 0, "top_logprobs must not be negative");
+    }
     // Whether the log-probability under the target is all, so that it can be taken while its row is at hand.
     bool only_chosen() const { return kind == Kind::target && top == 0; }
     bool reads_again() const { return kind != Kind::none && !only_chosen(); }

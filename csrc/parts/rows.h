@@ -26,6 +26,11 @@ struct TileSum {
     float max;  // meaningless where a logit is NaN
 };
 
+// factor * 2^(x * scale - offset) where x >= threshold, else 0. A threshold of -inf costs nothing.
+struct ScaledPowers {
+    float scale, offset, threshold, factor;
+};
+
 struct RowKernels {
     // out[i] = float(in[i])
     void (*widen_bf16)(const uint16_t* in, int64_t count, float* out);
@@ -37,11 +42,14 @@ struct RowKernels {
     int64_t (*gather)(const float* values, int64_t count, float bound, float* out);
     // out[i] = logits[i] - shift, where NaN counts as -inf and +inf as the largest float
     void (*clean)(const float* logits, int64_t count, float shift, float* out);
-    // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those below -126 count as -126
+    // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those below -126 may count as -126
     TileSum (*exp2_sum)(const float* logits, int64_t count, float scale, float offset);
     // out[i] += factor * 2^(logits[i] * scale - offset) where logits[i] >= threshold
     void (*exp2_add)(const float* logits, int64_t count, float scale, float offset, float threshold, float factor,
                      float* out);
+    // out[i] = max(0, own powers of target[i] - other powers of draft[i]), if `out` is given; returns their sum
+    float (*excess)(const float* target, const ScaledPowers& own, const float* draft, const ScaledPowers& other,
+                    int64_t count, float* out);
     // out[i] += weight * logits[i], -inf where either is -inf, at most the largest float
     void (*weight_add)(const float* logits, int64_t count, float weight, float* out);
     // out[i] = replacement where values[i] < threshold

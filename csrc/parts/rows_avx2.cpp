@@ -113,10 +113,6 @@ struct Vector {
     }
 };
 
-struct Power {
-    Vector fraction, whole;
-};
-
 // 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial and an exponent.
 struct Exp2 {
     __m256 scale, offset;
@@ -124,24 +120,20 @@ struct Exp2 {
     Exp2(float scale_of_one, float offset_of_one)
         : scale(_mm256_set1_ps(scale_of_one)), offset(_mm256_set1_ps(offset_of_one)) {}
 
-    void eight(__m256 x, __m256& fraction, __m256& whole) const {
+    __m256 eight(__m256 x) const {
         const __m256 y = _mm256_max_ps(_mm256_set1_ps(-126.0f), _mm256_fmsub_ps(x, scale, offset));
         const __m256 magic = _mm256_set1_ps(0x1.8p23f);  // the sum's low bits are y rounded to an integer
         const __m256 rounded = _mm256_add_ps(y, magic);
         const __m256 part = _mm256_sub_ps(y, _mm256_sub_ps(rounded, magic));
-        fraction = _mm256_set1_ps(exp2_coefficients[5]);
+        __m256 fraction = _mm256_set1_ps(exp2_coefficients[5]);
         for (int power = 4; power >= 0; --power) {
             fraction = _mm256_fmadd_ps(fraction, part, _mm256_set1_ps(exp2_coefficients[power]));
         }
         const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(rounded), 23);
-        whole = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
+        const __m256i whole = _mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23));
+        return _mm256_mul_ps(fraction, _mm256_castsi256_ps(whole));
     }
-    Power operator()(Vector x) const {
-        Power power;
-        eight(x.low, power.fraction.low, power.whole.low);
-        eight(x.high, power.fraction.high, power.whole.high);
-        return power;
-    }
+    Vector operator()(Vector x) const { return {eight(x.low), eight(x.high)}; }
 };
 
 #include "parts/rows.inc"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "parts/exp2_coefficients.h"
 #include "parts/rows.h"
 
 namespace specens {
@@ -65,40 +66,22 @@ struct Vector {
     float largest() const { return _mm512_reduce_max_ps(value); }
 };
 
-struct Power {
-    Vector fraction, whole;
-};
-
-// 2^y = 2^(part / 32) * 2^(remainder / 32) * 2^whole with |part| <= 1/2: a quadratic, a table of 32 and an exponent.
+// 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial, scaled.
 struct Exp2 {
     __m512 scale, offset;
-    __m512i low_table, high_table;  // the bits of 2^(remainder / 32), less remainder << 18
 
     Exp2(float scale_of_one, float offset_of_one)
-        : scale(_mm512_set1_ps(scale_of_one * 32)),
-          offset(_mm512_set1_ps(offset_of_one * 32)),
-          low_table(_mm512_load_si512(table)),
-          high_table(_mm512_load_si512(table + 16)) {}
+        : scale(_mm512_set1_ps(scale_of_one)), offset(_mm512_set1_ps(offset_of_one)) {}
 
-    Power operator()(Vector x) const {
-        const __m512 y = _mm512_max_ps(_mm512_set1_ps(-126.0f * 32), _mm512_fmsub_ps(x.value, scale, offset));
-        // the low bits of the sum are y rounded to an integer
-        const __m512i bits = _mm512_castps_si512(_mm512_add_ps(y, _mm512_set1_ps(0x1.8p23f)));
+    Vector operator()(Vector x) const {
+        const __m512 y = _mm512_fmsub_ps(x.value, scale, offset);
         const __m512 part = _mm512_reduce_ps(y, 0);  // y less y rounded to an integer
-        const __m512i root = _mm512_permutex2var_epi32(low_table, bits, high_table);
-        const __m512i whole = _mm512_add_epi32(root, _mm512_slli_epi32(bits, 18));
-        const __m512 slope = _mm512_fmadd_ps(part, _mm512_set1_ps(0x1.ebfbe00p-13f), _mm512_set1_ps(0x1.62e5840p-6f));
-        return {{_mm512_fmadd_ps(part, slope, _mm512_set1_ps(1.0f))}, {_mm512_castsi512_ps(whole)}};
+        __m512 fraction = _mm512_set1_ps(exp2_coefficients[5]);
+        for (int power = 4; power >= 0; --power) {
+            fraction = _mm512_fmadd_ps(fraction, part, _mm512_set1_ps(exp2_coefficients[power]));
+        }
+        return {_mm512_scalef_ps(fraction, _mm512_sub_ps(y, part))};
     }
-
-    alignas(64) static const uint32_t table[32];
-};
-
-const uint32_t Exp2::table[32] = {
-    0x3F800000, 0x3F7ECD87, 0x3F7DAAC3, 0x3F7C980F, 0x3F7B95C2, 0x3F7AA43A, 0x3F79C3D3, 0x3F78F4F0,
-    0x3F7837F0, 0x3F778D3A, 0x3F76F532, 0x3F767043, 0x3F75FED7, 0x3F75A15B, 0x3F75583F, 0x3F7523F6,
-    0x3F7504F3, 0x3F74FBAF, 0x3F7508A4, 0x3F752C4D, 0x3F75672A, 0x3F75B9BE, 0x3F76248C, 0x3F76A81E,
-    0x3F7744FD, 0x3F77FBB8, 0x3F78CCDF, 0x3F79B907, 0x3F7AC0C7, 0x3F7BE4BA, 0x3F7D257D, 0x3F7E83B3,
 };
 
 #include "parts/rows.inc"

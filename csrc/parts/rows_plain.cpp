@@ -121,19 +121,14 @@ struct Vector {
     float largest() const { return *std::max_element(value, value + 16); }
 };
 
-struct Power {
-    Vector fraction, whole;
-};
-
 // 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial and an exponent.
 struct Exp2 {
     double scale, offset;
 
     Exp2(float scale_of_one, float offset_of_one) : scale(scale_of_one), offset(offset_of_one) {}
 
-    Power operator()(const Vector& x) const {
-        Power power;
-        for (int lane = 0; lane < 16; ++lane) {
+    Vector operator()(const Vector& x) const {
+        return Vector::make([&](int lane) {
             const auto exact = static_cast<float>(x.value[lane] * scale - offset);
             const float y = exact < -126.0f ? -126.0f : exact;
             const float rounded = y + 0x1.8p23f;  // the sum's low bits are y rounded to an integer
@@ -142,10 +137,8 @@ struct Exp2 {
             for (int degree = 4; degree >= 0; --degree) {
                 fraction = fraction * part + exp2_coefficients[degree];
             }
-            power.fraction.value[lane] = fraction;
-            power.whole.value[lane] = std::bit_cast<float>((std::bit_cast<uint32_t>(rounded) + 127) << 23);
-        }
-        return power;
+            return fraction * std::bit_cast<float>((std::bit_cast<uint32_t>(rounded) + 127) << 23);
+        });
     }
 };
 

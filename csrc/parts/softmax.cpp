@@ -195,6 +195,25 @@ double Softmax::tile_mass(int64_t tile) const {
     return row_kernels().clamp_sum(masses, source_->width(tile));
 }
 
+ScaledPowers Softmax::powers(double share) const {
+    return {scale_, offset_, filtered() ? threshold_ : -infinity, static_cast<float>(share / sum_)};
+}
+
+bool Softmax::shares_tile(const Softmax& other, int64_t tile) const {
+    return has_mass(tile) && other.has_mass(tile) && source_->width(tile) == other.source_->width(tile);
+}
+
+double Softmax::excess_of(const Softmax& other, double share, int64_t tile, float* out) const {
+    alignas(64) float scratch[tile_size];
+    alignas(64) float other_scratch[tile_size];
+    const int64_t width = source_->width(tile);
+    if (out != nullptr) {
+        std::fill(out + width, out + tile_size, 0.0f);
+    }
+    return row_kernels().excess(source_->tile(tile, scratch), powers(share), other.source_->tile(tile, other_scratch),
+                                other.powers(1), width, out);
+}
+
 void Softmax::add_tile(int64_t tile, double factor, float* out) const {
     if (has_mass(tile)) {
         alignas(64) float scratch[tile_size];

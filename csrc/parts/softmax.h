@@ -28,6 +28,11 @@ class Softmax final : private SearchedRow {
     double tile_mass(int64_t tile) const;
     // No token of the tile is more probable.
     double tile_bound(int64_t tile) const;
+    // Whether both have mass in a tile, of equally many tokens.
+    bool shares_tile(const Softmax& other, int64_t tile) const;
+    // max(0, share * probability - that of `other`) of the tokens of a tile that they share, to `out` [tile_size] if it
+    // is given; returns their sum.
+    double excess_of(const Softmax& other, double share, int64_t tile, float* out) const;
     // out[i] += factor * probability(first token of the tile + i)
     void add_tile(int64_t tile, double factor, float* out) const;
 
@@ -39,6 +44,7 @@ class Softmax final : private SearchedRow {
     bool read_tile_maxima();
     void apply(const FilterParameters& filter);
     double exponent(float logit) const { return double{logit} * scale_ - offset_; }
+    ScaledPowers powers(double share) const;
     bool filtered() const { return tile_sum_.empty(); }
     bool has_mass(int64_t tile) const { return tile < source_->tiles() && tile_max_[tile] >= threshold_; }
     int64_t vocab() const override { return source_->vocab(); }

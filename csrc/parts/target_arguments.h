@@ -14,21 +14,21 @@ namespace specens {
 // Sampling parameters of a batch.
 struct SamplingArguments {
     RequestNumber temperature;
-    const int64_t* top_ks;  // [batch]
+    IntegerRows top_ks;
     RequestNumber top_p, min_p;
     int64_t top_k;
     bool min_p_first;
 
-    explicit SamplingArguments(ArgumentReader& reader)
-        : temperature(reader),
-          top_ks(optional_int64(reader.tensor())),
-          top_p(reader),
-          min_p(reader),
+    SamplingArguments(ArgumentReader& reader, int64_t batch)
+        : temperature(reader, batch),
+          top_ks(reader.tensor(), batch),
+          top_p(reader, batch),
+          min_p(reader, batch),
           top_k(reader.integer()),
           min_p_first(reader.integer() != 0) {}
 
     FilterParameters filter(int64_t request) const {
-        const int64_t count = top_ks != nullptr ? top_ks[request] : top_k;
+        const int64_t count = top_ks.given() ? top_ks(request) : top_k;
         return {std::max<int64_t>(count, 0), top_p(request), min_p(request), min_p_first};
     }
     bool valid(int64_t request) const {
@@ -41,29 +41,28 @@ struct SamplingArguments {
 
 // Logit processing of a batch.
 struct ProcessingArguments {
+    static constexpr int64_t group_bit = 1;
+    bool active;  // whether any logit may be changed
     TokenTable bias_tokens;
-    const float* bias_values;  // [batch, n]
+    const float* bias_values = nullptr;  // [batch, n]
     RequestNumber repetition, frequency, presence;
-    const int64_t* min_tokens_rows;  // [batch]
+    IntegerRows min_tokens_rows;
     TokenTable end_tokens, prompt_tokens, output_tokens;
-    int64_t min_tokens;
+    int64_t min_tokens = 0;
 
-    explicit ProcessingArguments(ArgumentReader& reader)
-        : bias_tokens(optional_tokens(reader.tensor())),
-          bias_values(optional_float(reader.tensor())),
-          repetition(reader),
-          frequency(reader),
-          presence(reader),
-          min_tokens_rows(optional_int64(reader.tensor())),
-          end_tokens(optional_tokens(reader.tensor())),
-          prompt_tokens(optional_tokens(reader.tensor())),
-          output_tokens(optional_tokens(reader.tensor())),
-          min_tokens(reader.integer()) {}
-
-    // Whether any logit may be changed.
-    bool active() const {
-        const bool penalises = !repetition.always(1) || !frequency.always(0) || !presence.always(0);
-        return penalises || bias_tokens.width > 0 || end_tokens.width > 0;
+    ProcessingArguments(ArgumentReader& reader, int64_t batch)
+        : active(reader.has_group(group_bit)),
+          bias_tokens(table(reader, batch)),
+          bias_values(active ? optional_float(reader.tensor(), batch, bias_tokens.width) : nullptr),
+          repetition(active ? RequestNumber(reader, batch) : RequestNumber(1)),
+          frequency(active ? RequestNumber(reader, batch) : RequestNumber(0)),
+          presence(active ? RequestNumber(reader, batch) : RequestNumber(0)),
+          min_tokens_rows(active ? reader.tensor() : nullptr, batch),
+          end_tokens(table(reader, batch)),
+          prompt_tokens(table(reader, batch)),
+          output_tokens(table(reader, batch)),
+          min_tokens(active ? reader.integer() : 0) {
+        require(bias_values != nullptr || bias_tokens.width == 0 || batch == 0, "tokens of a bias need values");
     }
     RequestProcessing of(int64_t request, int64_t vocab) const {
         return {bias_tokens,
@@ -74,39 +73,56 @@ struct ProcessingArguments {
                 static_cast<float>(repetition(request)),
                 static_cast<float>(frequency(request)),
                 static_cast<float>(presence(request)),
-                min_tokens_rows != nullptr ? min_tokens_rows[request] : min_tokens,
+                min_tokens_rows.given() ? min_tokens_rows(request) : min_tokens,
                 vocab};
     }
     bool valid(int64_t request) const {
         return std::isfinite(repetition(request)) && repetition(request) > 0 && std::isfinite(frequency(request)) &&
                std::isfinite(presence(request));
     }
+
+  private:
+    TokenTable table(ArgumentReader& reader, int64_t batch) const {
+        return active ? optional_integers(reader.tensor(), 2, batch) : TokenTable{};
+    }
 };
 
 // Random numbers: given, or from seeds and positions, or 0 where neither is (all requests are greedy).
 struct CoinView {
-    const double* given = nullptr;  // [batch, width]
-    int64_t width;
-    const int64_t *seeds, *positions;
+    const Tensor* uniforms;
+    IntegerRows seeds, positions;
+    const void* given = nullptr;  // [batch, width], or [batch]
+    bool wide = true;             // float64, else float32
+    int64_t stride_request = 0, stride_index = 0;
 
-    CoinView(ArgumentReader& reader, int64_t coins_per_request) : width(coins_per_request) {
-        if (const Tensor* uniforms = reader.tensor()) {
-            require(uniforms->scalar_type() == ScalarType::Double && uniforms->is_contiguous(),
-                    "uniforms must be contiguous float64");
-            given = uniforms->const_data_ptr<double>();
+    CoinView(ArgumentReader& reader, int64_t batch, int64_t width)
+        : uniforms(reader.tensor()), seeds(reader.tensor(), batch), positions(reader.tensor(), batch) {
+        if (uniforms != nullptr) {
+            wide = uniforms->scalar_type() == ScalarType::Double;
+            require(wide || uniforms->scalar_type() == ScalarType::Float, "uniforms must be float64 or float32");
+            const int64_t last = uniforms->dim() - 1;
+            require((last == 1 || (last == 0 && width == 1)) && uniforms->size(0) == batch &&
+                        (last == 0 || uniforms->size(1) == width),
+                    "uniforms have another shape");
+            given = uniforms->const_data_ptr();
+            stride_request = uniforms->stride(0);
+            stride_index = last == 1 ? uniforms->stride(1) : 0;
         }
-        seeds = optional_int64(reader.tensor());
-        positions = optional_int64(reader.tensor());
+        require(seeds.given() == positions.given() && !(seeds.given() && uniforms != nullptr),
+                "either uniforms or seeds and positions");
+        require(!seeds.given() || (seeds.table.wide && positions.table.wide), "seeds and positions must be int64");
     }
+    bool any() const { return uniforms != nullptr || seeds.given(); }
     // `index` is the coin's place among the given ones.
     double operator()(int64_t request, int64_t index, int64_t step, int64_t stream) const {
-        if (given != nullptr) {
-            return given[request * width + index];
+        if (uniforms != nullptr) {
+            const int64_t place = request * stride_request + index * stride_index;
+            return wide ? static_cast<const double*>(given)[place] : double{static_cast<const float*>(given)[place]};
         }
-        return seeds != nullptr ? philox_coin(seeds[request], positions[request], step, stream) : 0.0;
+        return seeds.given() ? philox_coin(seeds(request), positions(request), step, stream) : 0.0;
     }
     bool valid(int64_t request, int64_t index) const {
-        const double coin = given != nullptr ? given[request * width + index] : 0.0;
+        const double coin = uniforms != nullptr ? (*this)(request, index, 0, 0) : 0.0;
         return coin >= 0 && coin < 1;
     }
 };
@@ -114,37 +130,51 @@ struct CoinView {
 // The target distributions of a batch.
 struct TargetArguments {
     std::vector<LogitView> members;
-    const float* weight_rows;    // [batch, members]
-    const int64_t* row_offsets;  // [batch + 1], or nullptr where rows are not packed
-    const Tensor* allowed;       // [batch, steps, words], [rows, words] where they are packed
+    const Tensor* weight_tensor;
+    const Tensor* offset_tensor;
+    const Tensor* allowed;  // [batch, steps, words], [rows, words] where they are packed
+    int64_t batch;
+    IntegerRows row_offsets;   // [batch + 1] where rows are packed
+    const float* weight_rows;  // [batch, members]
     EnsembleKind kind;
     bool filter_members;
     double plausibility;
     SamplingArguments sampling;
     ProcessingArguments processing;
     std::vector<float> weights;
-    int64_t batch, steps, vocab;
+    int64_t steps, vocab;
 
     TargetArguments(const std::vector<Tensor>& member_logits, ArgumentReader& reader)
-        : weight_rows(optional_float(reader.tensor())),
-          row_offsets(offsets(reader.tensor())),
+        : weight_tensor(reader.tensor()),
+          offset_tensor(reader.tensor()),
           allowed(reader.tensor()),
+          batch(batch_of(member_logits, offset_tensor)),
+          row_offsets(offset_tensor, batch + 1),
+          weight_rows(optional_float(weight_tensor, batch, static_cast<int64_t>(member_logits.size()))),
           kind(static_cast<EnsembleKind>(reader.integer())),
           filter_members(reader.integer() != 0),
           plausibility(reader.number()),
-          sampling(reader),
-          processing(reader) {
-        require(!member_logits.empty(), "one member is needed");
+          sampling(reader, batch),
+          processing(reader, batch) {
         vocab = 0;
         members.reserve(member_logits.size());
         for (const Tensor& logits : member_logits) {
-            members.emplace_back(logits, row_offsets != nullptr);
+            members.emplace_back(logits, packed());
+            require(same_leading(logits, member_logits[0]), "members must be of the same batch and steps");
             vocab = std::max(vocab, members.back().vocab);
         }
-        batch = row_offsets != nullptr ? batch : member_logits[0].size(0);
+        require(!packed() || member_logits[0].dim() == 2, "packed logits must be [rows, vocab]");
+        require(kind != EnsembleKind::single || members.size() == 1, "several members need an ensemble");
         steps = members[0].steps;
-        require(allowed == nullptr || allowed->scalar_type() == ScalarType::Int, "allowed must be int32");
+        if (allowed != nullptr) {
+            const int64_t last = allowed->dim() - 1;
+            require(same_leading(*allowed, member_logits[0]), "allowed must have a row for each row of logits");
+            require(allowed->scalar_type() == ScalarType::Int && allowed->size(last) > 0 &&
+                        (allowed->size(last) == 1 || allowed->stride(last) == 1),
+                    "allowed must be int32 with contiguous words");
+        }
     }
+    bool packed() const { return offset_tensor != nullptr; }
     // The weights follow all other numbers, and after them what belongs to the rule.
     void read_weights(ArgumentReader& reader) {
         for (size_t member = 0; member < members.size(); ++member) {
@@ -169,16 +199,17 @@ struct TargetArguments {
         return sampling.valid(request) && processing.valid(request) &&
                (kind != EnsembleKind::mixture || std::abs(sum - 1) <= weight_sum_tolerance);
     }
-    bool edited() const { return allowed != nullptr || processing.active(); }
+    bool edited() const { return allowed != nullptr || processing.active; }
+    // Whether every request is known to be greedy.
+    bool greedy() const { return sampling.temperature.always(0); }
     TokenMask mask(int64_t request, int64_t step) const {
         if (allowed == nullptr) {
             return {};
         }
         const auto [outer, inner] = place(request, step);
         const int64_t last = allowed->dim() - 1;
-        const int64_t offset = row_offsets != nullptr || last == 1
-                                   ? (outer + inner) * allowed->stride(0)
-                                   : outer * allowed->stride(0) + inner * allowed->stride(1);
+        const int64_t offset = packed() || last == 1 ? (outer + inner) * allowed->stride(0)
+                                                     : outer * allowed->stride(0) + inner * allowed->stride(1);
         return {allowed->const_data_ptr<int32_t>() + offset, allowed->size(last)};
     }
     LogitRow row(int64_t member, int64_t request, int64_t step, const RowEdits* edits) const {
@@ -195,12 +226,20 @@ struct TargetArguments {
     }
 
   private:
-    const int64_t* offsets(const Tensor* tensor) {
-        batch = tensor != nullptr ? tensor->size(0) - 1 : 0;
-        return optional_int64(tensor);
+    static int64_t batch_of(const std::vector<Tensor>& member_logits, const Tensor* offsets) {
+        require(!member_logits.empty() && member_logits[0].dim() >= 2, "members must be [batch, steps, vocab]");
+        require(offsets == nullptr || (offsets->dim() == 1 && offsets->size(0) > 0), "row_offsets must be [batch + 1]");
+        return offsets != nullptr ? offsets->size(0) - 1 : member_logits[0].size(0);
+    }
+    static bool same_leading(const Tensor& tensor, const Tensor& first) {
+        bool same = tensor.dim() == first.dim();
+        for (int64_t dim = 0; same && dim + 1 < first.dim(); ++dim) {
+            same = tensor.size(dim) == first.size(dim);
+        }
+        return same;
     }
     std::pair<int64_t, int64_t> place(int64_t request, int64_t step) const {
-        return row_offsets != nullptr ? std::pair(int64_t{0}, row_offsets[request] + step) : std::pair(request, step);
+        return packed() ? std::pair(int64_t{0}, row_offsets(request) + step) : std::pair(request, step);
     }
 };
 

@@ -42,6 +42,8 @@ class TargetRow final : private SearchedRow {
     // out[i] = share * probability(first token of the tile + i), 0 beyond the vocabulary
     void write_tile(int64_t tile, float* out, double share = 1) const;
     double entropy() const;  // in nats
+    // The whole target, where it is one softmax; else nullptr.
+    const Softmax* softmax() const { return kind_ == EnsembleKind::mixture ? nullptr : softmaxes_.data(); }
     // A member's softmax at this temperature and filter and its status, if the ensemble has read it; else nullptr.
     const Softmax* member_softmax(int64_t member, double temperature, const FilterParameters& filter,
                                   int32_t& status) const;

@@ -14,11 +14,13 @@ struct SampleArguments {
 
     SampleArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
         : target(member_logits, reader),
-          coins(reader, 1),
+          coins(reader, target.batch, 1),
           step(reader.integer()),
           stream(reader.integer()),
           report(reader) {
         target.read_weights(reader);
+        require(reader.rest().empty(), "one weight a member is needed");
+        require(coins.any() || target.greedy(), "uniforms, or seeds and positions, are needed");
     }
 };
 

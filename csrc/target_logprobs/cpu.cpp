@@ -12,8 +12,10 @@ struct LogprobArguments {
     TokenTable drafts;  // [batch, steps - 1 or more]
 
     LogprobArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
-        : target(member_logits, reader), drafts(optional_tokens(reader.tensor())) {
+        : target(member_logits, reader), drafts(optional_integers(reader.tensor(), 2, target.batch)) {
         target.read_weights(reader);
+        require(reader.rest().empty(), "one weight a member is needed");
+        require(drafts.data == nullptr || drafts.width >= target.steps - 1, "a draft before each row is needed");
     }
 };
 

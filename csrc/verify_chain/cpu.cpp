@@ -15,8 +15,8 @@ struct ChainOutput {
     ChainOutput(const std::vector<Tensor>& tensors, const ChainArguments& chain)
         : width(chain.draft.draft_len + 1), top(chain.report.top) {
         require(tensors.size() == count(chain), "a result is missing, or there is one too many");
-        for (const Tensor& tensor : tensors) {
-            require(tensor.is_contiguous(), "results must be contiguous");
+        for (size_t index = 0; index < tensors.size(); ++index) {
+            check(tensors[index], index, chain.target.batch);
         }
         tokens = tensors[0].mutable_data_ptr<int64_t>();
         num_accepted = tensors[1].mutable_data_ptr<int64_t>();
@@ -30,6 +30,16 @@ struct ChainOutput {
             report.top_tokens = tensors[6].mutable_data_ptr<int64_t>();
             report.top_logprobs = tensors[7].mutable_data_ptr<float>();
         }
+    }
+    void check(const Tensor& tensor, size_t index, int64_t batch) const {
+        const bool matrix = index == 0 || index >= 5;
+        const int64_t dims = index >= 6 ? 3 : matrix ? 2 : 1;
+        const ScalarType dtype = index == 4                 ? ScalarType::Int
+                                 : index == 5 || index == 7 ? ScalarType::Float
+                                                            : ScalarType::Long;
+        require(tensor.dim() == dims && tensor.size(0) == batch && (dims < 2 || tensor.size(1) == width) &&
+                    (dims < 3 || tensor.size(2) == top) && tensor.scalar_type() == dtype && tensor.is_contiguous(),
+                "a result is of another shape or type, or not contiguous");
     }
     static size_t count(const ChainArguments& chain) {
         return chain.report.kind == ReportArguments::Kind::none ? 5 : chain.report.top == 0 ? 6 : 8;

@@ -10,91 +10,122 @@ namespace specens {
 constexpr int64_t no_drafter = -1;
 
 struct DraftArguments {
-    TokenTable tokens;        // [batch, draft_len], or [drafts] where they are packed
-    const int64_t* drafters;  // like tokens
-    const Tensor* logit_tensor;
-    std::optional<LogitView> logits;  // [batch or slots, draft_len, vocab], or [drafts, vocab]
-    const int64_t *slots, *lens;      // [batch]
-    int64_t drafter;                  // a member, or no_drafter
-    int64_t draft_len;                // the most of a request
-    bool processed;                   // whether they were drawn from processed logits
+    static constexpr int64_t sampling_bit = 2;
+    const Tensor *token_tensor, *drafter_tensor, *logit_tensor;
+    IntegerRows slots, lens;  // [batch]
+    int64_t drafter;          // a member, or no_drafter
+    int64_t draft_len;        // the most of a request
+    bool processed;           // whether they were drawn from processed logits
     SamplingArguments sampling;
+    bool packed;                      // tokens are [drafts], else [batch, draft_len]
+    TokenTable tokens, drafters;      // of the same shape
+    std::optional<LogitView> logits;  // [batch or slots, draft_len, vocab], or [drafts, vocab]
     int64_t known_tokens;  // ids below it are drafts, of target probability 0 outside the target's vocabulary
 
     DraftArguments(const TargetArguments& target, ArgumentReader& reader)
-        : tokens(draft_tokens(target, reader.tensor())),
-          drafters(optional_int64(reader.tensor())),
+        : token_tensor(reader.tensor()),
+          drafter_tensor(reader.tensor()),
           logit_tensor(reader.tensor()),
-          slots(optional_int64(reader.tensor())),
-          lens(optional_int64(reader.tensor())),
+          slots(reader.tensor(), target.batch),
+          lens(reader.tensor(), target.batch),
           drafter(reader.integer()),
           draft_len(reader.integer()),
           processed(reader.integer() != 0),
-          sampling(reader),
+          sampling(reader.has_group(sampling_bit) ? SamplingArguments(reader, target.batch) : target.sampling),
+          packed(target.packed() && token_tensor != nullptr && token_tensor->dim() == 1),
+          tokens(table(token_tensor, target)),
+          drafters(table(drafter_tensor, target)),
           known_tokens(target.vocab),
-          row_offsets_(target.row_offsets),
-          bonus_rows_(target.steps - tokens.width) {
+          target_(&target),
+          bonus_rows_(target.steps - (packed ? token_tensor->size(0) : draft_len)) {
+        check_tokens();
         if (logit_tensor != nullptr) {
-            logits.emplace(*logit_tensor, packed_ && slots == nullptr);
+            check_logits();
+            logits.emplace(*logit_tensor, packed && !slots.given());
             known_tokens = std::max(known_tokens, logits->vocab);
         }
     }
     int64_t token(int64_t request, int64_t step) const {
-        return packed_ ? tokens(0, first_draft(request) + step) : tokens(request, step);
+        return packed ? tokens(0, first_draft(request) + step) : tokens(request, step);
     }
     int64_t drafter_of(int64_t request, int64_t step) const {
-        if (drafters == nullptr) {
+        if (drafter_tensor == nullptr) {
             return drafter;
         }
-        return drafters[packed_ ? first_draft(request) + step : request * draft_len + step];
+        return packed ? drafters(0, first_draft(request) + step) : drafters(request, step);
     }
     LogitRow logit_row(int64_t request, int64_t step) const {
-        if (slots != nullptr) {
-            return logits->row(slots[request], step);
+        if (slots.given()) {
+            return logits->row(slots(request), step);
         }
-        return packed_ ? logits->row(0, first_draft(request) + step) : logits->row(request, step);
+        return packed ? logits->row(0, first_draft(request) + step) : logits->row(request, step);
     }
     // The drafts and the rows that a request says it has.
     int64_t len(int64_t request) const {
-        if (lens != nullptr) {
-            return lens[request];
+        if (lens.given()) {
+            return lens(request);
         }
-        if (row_offsets_ == nullptr) {
+        if (!target_->packed()) {
             return draft_len;
         }
-        const int64_t rows = row_offsets_[request + 1] - row_offsets_[request];
-        return packed_ ? rows - bonus_each() : std::max<int64_t>(rows - 1, 0);
+        const int64_t rows = packed_rows(request);
+        return packed ? rows - bonus_each() : std::max<int64_t>(rows - 1, 0);
     }
     int64_t num_rows(int64_t request) const {
-        return row_offsets_ != nullptr ? row_offsets_[request + 1] - row_offsets_[request] : len(request) + bonus_rows_;
+        return target_->packed() ? packed_rows(request) : len(request) + bonus_rows_;
     }
-    // Whether a request's layout and parameters are in range; `total_rows` of packed logits.
-    bool valid(int64_t request, int64_t total_rows) const {
+    // Whether a request's layout and parameters are in range.
+    bool valid(int64_t request) const {
         const int64_t own = len(request);
         if (own < 0 || own > draft_len || !sampling.valid(request)) {
             return false;
         }
-        if (slots != nullptr && (slots[request] < 0 || slots[request] >= logit_tensor->size(0))) {
+        if (slots.given() && (slots(request) < 0 || slots(request) >= logit_tensor->size(0))) {
             return false;
         }
         const int64_t rows = num_rows(request);
-        return row_offsets_ == nullptr || ((rows == own || rows == own + 1) && row_offsets_[request] >= 0 &&
-                                           row_offsets_[request + 1] <= total_rows);
+        return !target_->packed() || ((rows == own || rows == own + 1) && target_->row_offsets(request) >= 0 &&
+                                      target_->row_offsets(request + 1) <= target_->steps);
     }
 
   private:
-    TokenTable draft_tokens(const TargetArguments& target, const Tensor* tensor) {
-        require(tensor != nullptr, "draft_tokens are needed");
-        packed_ = target.row_offsets != nullptr && tensor->dim() == 1;
-        return optional_tokens(tensor);
+    TokenTable table(const Tensor* tensor, const TargetArguments& target) const {
+        return packed ? optional_integers(tensor, 1) : optional_integers(tensor, 2, target.batch);
+    }
+    void check_tokens() const {
+        require(token_tensor != nullptr, "draft_tokens are needed");
+        const int64_t width = tokens.width;
+        require(draft_len >= 0 && (packed || width == draft_len), "draft_len is not that of the drafts");
+        require(!target_->packed() || !packed || bonus_rows_ == 0 || bonus_rows_ == target_->batch,
+                "packed drafts must be one less than the rows, for each request, or as many");
+        require(target_->packed() || bonus_rows_ == 0 || bonus_rows_ == 1, "steps must be draft_len or one more");
+        require(!packed || !lens.given(), "packed drafts have their lengths from row_offsets");
+        require(drafter_tensor == nullptr || drafters.width == width, "drafter must be like draft_tokens");
+        require(drafter >= no_drafter && drafter < static_cast<int64_t>(target_->members.size()), "unknown drafter");
+        require(logit_tensor == nullptr || (drafter == no_drafter && drafter_tensor == nullptr),
+                "either a drafter or draft_logits");
+        require(logit_tensor != nullptr || !slots.given(), "slots need draft_logits");
+    }
+    void check_logits() const {
+        const Tensor& values = *logit_tensor;
+        if (slots.given()) {
+            require(values.dim() == 3 && values.size(1) >= draft_len, "draft_logits must be [slots, draft_len, vocab]");
+        } else if (packed) {
+            require(values.dim() == 2 && values.size(0) == tokens.width, "draft_logits must be [drafts, vocab]");
+        } else {
+            require(values.dim() == 3 && values.size(0) == target_->batch && values.size(1) == draft_len,
+                    "draft_logits must be [batch, draft_len, vocab]");
+        }
+    }
+    int64_t packed_rows(int64_t request) const {
+        return target_->row_offsets(request + 1) - target_->row_offsets(request);
     }
     // Whether packed drafts leave each request one row more.
     int64_t bonus_each() const { return bonus_rows_ != 0 ? 1 : 0; }
-    int64_t first_draft(int64_t request) const { return row_offsets_[request] - bonus_each() * request; }
+    int64_t first_draft(int64_t request) const { return target_->row_offsets(request) - bonus_each() * request; }
 
-    const int64_t* row_offsets_;
-    int64_t bonus_rows_;  // dense: of each request; packed: of all
-    bool packed_;
+    const TargetArguments* target_;
+    int64_t bonus_rows_;  // dense: of each request; packed drafts: of all
 };
 
 // The distribution of one draft token: a softmax, or one-hot.
@@ -139,6 +170,7 @@ class DraftRow {
     int64_t token() const { return token_; }
     int32_t status() const { return status_; }
     double probability() const { return softmax_ != nullptr ? softmax_->probability(token_) : 1.0; }
+    const Softmax* softmax() const { return softmax_; }  // nullptr: one-hot
     // masses[i] -= probability(first token of the tile + i)
     void subtract_tile(int64_t tile, float* masses) const {
         if (softmax_ != nullptr) {

@@ -35,11 +35,14 @@ struct ChainArguments {
     ChainArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
         : target(member_logits, reader),
           draft(target, reader),
-          coins(reader, draft.draft_len + 1),
+          coins(reader, target.batch, draft.draft_len + 1),
           rule(reader),
           report(reader) {
         target.read_weights(reader);
         rule.rates = reader.rest();
+        const bool synthetic = rule.kind == RuleKind::synthetic;
+        require(rule.rates.size() == (synthetic ? static_cast<size_t>(draft.draft_len) : 0), "rates or weights");
+        require(coins.any() || (target.greedy() && !synthetic), "uniforms, or seeds and positions, are needed");
     }
 };
 
@@ -93,7 +96,7 @@ class Verifier {
     double coin(int64_t step) const { return chain_->coins(request_, step, step, 0); }
     bool valid() const {
         const int64_t draft_len = chain_->draft.draft_len;
-        if (!chain_->target.valid(request_) || !chain_->draft.valid(request_, chain_->target.steps)) {
+        if (!chain_->target.valid(request_) || !chain_->draft.valid(request_)) {
             return false;
         }
         const bool tests_with_coins = !greedy_ || chain_->rule.kind == RuleKind::synthetic;
@@ -251,8 +254,14 @@ class Verifier {
         }
         return draw_from(target_, coin, tile_masses_);
     }
-    // masses = max(share * target - draft, 0); returns their sum
+    // masses = max(share * target - draft, 0), if they are asked for; returns their sum
     double residual_tile(int64_t tile, double share, float* masses) const {
+        const Softmax* target = target_.softmax();
+        if (target != nullptr && draft_.softmax() != nullptr && target->shares_tile(*draft_.softmax(), tile)) {
+            return target->excess_of(*draft_.softmax(), share, tile, masses);
+        }
+        alignas(64) float scratch[tile_size];
+        masses = masses != nullptr ? masses : scratch;
         target_.write_tile(tile, masses, share);
         draft_.subtract_tile(tile, masses);
         return row_kernels().clamp_sum(masses, std::min(tile_size, target_.vocab() - tile * tile_size));
@@ -260,9 +269,8 @@ class Verifier {
     double residual_mass(double share) {
         tile_masses_.resize(target_.tiles());
         for_tiles(target_.tiles(), target_.splittable(), [&](int64_t begin, int64_t end) {
-            alignas(64) float masses[tile_size];
             for (int64_t tile = begin; tile < end; ++tile) {
-                tile_masses_[tile] = residual_tile(tile, share, masses);
+                tile_masses_[tile] = residual_tile(tile, share, nullptr);
             }
         });
         return std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0);

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Stream, coin_arguments, pack, report_arguments, target_arguments
-from specens_kernels.backend import implementations, select
-from specens_kernels.checks import member_list, refuse_for_triton
+from specens_kernels.arguments import (
+    SCHEMA,
+    Coins,
+    Flat,
+    Stream,
+    member_list,
+    pack,
+    report_arguments,
+    target_arguments,
+)
+from specens_kernels.backend import implementations, run_operator
+from specens_kernels.checks import check_coins, check_members, check_report, check_target, fail
 from specens_kernels.ops.sample import reference
 from specens_kernels.types import Draw, Ensemble, Processing, Sampling
 
 IMPLEMENTATIONS = implementations("sample", f"({SCHEMA}) -> Tensor[]", reference.sample)
+
+
+class SampleCall(NamedTuple):
+    """The arguments of `sample`."""
+
+    member_logits: Tensor | Sequence[Tensor]
+    ensemble: Ensemble | None
+    sampling: Sampling
+    processing: Processing | None
+    allowed: Tensor | None
+    seeds: Tensor | None
+    positions: Tensor | None
+    step: int
+    stream: int
+    uniforms: Tensor | None
+    logprobs: bool | str
+    top_logprobs: int
+    backend: str | None
 
 
 def sample(
@@ -40,14 +68,27 @@ def sample(
         round's first draft, its offset in the round as step, and stream 2.
     uniforms: float64 or float32 [batch] in [0, 1), instead of seeds and positions.
     """
-    members = member_list(member_logits, dims=2)
+    source = (seeds, positions, step, stream, uniforms)
+    call = SampleCall(member_logits, ensemble, sampling, processing, allowed, *source, logprobs, top_logprobs, backend)
+    tokens, status, *reported = run_operator(IMPLEMENTATIONS, "sample", call, _flatten, _check)
+    return Draw(tokens, reported[0] if reported else None, status, *reported[1:])
+
+
+def _flatten(call: SampleCall) -> Flat:
+    members = member_list(call.member_logits)
+    target = target_arguments(members, call.ensemble, call.sampling, call.processing, call.allowed)
+    coins = Coins(call.uniforms, call.seeds, call.positions)
+    return pack(target, coins, Stream(call.step, call.stream), report_arguments(call.logprobs, call.top_logprobs))
+
+
+def _check(call: SampleCall) -> None:
+    """Raise ValueError naming an argument that is wrong."""
+    members = check_members(call.member_logits, dims=2)
     batch, device = members[0].shape[0], members[0].device
-    target = target_arguments(members, ensemble, sampling, processing, allowed)
-    coins = coin_arguments(uniforms, seeds, positions, (batch,), device, not target.sampling.greedy)
-    report = report_arguments(logprobs, top_logprobs)
-    name, run = select(IMPLEMENTATIONS, backend, device, "sample")
-    if name == "triton":
-        refuse_for_triton(target, report=report)
-    tokens, status, *reported = run(*pack(target, coins, Stream(step, stream), report))
-    token_logprobs, top_tokens, top = (*reported, None, None, None)[:3]
-    return Draw(tokens, token_logprobs, status, top_tokens, top)
+    check_target(members, batch, call.ensemble, call.sampling, call.processing, call.allowed)
+    check_coins(call.uniforms, call.seeds, call.positions, (batch,), device, not call.sampling.greedy)
+    for name in ("step", "stream"):
+        value = getattr(call, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            fail(name, "an integer", repr(value))
+    check_report(call.logprobs, call.top_logprobs)

@@ -58,7 +58,7 @@ def sample(*flat: Any) -> list[Tensor]:
     rows = ensemble_logprobs(target)
     coins = torch.zeros_like(rows.greedy, dtype=torch.float64)
     if coin_source.uniforms is not None:
-        coins = coin_source.uniforms
+        coins = coin_source.uniforms.double()
     elif coin_source.seeds is not None:
         coins = philox_uniforms(coin_source.seeds, coin_source.positions, stream.step, stream.stream)
     invalid = rows.invalid | (invalid_coin(coins) & ~rows.greedy)

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from specens_kernels.arguments import NO_LOGPROBS, Coins, Report, Stream, Unpacker
+from specens_kernels.arguments import NO_LOGPROBS, Coins, Report, Stream, Unpacker, ready_for_kernels
 from specens_kernels.ops.sample.reference import one_step
 from specens_kernels.ops.verify_chain.triton_kernel import decide, launches, new_outcome
 from specens_kernels.parts.chain import CoinView
 from specens_kernels.parts.examples import example_coins, example_targets
 from specens_kernels.parts.launches import AotVariant, aot_variant
+from specens_kernels.parts.refusals import refuse
 from specens_kernels.parts.statistics import new_statistics
 from specens_kernels.parts.target import DraftView, target_view
 
@@ -21,9 +22,11 @@ def launch(*flat: Any) -> list[Tensor]:
     unpacker = Unpacker(flat)
     arguments = unpacker.target()
     coins, stream, report = unpacker.group(Coins), unpacker.group(Stream), unpacker.group(Report)
-    target = target_view(one_step(unpacker.weighted(arguments)))
+    arguments = one_step(unpacker.weighted(arguments))
+    refuse(arguments, report=report)
+    target = target_view(ready_for_kernels(arguments))
     logprobs = report.logprobs != NO_LOGPROBS
-    outcome = decide(target, DraftView(), CoinView(*coins), stream.step, stream.stream, logprobs)
+    outcome = decide(target, DraftView(), CoinView(*ready_for_kernels(coins)), stream.step, stream.stream, logprobs)
     reported = [] if outcome.logprobs is None else [outcome.logprobs[:, 0]]
     return [outcome.next_token, outcome.status, *reported]
 

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Drafts, pack, target_arguments
-from specens_kernels.backend import implementations, select
-from specens_kernels.checks import check_tensor, fail, member_list, refuse_for_triton
+from specens_kernels.arguments import SCHEMA, Drafts, Flat, member_list, pack, target_arguments
+from specens_kernels.backend import implementations, run_operator
+from specens_kernels.checks import check_integers, check_members, check_target, fail
 from specens_kernels.ops.target_logprobs import reference
-from specens_kernels.types import INTEGER_DTYPES, Ensemble, Processing, Sampling
+from specens_kernels.types import Ensemble, Processing, Sampling
 
 IMPLEMENTATIONS = implementations("target_logprobs", f"({SCHEMA}) -> Tensor", reference.target_logprobs)
+
+
+class ScoreCall(NamedTuple):
+    """The arguments of `target_logprobs`."""
+
+    member_logits: Tensor | Sequence[Tensor]
+    ensemble: Ensemble | None
+    sampling: Sampling
+    processing: Processing | None
+    allowed: Tensor | None
+    draft_tokens: Tensor | None
+    backend: str | None
 
 
 def target_logprobs(
@@ -35,21 +48,33 @@ def target_logprobs(
     Returns float32 like the widest member's logits. A row without any token, or of a request whose parameters are out
     of range, is -inf throughout.
     """
-    first = member_logits if isinstance(member_logits, Tensor) else next(iter(member_logits), None)
+    call = ScoreCall(member_logits, ensemble, sampling, processing, allowed, draft_tokens, backend)
+    logprobs = run_operator(IMPLEMENTATIONS, "target_logprobs", call, _flatten, _check)
+    first = member_logits if isinstance(member_logits, Tensor) else member_logits[0]
+    return logprobs[:, 0] if first.dim() == 2 else logprobs
+
+
+def _flatten(call: ScoreCall) -> Flat:
+    members, allowed = member_list(call.member_logits), call.allowed
+    if members[0].dim() == 2:
+        members = [logits[:, None] for logits in members]
+        allowed = None if allowed is None else allowed[:, None]
+    return pack(
+        target_arguments(members, call.ensemble, call.sampling, call.processing, allowed), Drafts(call.draft_tokens)
+    )
+
+
+def _check(call: ScoreCall) -> None:
+    """Raise ValueError naming an argument that is wrong."""
+    first = call.member_logits if isinstance(call.member_logits, Tensor) else next(iter(call.member_logits), None)
     dims = first.dim() if isinstance(first, Tensor) else 3
     if dims not in (2, 3):
         fail("member_logits", "[batch, vocab] or [batch, steps, vocab]", f"{dims} dimensions")
-    members = member_list(member_logits, dims)
-    if dims == 2:
-        members = [logits[:, None] for logits in members]
-        allowed = None if allowed is None else allowed[:, None]
-    if draft_tokens is not None:
-        check_tensor("draft_tokens", draft_tokens, (len(members[0]), None), INTEGER_DTYPES, members[0].device)
-        if draft_tokens.shape[1] < members[0].shape[1] - 1:
-            fail("draft_tokens", f"a token before each of {members[0].shape[1]} rows", list(draft_tokens.shape))
-    target = target_arguments(members, ensemble, sampling, processing, allowed)
-    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "target_logprobs")
-    if name == "triton":
-        refuse_for_triton(target)
-    logprobs = run(*pack(target, Drafts(draft_tokens)))
-    return logprobs[:, 0] if dims == 2 else logprobs
+    members = check_members(call.member_logits, dims)
+    batch = members[0].shape[0]
+    check_target(members, batch, call.ensemble, call.sampling, call.processing, call.allowed)
+    if call.draft_tokens is not None:
+        check_integers("draft_tokens", call.draft_tokens, (batch, None), members[0].device)
+        steps = members[0].shape[1] if dims == 3 else 1
+        if call.draft_tokens.shape[1] < steps - 1:
+            fail("draft_tokens", f"a token before each of {steps} rows", list(call.draft_tokens.shape))

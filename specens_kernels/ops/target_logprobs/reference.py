@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import NO_PROCESSING, UNFILTERED, Drafts, SamplingArguments, Target, Unpacker
+from specens_kernels.arguments import NO_PROCESSING, Drafts, SamplingArguments, Target, Unpacker
 from specens_kernels.ops.target_logprobs.processing import invalid_penalties, processed, request_values
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
@@ -190,7 +190,7 @@ def target_probs(rows: Distributions) -> Tensor:
 
 def raw(target: Target) -> Target:
     """The ensemble of the logits as they are: temperature 1, no filters, no processing."""
-    plain = SamplingArguments(*UNFILTERED, 1.0, 1.0, 0.0)
+    plain = SamplingArguments(None, None, None, None, 0, 0, 1.0, 1.0, 0.0)
     return target._replace(allowed=None, processing=NO_PROCESSING, sampling=plain, filter_members=0)
 
 

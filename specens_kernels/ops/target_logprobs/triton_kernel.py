@@ -10,10 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.arguments import Drafts, Unpacker
+from specens_kernels.arguments import Drafts, Unpacker, ready_for_kernels
 from specens_kernels.parts.examples import example_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
 from specens_kernels.parts.read import read_block, store_top_token
+from specens_kernels.parts.refusals import refuse
 from specens_kernels.parts.statistics import (
     Statistics,
     log_probability,
@@ -159,7 +160,9 @@ def launch(*flat: Any) -> Tensor:
     unpacker = Unpacker(flat)
     arguments = unpacker.target()
     unpacker.group(Drafts)
-    target = target_view(unpacker.weighted(arguments))
+    arguments = unpacker.weighted(arguments)
+    refuse(arguments)
+    target = target_view(ready_for_kernels(arguments))
     shape = (*target.logits[0].shape[:2], target.vocab)
     logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)
     run(launches(logprobs, target), logprobs)

@@ -23,11 +23,10 @@ class PaddedChain(NamedTuple):
 def padded(target: Target, draft: Draft) -> PaddedChain:
     """Pad packed rows, and fetch draft logits from their slots."""
     if target.row_offsets is not None:
-        return _padded_rows(target, draft, target.row_offsets)
+        return _padded_rows(target, draft, target.row_offsets.long())
     batch, draft_len = draft.tokens.shape
-    lens = draft.lens
-    if lens is None:
-        lens = torch.full((batch,), draft_len, dtype=torch.int64, device=draft.tokens.device)
+    lens = torch.full((batch,), draft_len, dtype=torch.int64, device=draft.tokens.device)
+    lens = lens if draft.lens is None else draft.lens.long()
     num_rows = lens + (target.member_logits[0].shape[1] - draft_len)
     invalid = (lens < 0) | (lens > draft_len) | _bad_slots(draft)
     return PaddedChain(target, _from_slots(draft), lens, num_rows, invalid)
@@ -40,7 +39,7 @@ def _padded_rows(target: Target, draft: Draft, offsets: Tensor) -> PaddedChain:
     bonus_each = int(packed_drafts and draft.tokens.shape[0] != total)
     num_rows = end - first
     lens = num_rows - bonus_each if packed_drafts else (num_rows - 1).clamp(min=0)
-    lens = lens if draft.lens is None else draft.lens
+    lens = lens if draft.lens is None else draft.lens.long()
     invalid = (lens < 0) | (lens > draft.draft_len) | (num_rows < lens) | (num_rows > lens + 1)
     invalid = invalid | (first < 0) | (end > total) | _bad_slots(draft)
 
@@ -72,5 +71,5 @@ def _bad_slots(draft: Draft) -> Tensor | bool:
 def _from_slots(draft: Draft) -> Draft:
     if draft.slots is None or draft.logits is None:
         return draft
-    slots = draft.slots.clamp(0, max(0, draft.logits.shape[0] - 1))
+    slots = draft.slots.long().clamp(0, max(0, draft.logits.shape[0] - 1))
     return draft._replace(logits=draft.logits[slots][:, : draft.draft_len], slots=None)

@@ -61,7 +61,7 @@ def draft_probs(target: Target, draft: Draft, vocab: int, greedy: Tensor) -> tup
         widest = max(logits.shape[-1] for logits in members)
         all_members = [cleaned(member) for member in members]
         stack = torch.stack([pad_vocab(values, widest, -math.inf) for values, _ in all_members], 2)
-        member = draft.drafters.clamp(0, len(members) - 1)[..., None]  # [batch, draft_len, 1]
+        member = draft.drafters.long().clamp(0, len(members) - 1)[..., None]  # [batch, draft_len, 1]
         logits = stack.gather(2, member[..., None].expand(-1, -1, -1, widest))[:, :, 0]
         bits = torch.stack([row_bits for _, row_bits in all_members], 2).gather(2, member)[..., 0]
         given = draft.drafters != NO_DRAFTER
@@ -79,7 +79,7 @@ def chain_coins(source: Coins, num_accepted: Tensor | None, like: Tensor) -> Ten
     uniforms, seeds, positions = source
     batch, draft_len = like.shape
     if uniforms is not None:
-        return uniforms[:, :draft_len] if num_accepted is None else uniforms[:, draft_len]
+        return (uniforms[:, :draft_len] if num_accepted is None else uniforms[:, draft_len]).double()
     if seeds is None or positions is None:
         return torch.zeros(like.shape if num_accepted is None else (batch,), dtype=torch.float64, device=like.device)
     if num_accepted is not None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.arguments import NO_LOGPROBS, ChainArguments
+from specens_kernels.arguments import NO_LOGPROBS, ChainArguments, ready_for_kernels
 from specens_kernels.ops.target_logprobs.triton_kernel import run, statistics_launches
 from specens_kernels.parts.chain import (
     FROM_RESIDUAL,
@@ -29,6 +29,7 @@ from specens_kernels.parts.chain import (
 from specens_kernels.parts.draw import block_probabilities, draw_token, row_states
 from specens_kernels.parts.examples import example_coins, example_draft, example_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
+from specens_kernels.parts.refusals import refuse
 from specens_kernels.parts.statistics import (
     Statistics,
     log_probability,
@@ -203,10 +204,11 @@ def launch_out(*flat: Any) -> None:
 
 def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> list[Tensor]:
     arguments = ChainArguments.unpack(flat)
-    target = target_view(arguments.target)
-    draft = draft_view(target, arguments.draft)
+    refuse(arguments.target, arguments.draft, arguments.rule.kind, arguments.report)
+    target = target_view(ready_for_kernels(arguments.target))
+    draft = draft_view(target, ready_for_kernels(arguments.draft))
     logprobs = arguments.report.logprobs != NO_LOGPROBS
-    outcome = decide(target, draft, CoinView(*arguments.coins), 0, STREAM_NEXT, logprobs, out)
+    outcome = decide(target, draft, CoinView(*ready_for_kernels(arguments.coins)), 0, STREAM_NEXT, logprobs, out)
     reported = [] if outcome.logprobs is None else [outcome.logprobs]
     verdict = [outcome.tokens, outcome.num_accepted, outcome.num_tokens, outcome.next_token, outcome.status]
     return [*verdict, *reported]

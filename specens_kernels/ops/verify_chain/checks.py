@@ -1,0 +1,162 @@
+"""What a call of `verify_chain` must be like; the names of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.checks import (
+    check_coins,
+    check_integers,
+    check_logits,
+    check_members,
+    check_report,
+    check_sampling,
+    check_target,
+    check_tensor,
+    fail,
+)
+from specens_kernels.ops.verify_chain.rules import RuleKind
+from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Typical, Verdict
+
+RULES = [kind.name.lower() for kind in RuleKind]
+
+
+class ChainCall(NamedTuple):
+    """The arguments of `verify_chain`."""
+
+    member_logits: Tensor | Sequence[Tensor]
+    draft_tokens: Tensor
+    ensemble: Ensemble | None
+    sampling: Sampling
+    drafter: int | Tensor | None
+    draft_logits: Tensor | None
+    draft_sampling: Sampling | None
+    rule: str | Typical | Synthetic
+    draft_lens: Tensor | None
+    max_draft_len: int | None
+    row_offsets: Tensor | None
+    draft_slots: Tensor | None
+    processing: Processing | None
+    process_drafts: bool
+    allowed: Tensor | None
+    seeds: Tensor | None
+    positions: Tensor | None
+    uniforms: Tensor | None
+    logprobs: bool | str
+    top_logprobs: int
+    out: Verdict | None
+    backend: str | None
+
+
+def check(call: ChainCall) -> None:
+    """Raise ValueError naming an argument that is wrong."""
+    packed_rows = call.row_offsets is not None
+    members = check_members(call.member_logits, 2 if packed_rows else 3)
+    device, batch = members[0].device, members[0].shape[0]
+    if call.row_offsets is not None:
+        check_integers("row_offsets", call.row_offsets, (None,), device)
+        batch = call.row_offsets.shape[0] - 1
+        if batch < 0:
+            fail("row_offsets", "batch + 1 offsets", "none")
+    check_target(members, batch, call.ensemble, call.sampling, call.processing, call.allowed)
+    draft_len = _check_draft_tokens(call, members[0], batch)
+    _check_draft_source(call, members, batch, draft_len)
+    if call.draft_sampling is not None:
+        check_sampling("draft_sampling", call.draft_sampling, batch, device)
+    _check_rule(call.rule, draft_len)
+    if not isinstance(call.process_drafts, bool):
+        fail("process_drafts", "True or False", repr(call.process_drafts))
+    coinless = call.sampling.greedy and call.rule != "synthetic" and not isinstance(call.rule, Synthetic)
+    check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, not coinless)
+    check_report(call.logprobs, call.top_logprobs)
+    if call.out is not None:
+        _check_out(call, (batch, draft_len + 1), device)
+
+
+def _check_draft_tokens(call: ChainCall, logits: Tensor, batch: int) -> int:
+    """The most drafts of a request, by the shape of dense tokens or as told for packed ones."""
+    tokens, given = call.draft_tokens, call.max_draft_len
+    packed = call.row_offsets is not None and isinstance(tokens, Tensor) and tokens.dim() == 1
+    if not packed:
+        check_integers("draft_tokens", tokens, (batch, None), logits.device)
+        draft_len = tokens.shape[1]
+        if given not in (None, draft_len):
+            fail("max_draft_len", f"None or {draft_len}, as draft_tokens are not packed", given)
+        if call.row_offsets is None and logits.shape[1] not in (draft_len, draft_len + 1):
+            fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(logits.shape))
+        if call.draft_lens is not None:
+            check_integers("draft_lens", call.draft_lens, (batch,), logits.device)
+        return draft_len
+    rows = logits.shape[0]
+    check_integers("draft_tokens", tokens, (None,), logits.device)
+    if tokens.shape[0] not in (rows, rows - batch):
+        fail("draft_tokens", f"{rows} drafts, or {rows - batch} with a bonus row each", list(tokens.shape))
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        fail("max_draft_len", "the most drafts of a request, as draft_tokens are packed", given)
+    if call.draft_lens is not None:
+        fail("draft_lens", "None, as row_offsets tell the lengths of packed draft_tokens", "a tensor")
+    return given
+
+
+def _check_draft_source(call: ChainCall, members: list[Tensor], batch: int, draft_len: int) -> None:
+    device, shape = members[0].device, call.draft_tokens.shape
+    drafter = call.drafter
+    if isinstance(drafter, Tensor):
+        check_integers("drafter", drafter, shape, device)
+    elif drafter is not None and (not isinstance(drafter, int) or not 0 <= drafter < len(members)):
+        fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)
+    if call.draft_logits is None:
+        if call.draft_slots is not None:
+            fail("draft_slots", "None, as there are no draft_logits", "a tensor")
+        return
+    if drafter is not None:
+        fail("drafter", "either drafter or draft_logits", "both")
+    if call.draft_slots is None:
+        check_logits("draft_logits", call.draft_logits, shape, device)
+        return
+    check_logits("draft_logits", call.draft_logits, (None, None), device)
+    if call.draft_logits.shape[1] < draft_len:
+        fail("draft_logits", f"[slots, {draft_len} or more, vocab]", list(call.draft_logits.shape))
+    check_integers("draft_slots", call.draft_slots, (batch,), device)
+
+
+def _check_rule(rule: object, draft_len: int) -> None:
+    if isinstance(rule, Synthetic):
+        rates = rule.acceptance_rates
+        if isinstance(rates, tuple) and len(rates) != draft_len:
+            fail("acceptance_rates", f"a rate for each of {draft_len} positions", f"{len(rates)} rates")
+    elif not isinstance(rule, Typical) and not (isinstance(rule, str) and rule in RULES):
+        fail("rule", f"one of {', '.join(map(repr, RULES))}, a Typical or a Synthetic", repr(rule))
+
+
+def out_names(call: ChainCall) -> list[str]:
+    """The fields of a Verdict that a call fills, in the order of an operator's results."""
+    names = ["tokens", "num_accepted", "num_tokens", "next_token", "status"]
+    if call.logprobs or call.top_logprobs:
+        names.append("logprobs")
+    return [*names, "top_tokens", "top_logprobs"] if call.top_logprobs else names
+
+
+def _check_out(call: ChainCall, shape: tuple[int, int], device: torch.device) -> None:
+    out = call.out
+    if not isinstance(out, Verdict):
+        fail("out", "a Verdict", type(out).__name__)
+    top = (*shape, call.top_logprobs)
+    kinds = {"tokens": (shape, torch.int64), "num_accepted": (shape[:1], torch.int64)}
+    kinds |= {"num_tokens": (shape[:1], torch.int64), "next_token": (shape[:1], torch.int64)}
+    kinds |= {"status": (shape[:1], torch.int32), "logprobs": (shape, torch.float32)}
+    kinds |= {"top_tokens": (top, torch.int64), "top_logprobs": (top, torch.float32)}
+    wanted = out_names(call)
+    for name, (size, dtype) in kinds.items():
+        buffer = getattr(out, name)
+        if name not in wanted:
+            if buffer is not None:
+                fail(f"out.{name}", "None, as it was not asked for", "a tensor")
+            continue
+        check_tensor(f"out.{name}", buffer, size, (dtype,), device)
+        if not buffer.is_contiguous():
+            fail(f"out.{name}", "a contiguous tensor", f"strides {buffer.stride()}")
