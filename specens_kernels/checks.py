@@ -181,15 +181,6 @@ def target_arguments(members: list[Tensor], ensemble: Ensemble | None, sampling:
     return Target(members, int(ensemble.kind), numbers, rows, ensemble.plausibility or 0.0, members_first, flat)
 
 
-def refuse_filters(backend: str, *samplings: SamplingArguments) -> None:
-    """Raise NotImplementedError where a backend that serves no filters is asked for some."""
-    if backend == "triton":
-        for name in ("top_k", "top_p", "min_p"):
-            off = 1.0 if name == "top_p" else 0
-            if any(getattr(s, name) != off or getattr(s, f"{name}s") is not None for s in samplings):
-                raise NotImplementedError(f"{name}: the triton backend does not serve this filter yet")
-
-
 class Draft(NamedTuple):
     """The draft tokens and what they were drawn from, as operators take it."""
 

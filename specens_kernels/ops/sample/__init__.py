@@ -13,7 +13,6 @@ from specens_kernels.checks import (
     coin_arguments,
     flat,
     member_list,
-    refuse_filters,
     target_arguments,
 )
 from specens_kernels.ops.sample import reference
@@ -53,7 +52,6 @@ def sample(
         raise NotImplementedError("allowed: no backend serves this argument yet")
     target = target_arguments(members, ensemble, sampling)
     coins = coin_arguments(uniforms, seeds, positions, (members[0].shape[0],), target)
-    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "sample")
-    refuse_filters(name, target.sampling)
+    _, run = select(IMPLEMENTATIONS, backend, members[0].device, "sample")
     tokens, token_logprobs, status = run(*flat(target), *coins, step, stream, logprobs)
     return Draw(tokens, token_logprobs if logprobs else None, status)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import TARGET_SCHEMA, fail, flat, member_list, refuse_filters, target_arguments
+from specens_kernels.checks import TARGET_SCHEMA, fail, flat, member_list, target_arguments
 from specens_kernels.ops.target_logprobs import reference
 from specens_kernels.types import Ensemble, Sampling
 
@@ -37,7 +37,6 @@ def target_logprobs(
     members = member_list(member_logits, dims)
     rows = [logits[:, None] for logits in members] if dims == 2 else members
     target = target_arguments(rows, ensemble, sampling)
-    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "target_logprobs")
-    refuse_filters(name, target.sampling)
+    _, run = select(IMPLEMENTATIONS, backend, members[0].device, "target_logprobs")
     logprobs = run(*flat(target))
     return logprobs[:, 0] if dims == 2 else logprobs

@@ -22,7 +22,6 @@ from specens_kernels.checks import (
     fail,
     flat,
     member_list,
-    refuse_filters,
     sampling_arguments,
     target_arguments,
 )
@@ -101,10 +100,7 @@ def verify_chain(
     draft = draft_arguments(members, draft_tokens, drafter, draft_logits, draft_lens, drawn_with)
     batch, draft_len = draft.tokens.shape
     coins = coin_arguments(uniforms, seeds, positions, (batch, draft_len + 1), target)
-    name, run = select(IMPLEMENTATIONS, backend, members[0].device, "verify_chain")
-    refuse_filters(name, target.sampling, drawn_with)
-    if name == "triton" and kind != RuleKind.TOKEN:
-        raise NotImplementedError(f"rule: the triton backend does not serve {rule!r} yet")
+    _, run = select(IMPLEMENTATIONS, backend, members[0].device, "verify_chain")
     arguments = (*flat(target), *flat(draft), *coins, kind, *typical, logprobs)
     tokens, num_accepted, num_tokens, next_token, emitted_logprobs, status = run(*arguments)
     emitted = emitted_logprobs if logprobs else None
