@@ -38,6 +38,15 @@ class EnsembleKind(enum.IntEnum):
     LOGIT_MIXTURE = 2
 
 
+class RuleKind(enum.IntEnum):
+    """The acceptance rules of a chain; the code that operators carry."""
+
+    TOKEN = 0
+    BLOCK = 1
+    TYPICAL = 2
+    SYNTHETIC = 3
+
+
 def _readable(value: object) -> bool:
     """Whether looking at the numbers of a tensor costs no device synchronisation and no graph break."""
     return isinstance(value, Tensor) and value.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -8,19 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.parts.philox import coin
-from specens_kernels.parts.statistics import (
-    NO_TOKEN,
-    draft_state,
-    log_power,
-    log_probability,
-    row_marks,
-    target_state,
-    top_tokens,
-    union,
-)
+from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
+from specens_kernels.parts.rules import BLOCK, TYPICAL, block_accepted, typical_probability
+from specens_kernels.parts.sampling import INFINITY, filters_are_valid
+from specens_kernels.parts.states import draft_state, log_power, log_probability, target_state
+from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, row_marks, top_tokens, union
 from specens_kernels.parts.target import (
-    INFINITY,
     chain_len,
     clean,
     draft_temperature,
@@ -35,7 +28,6 @@ from specens_kernels.types import Status
 
 INVALID_DRAFT_TOKEN = tl.constexpr(int(Status.INVALID_DRAFT_TOKEN))
 INVALID_PARAMETER = tl.constexpr(int(Status.INVALID_PARAMETER))
-STREAM_ACCEPT = tl.constexpr(0)
 
 # how the next token comes about
 NOTHING = tl.constexpr(0)
@@ -43,14 +35,6 @@ FROM_TARGET = tl.constexpr(1)
 MOST_LIKELY = tl.constexpr(2)
 FROM_TARGET_WITHOUT_DRAFT = tl.constexpr(3)  # the residual of a one-hot draft
 FROM_RESIDUAL = tl.constexpr(4)
-
-
-class CoinView(NamedTuple):
-    """Where random numbers come from; all None: every request is greedy."""
-
-    uniforms: Tensor | None  # float64 [batch, draft_len + 1]
-    seeds: Tensor | None  # int64 [batch]
-    positions: Tensor | None  # int64 [batch]
 
 
 class Outcome(NamedTuple):
@@ -66,25 +50,13 @@ class Outcome(NamedTuple):
 
 
 @triton.jit
-def coins_of(coins, draft, request, index, step, stream, used):
-    """float64 like step, an int64 block; index is the coin's place among the given ones."""
-    if coins.uniforms is not None:
-        place = tl.zeros_like(step) + request * (draft.draft_len + 1) + index
-        return tl.load(coins.uniforms + place, mask=used, other=0.0)
-    elif coins.seeds is not None:
-        seeds = tl.zeros_like(step) + tl.load(coins.seeds + request)
-        positions = tl.zeros_like(step) + tl.load(coins.positions + request)
-        return coin(seeds, positions, step, tl.zeros_like(step) + stream)
-    else:
-        return tl.zeros(step.shape, tl.float64)
-
-
-@triton.jit
 def request_is_valid(target, draft, coins, request, BLOCK_STEPS: tl.constexpr):
-    """Whether a request's temperatures, weights, length and coins are in range."""
+    """Whether a request's sampling parameters, weights, length and coins are in range."""
     heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
     valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
+    if draft.filters is not None:
+        valid &= filters_are_valid(draft.filters, request)
     valid &= (length >= 0) & (length <= draft.draft_len)
     if coins.uniforms is not None:
         bad = tl.zeros([BLOCK_STEPS], tl.int32)
@@ -105,9 +77,9 @@ def load_draft_tokens(draft, request, step, used):
 
 
 @triton.jit
-def draft_log_probability(target, draft, state, request, step, tokens, used):
+def draft_log_probability(statistics, target, draft, state, request, step, tokens, used):
     """Log of the draft distribution's probability of each token, float64."""
-    maximum, offset, _ = state
+    maximum, offset, _, cut = state
     logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if draft.logits is not None:
         logits = clean(raw_draft_logits(draft, request, step, tokens, used))
@@ -116,11 +88,34 @@ def draft_log_probability(target, draft, state, request, step, tokens, used):
         for member in tl.static_range(len(target.logits)):
             own = raw_logits(target, member, request, step, tokens, used & (drafter == member))
             logits = tl.where(drafter == member, clean(own), logits)
+    if statistics.DRAFT_SLOT != NO_SLOT:
+        logits = tl.where(logits >= cut, logits, -INFINITY)
     return log_power(logits, maximum, offset, draft_temperature(draft, request), tl.float64)
 
 
 @triton.jit
-def test_drafts(outcome, statistics, target, draft, coins, request, valid, writes, BLOCK_STEPS: tl.constexpr):
+def draft_odds(statistics, target, draft, request, step, token, tested, may_be_soft):
+    """Logs of the probabilities of draft tokens under the target and under the draft distribution, float64 [steps].
+
+    Returns them, whether there is a draft distribution (else it is one-hot), and status bits of the target's row and of
+    the draft's, int32 [steps]. may_be_soft: where a draft distribution is looked for.
+    """
+    rows = request * target.steps + step
+    state, row_status = target_state(statistics, target, request, rows, tested)
+    marks, draft_marks = row_marks(statistics, rows, tested)
+    log_target = log_probability(statistics, target, state, request, step, token, tested, tl.float64)
+    log_draft = tl.zeros(step.shape, tl.float64)
+    soft = tested & (step < 0)
+    draft_status = draft_marks & 0
+    if statistics.DRAFT_PLANE >= 0:
+        own_state, soft, draft_status = draft_state(statistics, draft, request, step, rows, draft_marks, may_be_soft)
+        log_own = draft_log_probability(statistics, target, draft, own_state, request, step, token, soft)
+        log_draft = tl.where(soft, log_own, log_draft)
+    return log_target, log_draft, soft, row_status | marks, draft_status
+
+
+@triton.jit
+def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid, writes, BLOCK_STEPS: tl.constexpr):
     """Accept a prefix of the chain and, where `writes`, emit it.
 
     Returns the number of accepted tokens, the number of tokens before the first one that is no token, and status bits.
@@ -131,31 +126,32 @@ def test_drafts(outcome, statistics, target, draft, coins, request, valid, write
     num_accepted = length
     chain_end = length
     status = 0
+    if rule.KIND == BLOCK:
+        accepted_block = block_accepted(rule, statistics, draft, coins, request)
     for first in range(0, draft.draft_len, BLOCK_STEPS):
         step = first + tl.arange(0, BLOCK_STEPS).to(tl.int64)
         reached = tl.where(num_accepted >= first, length, 0)
         token = load_draft_tokens(draft, request, step, step < reached)
         tested = (step < reached) & (token >= 0) & (token < tl.maximum(target.vocab, draft.vocab))
-        rows = request * target.steps + step
-        state, row_status = target_state(statistics, target, request, rows, tested)
-        marks, draft_marks = row_marks(statistics, rows, tested)
-        log_target = log_probability(statistics, target, state, request, step, token, tested, tl.float64)
-        log_draft = tl.zeros(step.shape, tl.float64)
-        draft_status = draft_marks & 0
-        if statistics.DRAFT_PLANE >= 0:
-            own_state, soft, draft_status = draft_state(
-                statistics, draft, request, step, rows, draft_marks, tested & (step < soft_length)
-            )
-            log_own = draft_log_probability(target, draft, own_state, request, step, token, soft)
-            log_draft = tl.where(soft, log_own, log_draft)
-        coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
-        accepted = coins_here * tl.exp(log_draft) < tl.exp(log_target)
+        log_target, log_draft, _, row_status, draft_status = draft_odds(
+            statistics, target, draft, request, step, token, tested, tested & (step < soft_length)
+        )
+        if rule.KIND == BLOCK:
+            accepted = step < accepted_block
+        elif rule.KIND == TYPICAL:
+            accepted = tl.exp(log_target) > typical_probability(rule, statistics, draft, request, step, tested)
+        else:
+            coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
+            accepted = coins_here * tl.exp(log_draft) < tl.exp(log_target)
         if statistics.TOP_PLANE >= 0:
-            accepted = tl.where(greedy, token == top_tokens(statistics, rows, tested), accepted)
+            accepted = tl.where(
+                greedy, token == top_tokens(statistics, request * target.steps + step, tested), accepted
+            )
         num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted & tested, length, step), 0))
         chain_end = tl.minimum(chain_end, tl.min(tl.where(tested, length, step), 0))
-        bits = tl.where(step < num_accepted, row_status | marks, 0)
-        bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
+        bits = tl.where(step < num_accepted, row_status, 0)
+        if rule.KIND != TYPICAL:  # which looks at no draft distribution
+            bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
         status |= union(bits, 0, 8)
         if writes:
             emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), log_target, num_accepted)
@@ -174,7 +170,7 @@ def emit(outcome, draft, request, step, token, log_probability, num_accepted):
 
 
 @triton.jit
-def walk(outcome, statistics, target, draft, coins, request, writes, BLOCK_STEPS: tl.constexpr):
+def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK_STEPS: tl.constexpr):
     """The number of accepted tokens, int64, how the next token comes about, and the status, int32, of a request."""
     valid = request_is_valid(target, draft, coins, request, BLOCK_STEPS)
     length = tl.where(valid, chain_len(draft, request), 0)
@@ -183,7 +179,7 @@ def walk(outcome, statistics, target, draft, coins, request, writes, BLOCK_STEPS
     status = 0
     if draft.tokens is not None:
         num_accepted, chain_end, status = test_drafts(
-            outcome, statistics, target, draft, coins, request, valid, writes, BLOCK_STEPS
+            outcome, statistics, target, draft, coins, rule, request, valid, writes, BLOCK_STEPS
         )
     rejected = num_accepted < chain_end
     has_row = valid & (num_accepted < length + target.steps - draft.draft_len)
@@ -194,8 +190,8 @@ def walk(outcome, statistics, target, draft, coins, request, writes, BLOCK_STEPS
     marks, draft_marks = row_marks(statistics, rows, used)
     status |= tl.max(tl.where(used, row_status | marks, 0), 0)
     status |= tl.where((num_accepted == chain_end) & (chain_end < length), INVALID_DRAFT_TOKEN, 0)
-    kind = tl.where(rejected, FROM_TARGET_WITHOUT_DRAFT, FROM_TARGET)
-    if statistics.DRAFT_PLANE >= 0:
+    kind = tl.where(rejected & (rule.KIND != TYPICAL), FROM_TARGET_WITHOUT_DRAFT, FROM_TARGET)
+    if statistics.DRAFT_PLANE >= 0 and rule.KIND != TYPICAL:
         tested = everywhere(has_row & rejected & (draft_temperature(draft, request) > 0), step)
         _, soft, _ = draft_state(statistics, draft, request, step, rows, draft_marks, tested)
         kind = tl.where(tl.max(soft.to(tl.int32), 0) > 0, FROM_RESIDUAL, kind)

@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.chain import FROM_RESIDUAL, FROM_TARGET_WITHOUT_DRAFT, load_draft_tokens
-from specens_kernels.parts.statistics import NOWHERE, SMALLEST_POWER, draft_state, load_plane, target_state
+from specens_kernels.parts.rules import BLOCK, SMALLEST_RESIDUAL, target_share
+from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
+from specens_kernels.parts.states import draft_state, keep_part, part_probability, target_state
+from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
 from specens_kernels.parts.target import (
-    FLOAT_MAX,
-    INFINITY,
     NO_DRAFTER,
     clean,
     drafter_of,
@@ -20,10 +21,9 @@ from specens_kernels.parts.target import (
     raw_draft_logits,
     raw_logits,
 )
-from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
+from specens_kernels.types import Status
 
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
-SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def target_block_masses(statistics, state, rows):
 
     A block has mass only where `block_probabilities` gives its most likely token a positive probability.
     """
-    maxima, offsets, scale, _ = state
+    maxima, offsets, scale = state[0], state[1], state[2]
     total = tl.zeros([1, statistics.BLOCK_COUNT], tl.float64)
     for part in tl.static_range(statistics.PARTS):
         block_maxima = load_plane(statistics, rows, part, rows >= 0, -INFINITY)
@@ -57,11 +57,21 @@ def target_block_masses(statistics, state, rows):
 
 
 @triton.jit
+def load_masses(masses_ptr, statistics, request, plane, used):
+    """Block masses that a kernel before has summed: float64 [BLOCK_COUNT]."""
+    PLANES: tl.constexpr = 2 if statistics.TARGET_SLOTS > 0 else 1
+    block = tl.arange(0, statistics.BLOCK_COUNT)
+    place = (request * PLANES + plane) * statistics.blocks + block
+    mask = everywhere(used, block) & (block < statistics.blocks)
+    return tl.load(masses_ptr + place, mask=mask, other=0.0).to(tl.float64)
+
+
+@triton.jit
 def row_states(statistics, target, draft, request, step, subtracts):
     """The target's and the draft's state at one row, and its drafter; step is int64 [1]."""
     rows = request * target.steps + step
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
-    own_state = (0.0, 0.0, 0.0)
+    own_state = (0.0, 0.0, 0.0, 0.0)
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0:
         used = everywhere(subtracts, step)
@@ -76,7 +86,7 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
 
     state, own_state: of the target and of the draft distribution at this row. drafter: a member, or none.
     """
-    maxima, offsets, scale, threshold = state
+    threshold, cuts = state[3], state[4]
     probabilities = tl.zeros(tokens.shape, tl.float32)
     draft_probabilities = tl.zeros(tokens.shape, tl.float32)
     mixed = no_logits_mixed(target, tokens, tokens >= 0)
@@ -87,15 +97,20 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
         logits = clean(raw_logits(target, member, request, step, tokens, everywhere((weight != 0) | drafts, tokens)))
         draft_logits = tl.where(drafts, logits, draft_logits)
         if target.MIXTURE:
-            probabilities += tl.exp2(tl.fma(logits - maxima[member], scale, offsets[member].to(tl.float32)))
+            probabilities += part_probability(state, member, keep_part(statistics, logits, cuts, member))
         else:
             mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
     if not target.MIXTURE:
-        probabilities = tl.exp2(tl.fma(mixed - maxima[0], scale, offsets[0].to(tl.float32)))
+        probabilities = part_probability(state, 0, keep_part(statistics, mixed, cuts, 0))
+    if statistics.WHOLE:
+        rate = tl.div_rn(1.0, cuts[1].to(tl.float32))
+        probabilities = tl.where(probabilities >= cuts[0], probabilities * rate, 0.0)
     if statistics.DRAFT_PLANE >= 0:
-        maximum, offset, draft_scale = own_state
+        maximum, offset, draft_scale, cut = own_state
         if draft.logits is not None:
             draft_logits = clean(raw_draft_logits(draft, request, step, tokens, everywhere(subtracts, tokens)))
+        if statistics.DRAFT_SLOT != NO_SLOT:
+            draft_logits = tl.where(draft_logits >= cut, draft_logits, -INFINITY)
         draft_probabilities = tl.exp2(tl.fma(draft_logits - maximum, draft_scale, offset.to(tl.float32)))
     return probabilities, draft_probabilities
 
@@ -113,12 +128,19 @@ def _masses_without(token, masses, statistics, target, draft, state, own_state, 
 
 
 @triton.jit
-def draw_token(residual_masses_ptr, statistics, target, draft, request, step, kind, coin):
-    """The next token, int32, of a request that is not greedy, and status bits."""
+def draw_token(masses_ptr, statistics, target, draft, rule, request, step, kind, coin):
+    """The next token, int32, of a request that is not greedy, and status bits.
+
+    masses_ptr: float32 [batch, planes, blocks], the residual's block masses and, of filtered targets, the target's.
+    """
     subtracts = kind == FROM_RESIDUAL
+    share = target_share(rule, draft, request, step)
     steps = tl.zeros([1], tl.int64) + step
     state, own_state, drafter = row_states(statistics, target, draft, request, steps, subtracts)
-    masses = target_block_masses(statistics, state, request * target.steps + steps)
+    if statistics.TARGET_SLOTS > 0:
+        masses = load_masses(masses_ptr, statistics, request, 1, kind >= 0)
+    else:
+        masses = target_block_masses(statistics, state, request * target.steps + steps)
     block = tl.arange(0, statistics.BLOCK_COUNT)
     excluded = -1
     status = 0
@@ -127,11 +149,10 @@ def draw_token(residual_masses_ptr, statistics, target, draft, request, step, ki
         if kind == FROM_TARGET_WITHOUT_DRAFT:
             excluded = tl.max(load_draft_tokens(draft, request, steps, steps >= 0), 0).to(tl.int32)
             masses = _masses_without(excluded, masses, statistics, target, draft, state, own_state, request, step)
-        if statistics.DRAFT_PLANE >= 0:
-            masses_ptr = residual_masses_ptr + request * statistics.blocks + block
-            own = tl.load(masses_ptr, mask=everywhere(subtracts, block) & (block < statistics.blocks), other=0.0)
-            masses = tl.where(subtracts, own.to(tl.float64), masses)
-        if tl.sum(masses, 0) <= SMALLEST_RESIDUAL:
+        if masses_ptr is not None:
+            own = load_masses(masses_ptr, statistics, request, 0, subtracts)
+            masses = tl.where(subtracts, own, masses)
+        if tl.sum(masses, 0) * tl.where(kind == FROM_TARGET_WITHOUT_DRAFT, share, 1.0) <= SMALLEST_RESIDUAL:
             masses = target_masses
             excluded = -1
             status = EMPTY_RESIDUAL
@@ -143,6 +164,8 @@ def draw_token(residual_masses_ptr, statistics, target, draft, request, step, ki
     probabilities, draft_probabilities = block_probabilities(
         statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts
     )
+    if rule.KIND == BLOCK:
+        probabilities *= tl.where(subtracts, share, 1.0)
     residual = tl.where(tokens == excluded, 0.0, tl.maximum(probabilities - draft_probabilities, 0.0))
     token = first_exceeding(residual.to(tl.float64), amount, tokens)
     largest = tl.max(probabilities, 0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Draft, SamplingArguments, Target
-from specens_kernels.parts.chain import CoinView
+from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.target import NO_DRAFTER, DraftView, TargetView, draft_view, target_view
 from specens_kernels.types import EnsembleKind
 
@@ -17,12 +17,24 @@ def _tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def example_target(dtypes: list[torch.dtype], kind: EnsembleKind, per_request: bool, plausibility: float) -> TargetView:
-    """per_request: temperatures and weights are tensors."""
+def example_sampling(per_request: bool, filters: bool) -> SamplingArguments:
+    """per_request: parameters are tensors. filters: all three are on."""
+    temperatures = _tensor(BATCH) if per_request else None
+    if not filters:
+        return SamplingArguments(temperatures, None, None, None, 0, 0, 1.0, 1.0, 0.0)
+    if per_request:
+        ranks = _tensor(BATCH, dtype=torch.int64)
+        return SamplingArguments(temperatures, ranks, _tensor(BATCH), _tensor(BATCH), 0, 1, 1.0, 1.0, 0.0)
+    return SamplingArguments(None, None, None, None, 50, 0, 1.0, 0.9, 0.1)
+
+
+def example_target(
+    dtypes: list[torch.dtype], kind: EnsembleKind, per_request: bool, plausibility: float, filters: bool = False
+) -> TargetView:
+    """per_request: sampling parameters and weights are tensors."""
     members = [_tensor(BATCH, STEPS, VOCAB, dtype=dtype) for dtype in dtypes]
     weights = _tensor(BATCH, len(dtypes)) if per_request else None
-    temperatures = _tensor(BATCH) if per_request else None
-    sampling = SamplingArguments(temperatures, None, None, None, 0, 0, 1.0, 1.0, 0.0)
+    sampling = example_sampling(per_request, filters)
     own = (weights, None, None, kind, 0, plausibility)
     return target_view(Target(*own, members, (1.0,) * len(dtypes), sampling))
 
@@ -40,14 +52,25 @@ def example_targets() -> list[TargetView]:
     ]
 
 
+def filtered_targets() -> list[TargetView]:
+    """A lone member, a mixture and a contrast whose filters are on."""
+    wide, half, brain = torch.float32, torch.float16, torch.bfloat16
+    return [
+        example_target([brain], EnsembleKind.SINGLE, False, 0.0, filters=True),
+        example_target([wide, half], EnsembleKind.MIXTURE, True, 0.0, filters=True),
+        example_target([brain] * 2, EnsembleKind.LOGIT_MIXTURE, True, 0.1, filters=True),
+    ]
+
+
 def example_draft(target: TargetView, index: int) -> DraftView:
-    """In turn from a member, from several members, from outside, and one-hot."""
+    """In turn from a member, from several members, from outside, and one-hot; filtered where the target is."""
     drafter = 0 if index % 4 == 0 else NO_DRAFTER.value
     drafters = _tensor(BATCH, STEPS - 1, dtype=torch.int64) if index % 4 == 1 else None
     logits = _tensor(BATCH, STEPS - 1, VOCAB, dtype=torch.bfloat16) if index % 4 == 2 else None
     tokens = _tensor(BATCH, STEPS - 1, dtype=torch.int64)
     lens = _tensor(BATCH, dtype=torch.int64) if index % 2 else None
-    sampling = SamplingArguments(target.temperatures, None, None, None, 0, 0, 1.0, 1.0, 0.0)
+    sampling = example_sampling(target.temperatures is not None, target.filters is not None)
+    sampling = sampling._replace(temperatures=target.temperatures)
     draft = Draft(tokens, drafters, logits, None, lens, drafter, STEPS - 1, 1, sampling)
     return draft_view(target, draft)
 

@@ -9,22 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specens_kernels.parts.statistics import (
-    DRAFT_SHIFT,
-    NOWHERE,
-    block_softmax,
-    plausible_threshold,
-    store_number,
-)
+from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
+from specens_kernels.parts.states import plausible_threshold
+from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, block_softmax, store_number
 from specens_kernels.parts.target import (
-    FLOAT_MAX,
-    INFINITY,
     NO_DRAFTER,
     clean,
     draft_temperature,
     drafter_of,
     everywhere,
-    logit_scale,
     marks_of,
     member_weight,
     mix_logits,

@@ -11,15 +11,21 @@ from torch import Tensor
 
 from specens_kernels import arguments
 from specens_kernels.arguments import Draft, Target
+from specens_kernels.parts.sampling import (
+    FLOAT_MAX,
+    INFINITY,
+    LARGEST_NUMBER,
+    FilterView,
+    filter_view,
+    filters_are_valid,
+    parameter_number,
+    request_number,
+    same_filters,
+    stride_of,
+)
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
 NO_DRAFTER = tl.constexpr(arguments.NO_DRAFTER)
-INFINITY = tl.constexpr(float("inf"))
-FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
-SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN
-SMALLEST_TEMPERATURE = 1e-37  # a number below it would become 0 in float32, which is greedy
-LARGEST_NUMBER = 3.4028234663852886e38  # of float32
-LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 NAN_LOGITS = tl.constexpr(int(Status.NAN_LOGITS))
 INFINITE_LOGITS = tl.constexpr(int(Status.INFINITE_LOGITS))
@@ -41,7 +47,9 @@ class TargetView(NamedTuple):
     temperatures: Tensor | None  # float32 [batch]
     temperatures_stride: int
     log_plausibility: float | None  # only where member 0 has weight
+    filters: FilterView | None
     MIXTURE: tl.constexpr  # of probabilities, a lone member included; else of logits
+    WHOLE: tl.constexpr  # the filters act on a mixture of several members, not on each part of the target
 
 
 class DraftView(NamedTuple):
@@ -61,17 +69,16 @@ class DraftView(NamedTuple):
     temperature: float = 0.0
     temperatures: Tensor | None = None  # float32 [batch]
     temperatures_stride: int = 0
+    filters: FilterView | None = None
     SAME_TEMPERATURE: tl.constexpr = tl.constexpr(True)  # known to be the target's
-
-
-def temperature_number(temperature: float) -> float:
-    """A temperature that float32 holds."""
-    return min(max(temperature, SMALLEST_TEMPERATURE), LARGEST_NUMBER) if temperature > 0 else 0.0
+    SAME_FILTERS: tl.constexpr = tl.constexpr(True)  # known to be those of the target's parts
 
 
 def target_view(arguments: Target) -> TargetView:
     """From an operator's arguments, with member_logits [batch, steps, vocab]."""
     members, sampling = arguments.member_logits, arguments.sampling
+    filters, mixture = filter_view(sampling), arguments.ensemble != EnsembleKind.LOGIT_MIXTURE
+    whole = filters is not None and mixture and len(members) > 1 and not arguments.filter_members
     return TargetView(
         logits=tuple(members),
         strides_batch=tuple(logits.stride(0) for logits in members),
@@ -81,17 +88,20 @@ def target_view(arguments: Target) -> TargetView:
         steps=members[0].shape[1],
         weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in arguments.weights),
         weight_rows=arguments.weight_rows,
-        temperature=temperature_number(sampling.temperature),
+        temperature=parameter_number(sampling.temperature),
         temperatures=sampling.temperatures,
-        temperatures_stride=0 if sampling.temperatures is None else sampling.temperatures.stride(0),
+        temperatures_stride=stride_of(sampling.temperatures),
         log_plausibility=math.log(arguments.plausibility) if arguments.plausibility > 0 else None,
-        MIXTURE=tl.constexpr(arguments.ensemble != EnsembleKind.LOGIT_MIXTURE),
+        filters=filters,
+        MIXTURE=tl.constexpr(mixture),
+        WHOLE=tl.constexpr(whole),
     )
 
 
 def draft_view(target: TargetView, draft: Draft) -> DraftView:
     """From an operator's arguments."""
-    number, temperatures = temperature_number(draft.sampling.temperature), draft.sampling.temperatures
+    number, temperatures = parameter_number(draft.sampling.temperature), draft.sampling.temperatures
+    filters = filter_view(draft.sampling)
     stride_batch, stride_step, vocab = (
         (0, 0, 0) if draft.logits is None else (draft.logits.stride(0), draft.logits.stride(1), draft.logits.shape[2])
     )
@@ -109,18 +119,11 @@ def draft_view(target: TargetView, draft: Draft) -> DraftView:
         vocab=vocab,
         temperature=number,
         temperatures=temperatures,
-        temperatures_stride=0 if temperatures is None else temperatures.stride(0),
+        temperatures_stride=stride_of(temperatures),
+        filters=filters,
         SAME_TEMPERATURE=tl.constexpr(temperatures is target.temperatures and number == target.temperature),
+        SAME_FILTERS=tl.constexpr(not target.WHOLE.value and same_filters(filters, target.filters)),
     )
-
-
-@triton.jit
-def request_number(number, numbers, stride, request):
-    """A parameter that is one number for all requests, or one a request; float32."""
-    if numbers is not None:
-        return tl.load(numbers + request * stride)
-    else:
-        return tl.full([], number, tl.float32)
 
 
 @triton.jit
@@ -134,20 +137,6 @@ def draft_temperature(draft, request):
 
 
 @triton.jit
-def over_temperature(number, temperature):
-    """number / temperature, float32, finite and positive; temperature 1 where it is 0 or out of range."""
-    used = tl.where(temperature > 0, temperature, 1.0)
-    quotient = tl.div_rn(tl.zeros_like(used) + number, used)
-    return tl.minimum(tl.maximum(quotient, SMALLEST_SCALE), FLOAT_MAX)
-
-
-@triton.jit
-def logit_scale(temperature):
-    """From logits to powers of 2."""
-    return over_temperature(LOG2_E, temperature)
-
-
-@triton.jit
 def member_weight(target, request, member):
     if target.weight_rows is not None:
         return tl.load(target.weight_rows + request * len(target.logits) + member)
@@ -157,9 +146,11 @@ def member_weight(target, request, member):
 
 @triton.jit
 def target_is_valid(target, request):
-    """Whether a request's temperature and weights are in range."""
+    """Whether a request's temperature, filters and weights are in range."""
     temperature = target_temperature(target, request)
     valid = (temperature >= 0) & (temperature < INFINITY)
+    if target.filters is not None:
+        valid &= filters_are_valid(target.filters, request)
     if target.weight_rows is not None:
         total = tl.zeros_like(temperature).to(tl.float64)
         for member in tl.static_range(len(target.logits)):

@@ -198,19 +198,9 @@ def test_an_object_of_the_api_names_what_it_cannot_mean(argument, build):
     assert_named(argument, build, {})
 
 
-@pytest.mark.parametrize("call", [verify, draw, score])
-@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
-def test_a_filter_that_triton_does_not_serve_is_refused_and_not_ignored(call, name):
-    with pytest.raises(NotImplementedError, match=name):
-        call(sampling=Sampling(**{name: 1 if name == "top_k" else 0.5}), backend="triton")
-
-
 @pytest.mark.parametrize(
     ("name", "call", "changes"),
     [
-        ("rule", verify, {"rule": "block", "backend": "triton"}),
-        ("rule", verify, {"rule": "typical", "backend": "triton"}),
-        ("top_p", verify, {"draft_sampling": Sampling(top_p=0.5), "backend": "triton"}),
         ("rule", verify, {"rule": "synthetic", "backend": "triton"}),
         (
             "row_offsets",

@@ -1,8 +1,9 @@
-"""Filters and rules of the C++ backend against the reference, request by request."""
+"""Filters and rules of the backends against the reference, request by request."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,10 @@ from specens_kernels import (
 )
 
 NUDGE = 2e-6  # by which coins and thresholds are moved to see whether a request hangs on the last bits
-VOCABS = (1, 2, 7, 33, 1500, 50257)
+CPP_SHAPES = ((1, 3, 9), (0, 1, 3), (1, 2, 7, 33, 1500, 50257))  # batches, draft lengths, vocabularies
+TRITON_SHAPES = ((1, 2), (1, 2), (7, 33, 70))  # interpreted, so small
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+NEGLIGIBLE = -1e30  # a log-probability that float64 cannot tell from others, beside a largest float
 SET_ASIDE = 0.02  # the share of requests that may be decided otherwise
 
 
@@ -40,10 +44,11 @@ def random_filters(choice: random.Random, batch: int, generator: torch.Generator
     return filters
 
 
-def random_problem(seed: int) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
+def random_problem(seed: int, shapes: Shapes = CPP_SHAPES) -> tuple[list[Tensor], Tensor, dict[str, Any]]:
     choice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    batch, draft_len, bonus = choice.choice([1, 3, 9]), choice.choice([0, 1, 3]), choice.choice([0, 1])
-    members, vocab = choice.choice([1, 1, 2, 3]), choice.choice(VOCABS)
+    batches, draft_lens, vocabs = shapes
+    batch, draft_len, bonus = choice.choice(batches), choice.choice(draft_lens), choice.choice([0, 1])
+    members, vocab = choice.choice([1, 1, 2, 3]), choice.choice(vocabs)
     dtype = choice.choice([torch.float32, torch.bfloat16, torch.float16])
     logits = [
         (torch.randn(batch, draft_len + bonus, max(1, vocab - choice.choice([0, 0, 1])), generator=generator) * 2).to(
@@ -110,33 +115,43 @@ def hangs_on_the_last_bits(call, arguments: dict[str, Any], request: int, result
     return False
 
 
-def test_cpp_verifies_filtered_chains_under_every_rule_as_the_reference():
+def verify_problems(backend: str, seeds: range, shapes: Shapes, at_least: int) -> None:
+    """Compare the verdicts of a backend on random problems with the reference's."""
     requests = differing = 0
-    for seed in range(150):
-        logits, tokens, arguments = random_problem(seed)
+    for seed in seeds:
+        logits, tokens, arguments = random_problem(seed, shapes)
 
         def call(logits=logits, tokens=tokens, **given) -> Verdict:
             return verify_chain(logits, tokens, **given)
 
-        expected, result = call(backend="reference", **arguments), call(backend="cpp", **arguments)
+        expected, result = call(backend="reference", **arguments), call(backend=backend, **arguments)
         same = (expected.tokens == result.tokens).all(1) & (expected.status == result.status)
         for request in (~same).nonzero()[:, 0].tolist():
             own = result.tokens[request].tolist()
             assert hangs_on_the_last_bits(call, arguments, request, own), (seed, request, expected, result)
         torch.testing.assert_close(result.logprobs[same], expected.logprobs[same], atol=5e-5, rtol=1e-5)
         requests, differing = requests + len(same), differing + int((~same).sum())
-    assert requests > 500
+    assert requests > at_least
     assert differing <= SET_ASIDE * requests
 
 
-def test_cpp_draws_filtered_tokens_and_distributions_as_the_reference():
-    for seed in range(150):
-        logits, _, arguments = random_problem(seed)
+def test_cpp_verifies_filtered_chains_under_every_rule_as_the_reference():
+    verify_problems("cpp", range(150), CPP_SHAPES, at_least=500)
+
+
+def test_triton_verifies_filtered_chains_under_every_rule_as_the_reference():
+    verify_problems("triton", range(20), TRITON_SHAPES, at_least=20)
+
+
+@pytest.mark.parametrize(("backend", "seeds", "shapes"), [("cpp", 150, CPP_SHAPES), ("triton", 6, TRITON_SHAPES)])
+def test_filtered_draws_and_distributions_are_those_of_the_reference(backend, seeds, shapes):
+    for seed in range(seeds):
+        logits, _, arguments = random_problem(seed, shapes)
         given = {name: arguments[name] for name in ("ensemble", "sampling")}
         if logits[0].shape[1] == 0:
             continue
         expected = target_logprobs(logits, backend="reference", **given)
-        result = target_logprobs(logits, backend="cpp", **given)
+        result = target_logprobs(logits, backend=backend, **given)
         agree = (expected.isinf() == result.isinf()).all(-1)
         assert agree.double().mean() >= 0.6 or agree.numel() < 4, seed  # a nucleus can hang on the last bits
         torch.testing.assert_close(result[agree], expected[agree], atol=5e-5, rtol=1e-5)
@@ -145,7 +160,7 @@ def test_cpp_draws_filtered_tokens_and_distributions_as_the_reference():
             own = {name: own[name] for name in ("ensemble", "sampling", "backend", "uniforms")}
             return sample(row, **(own | {"uniforms": own["uniforms"][:, 0].contiguous()}))
 
-        expected_draw, draw = call(backend="reference", **arguments), call(backend="cpp", **arguments)
+        expected_draw, draw = call(backend="reference", **arguments), call(backend=backend, **arguments)
         for request in (expected_draw.tokens != draw.tokens).nonzero()[:, 0].tolist():
             assert hangs_on_the_last_bits(call, arguments, request, draw.tokens[request].tolist()), (seed, request)
 
@@ -159,33 +174,61 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("vocab", [5, 1024, 4099, 262144])
-def test_thresholds_are_found_in_rows_of_every_shape(row, vocab):
-    logits = ROWS[row](vocab)[None]
-    for settings in (
-        {"top_k": 1},
-        {"top_k": 50},
-        {"top_k": vocab},
-        {"top_k": max(1, vocab // 2)},
-        {"top_p": 1e-9},
-        {"top_p": 0.9},
-        {"min_p": 0.3},
-        {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
-    ):
+FILTERS = (
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": 1.0},  # a share of the vocabulary
+    {"top_k": 0.5},
+    {"top_p": 1e-9},
+    {"top_p": 0.9},
+    {"min_p": 0.3},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.05},
+)
+
+
+def assert_thresholds(backend: str, rows: list[Tensor], choices: Sequence[dict[str, Any]]) -> None:
+    """Compare what filters leave of rows [vocab], each row under each choice of filters, with the reference."""
+    vocab = len(rows[0])
+    for choice in choices:
+        rank = choice.get("top_k")
+        settings = choice | ({"top_k": max(1, int(rank * vocab))} if isinstance(rank, float) else {})
+        logits = torch.stack(rows)
         expected = target_logprobs(logits, sampling=Sampling(**settings), backend="reference")
-        result = target_logprobs(logits, sampling=Sampling(**settings), backend="cpp")
-        assert abs(int(result.isfinite().sum()) - int(expected.isfinite().sum())) <= (1 if "top_p" in settings else 0)
-        both = result.isfinite() & expected.isfinite()
+        result = target_logprobs(logits, sampling=Sampling(**settings), backend=backend)
+        kept, wanted = result > NEGLIGIBLE, expected > NEGLIGIBLE
+        difference = (kept.sum(-1) - wanted.sum(-1)).abs()
+        assert difference.max() <= (1 if "top_p" in settings else 0), (settings, difference)
+        both = kept & wanted
         torch.testing.assert_close(result[both], expected[both], atol=1e-4, rtol=1e-5)
 
 
-def test_filters_out_of_range_in_a_tensor_give_a_status_where_they_cannot_be_read_before():
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("vocab", [5, 1024, 4099, 262144])
+def test_cpp_finds_thresholds_in_rows_of_every_shape(row, vocab):
+    assert_thresholds("cpp", [ROWS[row](vocab)], FILTERS)
+
+
+@pytest.mark.parametrize("vocab", [5, 300])
+def test_triton_finds_thresholds_in_rows_of_every_shape(vocab):
+    normal = ROWS["random"](vocab)
+    degenerate = [
+        torch.full([vocab], -torch.inf),
+        torch.where(torch.arange(vocab) % 4 == 0, torch.nan, normal),
+        torch.where(torch.arange(vocab) == 1, torch.inf, normal),
+        torch.where(torch.arange(vocab) < 3, normal, -torch.inf),
+    ]
+    rows = [make(vocab) for make in ROWS.values()] + degenerate
+    assert_thresholds("triton", rows, FILTERS if vocab == 5 else FILTERS[3:4] + FILTERS[5:])
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+@pytest.mark.parametrize("name", ["sampling", "draft_sampling"])
+def test_filters_out_of_range_in_a_tensor_give_a_status_where_they_cannot_be_read_before(backend, name):
     logits, tokens = torch.zeros(2, 2, 4), torch.zeros(2, 1, dtype=torch.int64)
     sampling = Sampling(top_p=torch.tensor([0.5, 0.5]))
     sampling.top_p[1] = 0.0  # after the check
-    arguments = {"sampling": sampling, "uniforms": torch.full((2, 2), 0.5)}
-    for backend in ("reference", "cpp"):
-        verdict = verify_chain(logits, tokens, backend=backend, **arguments)
-        assert verdict.status.tolist()[1] == 128
-        assert verdict.num_tokens.tolist() == [verdict.num_tokens.tolist()[0], 0]
+    verdict = verify_chain(
+        logits, tokens, backend=backend, uniforms=torch.full((2, 2), 0.5), drafter=0, **{name: sampling}
+    )
+    assert verdict.status.tolist() == [verdict.status.tolist()[0] & 127, 128]
+    assert verdict.num_tokens.tolist() == [verdict.num_tokens.tolist()[0], 0]

@@ -11,21 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import Drafts, Unpacker, ready_for_kernels
-from specens_kernels.parts.examples import example_targets
+from specens_kernels.parts.examples import example_draft, example_targets, filtered_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
 from specens_kernels.parts.read import read_block, store_top_token
 from specens_kernels.parts.refusals import refuse
-from specens_kernels.parts.statistics import (
-    Statistics,
-    log_probability,
-    may_hold_top,
-    new_statistics,
-    store_number,
-    target_state,
-    top_tokens,
-)
+from specens_kernels.parts.sampling import INFINITY
+from specens_kernels.parts.search import SEARCH_BLOCK, search
+from specens_kernels.parts.slots import slot_filters, slot_is_filtered, slot_source
+from specens_kernels.parts.states import log_probability, may_hold_top, part_probability, target_state
+from specens_kernels.parts.statistics import Statistics, new_statistics, store_number, top_tokens
 from specens_kernels.parts.target import (
-    INFINITY,
     DraftView,
     TargetView,
     chain_len,
@@ -39,6 +34,7 @@ from specens_kernels.parts.target import (
 )
 
 WARPS = 8
+CANDIDATES_SHARE, FEWEST_CANDIDATES = 512, 16  # of a row's tokens that a search collects: 0.7 % of bfloat16 logits
 
 
 @triton.jit
@@ -78,6 +74,39 @@ def _statistics_kernel(
 
 
 @triton.jit
+def _filter_kernel(
+    statistics,  # Statistics, its cuts and kept masses written
+    candidates_ptr,  # float32 [rows, slots, CAPACITY], scratch
+    target,  # TargetView
+    draft,  # DraftView
+    CAPACITY: tl.constexpr,
+    WIDEST: tl.constexpr,  # vocabulary
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(1)
+    request = row // target.steps
+    step = row % target.steps
+    if not _row_is_needed(target, draft, request, step):
+        return
+    place = row * statistics.SLOTS + slot
+    source, temperature, total = slot_source(statistics, target, draft, request, step, slot)
+    filters = slot_filters(statistics, target, draft, request, slot)
+    if slot_is_filtered(statistics, target, draft, request, slot, filters, total):
+        cut, kept = search(
+            candidates_ptr + place * CAPACITY, statistics, target, draft, source, filters, temperature, total,
+            CAPACITY, WIDEST, BLOCK,
+        )  # fmt: skip
+        tl.store(statistics.cuts + place, cut)
+        tl.store(statistics.kept + place, kept)
+    else:
+        tl.store(statistics.cuts + place, -INFINITY)
+        if statistics.WHOLE:
+            total = tl.where(slot == 0, 1.0, total)
+        tl.store(statistics.kept + place, total)
+
+
+@triton.jit
 def _mixture_top_kernel(
     statistics,  # Statistics, its top plane and the most likely tokens written, for greedy requests
     target,  # TargetView
@@ -93,12 +122,11 @@ def _mixture_top_kernel(
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     rows = tl.zeros([1], tl.int64) + row
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
-    maxima, offsets, scale, _ = state
     used = everywhere(may_hold_top(statistics, state, rows, block), tokens)
     masses = tl.zeros(tokens.shape, tl.float32)
     for part in tl.static_range(statistics.PARTS):
         logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
-        masses += tl.exp2(tl.fma(logits - maxima[part], scale, offsets[part].to(tl.float32)))
+        masses += part_probability(state, part, logits)
     masses = tl.where(masses > 0, masses, -INFINITY)
     top = tl.max(masses, 0)
     store_number(statistics, row, statistics.TOP_PLANE, block, top)
@@ -134,8 +162,27 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
     if target.log_plausibility is not None:
         yield Launch(_plausible_kernel, grid, arguments, WARPS)
     yield Launch(_statistics_kernel, grid, arguments, WARPS)
+    if statistics.cuts is not None:
+        yield filter_launch(statistics, target, draft)
     if statistics.TOP_PLANE.value > 0:
         yield Launch(_mixture_top_kernel, grid, arguments, WARPS)
+
+
+def filter_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
+    """The search for what filters keep: a program for each row and slot. It usually reads the row twice."""
+    rows, slots = statistics.cuts.shape
+    widest = max(target.vocab, draft.vocab)
+    capacity = max(triton.next_power_of_2(triton.cdiv(widest, CANDIDATES_SHARE)), FEWEST_CANDIDATES)
+    arguments = {
+        "statistics": statistics,
+        "candidates_ptr": torch.empty(rows, slots, capacity, dtype=torch.float32, device=statistics.cuts.device),
+        "target": target,
+        "draft": draft,
+        "CAPACITY": capacity,
+        "WIDEST": widest,
+        "BLOCK": min(SEARCH_BLOCK.value, statistics.BLOCK_VOCAB.value),
+    }
+    return Launch(_filter_kernel, (rows, slots), arguments, WARPS)
 
 
 def run(launches: Iterator[Launch], device_of: Tensor) -> None:
@@ -170,9 +217,20 @@ def launch(*flat: Any) -> Tensor:
 
 
 def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU."""
+    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU.
+
+    Of filtered targets the search, and what reads a whole mixture.
+    """
     variants = []
     for target in example_targets():
-        logprobs = torch.empty(*target.logits[0].shape[:2], target.vocab, device="meta")
-        variants += [aot_variant(launch) for launch in launches(logprobs, target)]
-    return variants
+        variants += [aot_variant(launch) for launch in launches(_meta_logprobs(target), target)]
+    lone, mixture, _ = filtered_targets()
+    for target, index in ((lone, 0), (mixture, 2)):
+        draft = example_draft(target, index)
+        variants.append(aot_variant(filter_launch(new_statistics(target, draft), target, draft)))
+    *_, last = launches(_meta_logprobs(mixture), mixture)
+    return [*variants, aot_variant(last)]
+
+
+def _meta_logprobs(target: TargetView) -> Tensor:
+    return torch.empty(*target.logits[0].shape[:2], target.vocab, device="meta")

@@ -23,8 +23,7 @@ from specens_kernels.arguments import (
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.ops.verify_chain import reference
 from specens_kernels.ops.verify_chain.checks import ChainCall, check, out_names
-from specens_kernels.ops.verify_chain.rules import RuleKind
-from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Typical, Verdict
+from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Typical, Verdict
 
 LOSSLESS_RULES = {"token": Rule(int(RuleKind.TOKEN), 0.0, 0.0), "block": Rule(int(RuleKind.BLOCK), 0.0, 0.0)}
 IMPLEMENTATIONS = implementations("verify_chain", f"({SCHEMA}) -> Tensor[]", reference.verify_chain)

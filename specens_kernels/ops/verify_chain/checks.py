@@ -19,8 +19,7 @@ from specens_kernels.checks import (
     check_tensor,
     fail,
 )
-from specens_kernels.ops.verify_chain.rules import RuleKind
-from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Typical, Verdict
+from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Typical, Verdict
 
 RULES = [kind.name.lower() for kind in RuleKind]
 

@@ -32,8 +32,8 @@ from specens_kernels.ops.target_logprobs.reference import (
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.layout import padded
-from specens_kernels.ops.verify_chain.rules import Chain, RuleKind, apply_rule
-from specens_kernels.types import EMPTY_RESIDUAL_MASS, Status
+from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
+from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind, Status
 
 
 def draft_probs(target: Target, draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,23 +9,13 @@ synthetic: accepts at given rates, to plan capacity; not lossless.
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
-from specens_kernels.types import EMPTY_RESIDUAL_MASS
-
-
-class RuleKind(enum.IntEnum):
-    """The rules; the code that operators carry."""
-
-    TOKEN = 0
-    BLOCK = 1
-    TYPICAL = 2
-    SYNTHETIC = 3
+from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind
 
 
 class Chain(NamedTuple):

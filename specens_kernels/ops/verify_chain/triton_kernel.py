@@ -1,8 +1,8 @@
 """Chain verification on a GPU: a pass over the logits, the residual's block masses, and the draw.
 
-The second launch is there only where a draft may come from a distribution; it reads the row of the first rejected
-draft once more, since which row that is depends on all of it. Draws from the target and greedy requests need no logits
-but those of one block.
+The second launch is there only where a draft may come from a distribution, or the target is filtered; it reads the row
+of the next token once more, since which row that is depends on all of it. Other draws from the target and greedy
+requests need no logits but those of one block. The block rule and the typical rule read the drafts' rows once more.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from torch import Tensor
 
 from specens_kernels.arguments import NO_LOGPROBS, ChainArguments, ready_for_kernels
 from specens_kernels.ops.target_logprobs.triton_kernel import run, statistics_launches
+from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, rule_launches, shares_kernel
 from specens_kernels.parts.chain import (
     FROM_RESIDUAL,
     MOST_LIKELY,
     NOTHING,
-    CoinView,
     Outcome,
-    coins_of,
     walk,
 )
+from specens_kernels.parts.coins import CoinView, coins_of
 from specens_kernels.parts.draw import block_probabilities, draw_token, row_states
-from specens_kernels.parts.examples import example_coins, example_draft, example_targets
+from specens_kernels.parts.examples import example_coins, example_draft, example_targets, filtered_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
 from specens_kernels.parts.refusals import refuse
-from specens_kernels.parts.statistics import (
-    Statistics,
-    log_probability,
-    new_statistics,
-    target_state,
-    top_tokens,
+from specens_kernels.parts.rules import (
+    BLOCK,
+    RuleView,
+    new_rule,
+    target_share,
 )
+from specens_kernels.parts.states import log_probability, target_state
+from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
 from specens_kernels.parts.target import (
     DraftView,
     TargetView,
     draft_view,
     target_view,
 )
+from specens_kernels.types import RuleKind
 
 STREAM_NEXT = 1
 RESIDUAL_WARPS, DRAW_WARPS = 8, 16
@@ -51,48 +53,60 @@ LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, st
 
 @triton.jit
 def _residual_kernel(
-    residual_masses_ptr,  # float32 [batch, blocks], written where the next token comes from a residual
+    masses_ptr,  # float32 [batch, planes, blocks], written: the residual's, and those of a filtered target
     outcome,  # Outcome, written but for the next token
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
     coins,  # CoinView
+    rule,  # RuleView
     BLOCK_STEPS: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, request, block == 0, BLOCK_STEPS)
+    num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, block == 0, BLOCK_STEPS)
     if block == 0:
         tl.store(outcome.num_accepted + request, num_accepted)
         tl.store(outcome.kinds + request, kind)
         tl.store(outcome.status + request, status)
-    if kind != FROM_RESIDUAL:
+    wanted = kind == FROM_RESIDUAL
+    if statistics.TARGET_SLOTS > 0:
+        wanted = (kind != NOTHING) & (kind != MOST_LIKELY)
+    if not wanted:
         return
     step = tl.zeros([1], tl.int64) + num_accepted
-    state, own_state, drafter = row_states(statistics, target, draft, request, step, kind == FROM_RESIDUAL)
+    subtracts = kind == FROM_RESIDUAL
+    state, own_state, drafter = row_states(statistics, target, draft, request, step, subtracts)
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     probabilities, draft_probabilities = block_probabilities(
-        statistics, target, draft, state, own_state, request, num_accepted, tokens, drafter, kind == FROM_RESIDUAL
+        statistics, target, draft, state, own_state, request, num_accepted, tokens, drafter, subtracts
     )
-    mass = tl.sum(tl.maximum(probabilities - draft_probabilities, 0.0), 0)
-    tl.store(residual_masses_ptr + request * statistics.blocks + block, mass)
+    masses_ptr += request * statistics.blocks + block
+    if statistics.TARGET_SLOTS > 0:
+        masses_ptr += request * statistics.blocks
+        tl.store(masses_ptr + statistics.blocks, tl.sum(probabilities, 0))
+    if rule.KIND == BLOCK:
+        probabilities *= target_share(rule, draft, request, num_accepted)
+    if subtracts:
+        tl.store(masses_ptr, tl.sum(tl.maximum(probabilities - draft_probabilities, 0.0), 0))
 
 
 @triton.jit(do_not_specialize=["first_step", "coin_stream"])
 def _next_token_kernel(
     outcome,  # Outcome, the rest written
-    residual_masses_ptr,  # float32 [batch, blocks], or None: there are no residuals, and the chain is yet to be walked
+    masses_ptr,  # float32 [batch, planes, blocks], or None: none are needed, and the chain is yet to be walked
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
     coins,  # CoinView
+    rule,  # RuleView
     first_step,  # of the coins' steps
     coin_stream,  # of the next token's coin
     BLOCK_STEPS: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
-    if residual_masses_ptr is None:
-        num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, request, True, BLOCK_STEPS)
+    if masses_ptr is None:
+        num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, True, BLOCK_STEPS)
         tl.store(outcome.num_accepted + request, num_accepted)
     else:
         num_accepted = tl.load(outcome.num_accepted + request)
@@ -110,7 +124,7 @@ def _next_token_kernel(
             coin = tl.max(
                 coins_of(coins, draft, request, draft.draft_len, step + first_step, coin_stream, step >= 0), 0
             )
-            token, bits = draw_token(residual_masses_ptr, statistics, target, draft, request, num_accepted, kind, coin)
+            token, bits = draw_token(masses_ptr, statistics, target, draft, rule, request, num_accepted, kind, coin)
             status |= bits
         if outcome.logprobs is not None:
             state, _ = target_state(statistics, target, request, rows, rows >= 0)
@@ -130,11 +144,18 @@ def _next_token_kernel(
 
 
 def new_outcome(
-    target: TargetView, draft: DraftView, logprobs: bool, residuals: bool, out: Sequence[Tensor] | None = None
+    statistics: Statistics,
+    target: TargetView,
+    draft: DraftView,
+    rule: int,
+    logprobs: bool,
+    out: Sequence[Tensor] | None = None,
 ) -> Outcome:
     """Unwritten results, in `out` where it is given."""
     batch, device = target.logits[0].shape[0], target.logits[0].device
     columns = (batch, draft.draft_len + 1)
+    residuals = statistics.DRAFT_PLANE.value >= 0 and rule != RuleKind.TYPICAL
+    later = residuals or statistics.TARGET_SLOTS.value > 0
     if out is None:
         sizes = [(columns, torch.int64), *[((batch,), torch.int64)] * 3, ((batch,), torch.int32)]
         sizes += [(columns, torch.float32)] * logprobs
@@ -147,7 +168,7 @@ def new_outcome(
         next_token=next_token,
         logprobs=reported[0] if logprobs else None,
         status=status,
-        kinds=torch.empty(batch, dtype=torch.int32, device=device) if residuals else None,
+        kinds=torch.empty(batch, dtype=torch.int32, device=device) if later else None,
     )
 
 
@@ -156,26 +177,33 @@ def launches(
     statistics: Statistics,
     target: TargetView,
     draft: DraftView,
+    rule: RuleView,
     coins: CoinView,
     first_step: int,
     stream: int,
 ) -> Iterator[Launch]:
-    """Two launches, and one between them where a residual may be drawn from; a chain of length 0 is a plain draw."""
+    """Two launches; one between them where masses are needed for the draw, and those that filters and rules add.
+
+    A chain of length 0 is a plain draw.
+    """
     yield from statistics_launches(statistics, target, draft)
+    yield from rule_launches(rule, statistics, target, draft, coins)
     batch, blocks = target.logits[0].shape[0], statistics.blocks
     block_steps = min(LARGEST_BLOCK_STEPS, max(1, TESTED_NUMBERS // statistics.BLOCK_COUNT.value))
     arguments = {
         "outcome": outcome,
-        "residual_masses_ptr": None,
+        "masses_ptr": None,
         "statistics": statistics,
         "target": target,
         "draft": draft,
         "coins": coins,
+        "rule": rule,
         "BLOCK_STEPS": block_steps,
     }
     if outcome.kinds is not None:
-        masses = torch.empty(batch, blocks, dtype=torch.float32, device=outcome.tokens.device)
-        arguments["residual_masses_ptr"] = masses
+        planes = 1 + (statistics.TARGET_SLOTS.value > 0)
+        masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
+        arguments["masses_ptr"] = masses
         yield Launch(_residual_kernel, (batch, blocks), arguments, RESIDUAL_WARPS)
     yield Launch(
         _next_token_kernel, (batch,), arguments | {"first_step": first_step, "coin_stream": stream}, DRAW_WARPS
@@ -183,12 +211,20 @@ def launches(
 
 
 def decide(
-    target: TargetView, draft: DraftView, coins: CoinView, first_step: int, stream: int, logprobs: bool, out=None
+    target: TargetView,
+    draft: DraftView,
+    rule: tuple[int, float, float],
+    coins: CoinView,
+    first_step: int,
+    stream: int,
+    logprobs: bool,
+    out: Sequence[Tensor] | None = None,
 ) -> Outcome:
-    """Launch everything; out: where to write, in the order of an operator's results."""
+    """Launch everything. rule: its kind, threshold and alpha. out: where to write, in the order of the results."""
     statistics = new_statistics(target, draft)
-    outcome = new_outcome(target, draft, logprobs, residuals=statistics.DRAFT_PLANE.value >= 0, out=out)
-    run(launches(outcome, statistics, target, draft, coins, first_step, stream), outcome.tokens)
+    outcome = new_outcome(statistics, target, draft, rule[0], logprobs, out)
+    view = new_rule(statistics, draft, *rule)
+    run(launches(outcome, statistics, target, draft, view, coins, first_step, stream), outcome.tokens)
     return outcome
 
 
@@ -208,19 +244,36 @@ def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> list[Tensor]:
     target = target_view(ready_for_kernels(arguments.target))
     draft = draft_view(target, ready_for_kernels(arguments.draft))
     logprobs = arguments.report.logprobs != NO_LOGPROBS
-    outcome = decide(target, draft, CoinView(*ready_for_kernels(arguments.coins)), 0, STREAM_NEXT, logprobs, out)
+    rule = arguments.rule.kind, arguments.rule.threshold, arguments.rule.alpha
+    coins = CoinView(*ready_for_kernels(arguments.coins))
+    outcome = decide(target, draft, rule, coins, 0, STREAM_NEXT, logprobs, out)
     reported = [] if outcome.logprobs is None else [outcome.logprobs]
     verdict = [outcome.tokens, outcome.num_accepted, outcome.num_tokens, outcome.next_token, outcome.status]
     return [*verdict, *reported]
 
 
 def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU."""
+    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU.
+
+    Of filters and rules the kernels behind the statistics: with a contrast and an outside draft, and a lone member.
+    """
     variants = []
     for index, target in enumerate(example_targets()):
-        draft = example_draft(target, index)
-        statistics = new_statistics(target, draft)
-        outcome = new_outcome(target, draft, logprobs=index % 2 == 0, residuals=statistics.DRAFT_PLANE.value >= 0)
-        steps = launches(outcome, statistics, target, draft, example_coins(index), 0, STREAM_NEXT)
-        variants += [aot_variant(launch) for launch in steps]
-    return variants
+        variants += [aot_variant(launch) for launch in _example_launches(target, index, RuleKind.TOKEN)]
+    lone, _, contrast = filtered_targets()
+    *_, masses, residual, draw = _example_launches(contrast, 2, RuleKind.BLOCK)
+    shares, entropy = (
+        launch
+        for kind in (RuleKind.BLOCK, RuleKind.TYPICAL)
+        for launch in _example_launches(lone, 0, kind)
+        if launch.kernel in (shares_kernel, entropy_kernel)
+    )
+    return variants + [aot_variant(launch) for launch in (shares, masses, entropy, residual, draw)]
+
+
+def _example_launches(target: TargetView, index: int, kind: RuleKind) -> Iterator[Launch]:
+    draft = example_draft(target, index)
+    statistics = new_statistics(target, draft)
+    outcome = new_outcome(statistics, target, draft, kind, logprobs=index % 2 == 0)
+    rule = new_rule(statistics, draft, kind, 0.3, 0.09)
+    return launches(outcome, statistics, target, draft, rule, example_coins(index), 0, STREAM_NEXT)

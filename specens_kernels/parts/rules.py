@@ -1,0 +1,107 @@
+"""What rules of a chain need beside the statistics: shares and masses of the block rule, entropies of the typical."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
+from specens_kernels.parts.sampling import LARGEST_NUMBER
+from specens_kernels.parts.statistics import Statistics
+from specens_kernels.parts.target import DraftView
+from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind
+
+TOKEN = tl.constexpr(int(RuleKind.TOKEN))
+BLOCK = tl.constexpr(int(RuleKind.BLOCK))
+TYPICAL = tl.constexpr(int(RuleKind.TYPICAL))
+SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
+BEHIND = tl.constexpr(-1.0)  # the share behind the end of a chain
+IN_SUMS = tl.constexpr(-1.0)  # a mass that `sums` has
+
+
+class RuleView(NamedTuple):
+    """The rule of a chain and, for those that look at more than the draft tokens' probabilities, what they look at."""
+
+    threshold: float  # of the typical rule, as alpha
+    alpha: float
+    shares: Tensor | None  # float64 [batch, 2, draft_len]: of each prefix, or BEHIND; the mass of a row, or IN_SUMS
+    sums: Tensor | None  # float32 [batch, draft_len, blocks]: masses of rows, or their sums of probability * logarithm
+    KIND: tl.constexpr
+
+
+def new_rule(
+    statistics: Statistics, draft: DraftView, kind: int, threshold: float = 0.0, alpha: float = 0.0
+) -> RuleView:
+    """A rule with what it needs unwritten."""
+    shares = sums = None
+    if kind != RuleKind.TOKEN and draft.tokens is not None:
+        batch, device = draft.tokens.shape[0], statistics.numbers.device
+        if kind == RuleKind.BLOCK:
+            shares = torch.empty(batch, 2, draft.draft_len, dtype=torch.float64, device=device)
+        if kind == RuleKind.TYPICAL or statistics.DRAFT_PLANE.value >= 0:
+            sums = torch.empty(batch, draft.draft_len, statistics.blocks, dtype=torch.float32, device=device)
+    return RuleView(threshold, min(alpha, LARGEST_NUMBER), shares, sums, tl.constexpr(kind))
+
+
+@triton.jit
+def load_share(rule, draft, request, step, used):
+    """The share of the prefix whose last draft is that of `step`, float64 like step; BEHIND where `used` is false."""
+    return tl.load(rule.shares + request * 2 * draft.draft_len + step, mask=used, other=BEHIND)
+
+
+@triton.jit
+def load_mass(rule, draft, request, step, used):
+    """The mass that the residual of the prefix before `step` has, float64 like step, or IN_SUMS."""
+    return tl.load(rule.shares + (request * 2 + 1) * draft.draft_len + step, mask=used, other=0.0)
+
+
+@triton.jit
+def load_sum(rule, statistics, draft, request, step, used):
+    """The sum over the blocks of a row, float64 [steps]; step and used are [steps]."""
+    block = tl.arange(0, statistics.BLOCK_COUNT)
+    row_ptr = rule.sums + (request * draft.draft_len + step) * statistics.blocks
+    mask = used[:, None] & (block < statistics.blocks)[None, :]
+    return tl.sum(tl.load(row_ptr[:, None] + block[None, :], mask=mask, other=0.0).to(tl.float64), 1)
+
+
+@triton.jit
+def target_share(rule, draft, request, num_accepted):
+    """What the target is multiplied with in the residual behind the accepted tokens, float32."""
+    share = tl.full([], 1.0, tl.float32)
+    if rule.KIND == BLOCK:
+        before = load_share(rule, draft, request, num_accepted - 1, num_accepted > 0).to(tl.float32)
+        share = tl.where(num_accepted > 0, before, share)
+    return share
+
+
+@triton.jit
+def block_accepted(rule, statistics, draft, coins, request):
+    """The longest prefix, int64, whose last coin is below the chance that it is kept; 0 for greedy requests."""
+    num_accepted = request * 0
+    for length in range(1, draft.draft_len + 1):
+        step = tl.zeros([1], tl.int64) + length
+        share = load_share(rule, draft, request, step - 1, step > 0)
+        within = share >= 0
+        last = load_share(rule, draft, request, step, step < draft.draft_len) < 0
+        mass = load_mass(rule, draft, request, step, within & (step < draft.draft_len))
+        if statistics.DRAFT_PLANE >= 0:
+            summed = within & ~last & (mass < 0)
+            mass = tl.where(summed, load_sum(rule, statistics, draft, request, step, summed), mass)
+        rest = mass + 1 - share
+        chance = mass / tl.where(rest > SMALLEST_RESIDUAL, rest, 1.0)
+        keeps = tl.where(last, share, tl.where(rest > SMALLEST_RESIDUAL, chance, 1.0))
+        coin = coins_of(coins, draft, request, step - 1, step - 1, STREAM_ACCEPT, within)
+        longer = tl.max((within & (coin < keeps)).to(tl.int32), 0) > 0
+        num_accepted = tl.where(longer, length, num_accepted)
+    return num_accepted
+
+
+@triton.jit
+def typical_probability(rule, statistics, draft, request, step, used):
+    """What the target probability of a draft must exceed, float64 [steps]."""
+    surprise = load_sum(rule, statistics, draft, request, step, used)
+    return tl.minimum(rule.alpha * tl.exp(surprise), tl.zeros_like(surprise) + rule.threshold)

@@ -1,0 +1,144 @@
+"""What filters act on: a slot's distribution, as a row of values that are compared and of masses that are summed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specens_kernels.parts.sampling import INFINITY, filters_are_valid, logit_scale, min_p_of, top_k_of, top_p_of
+from specens_kernels.parts.states import part_probability, plausible_threshold, target_state
+from specens_kernels.parts.statistics import NO_TOKEN, row_softmax
+from specens_kernels.parts.target import (
+    NO_DRAFTER,
+    clean,
+    draft_temperature,
+    drafter_of,
+    everywhere,
+    part_logits,
+    raw_draft_logits,
+    raw_logits,
+    target_is_valid,
+    target_temperature,
+)
+
+
+@triton.jit
+def slot_filters(statistics, target, draft, request, slot):
+    """top_k, top_p, min_p of a slot, float32, and whether min-p comes first."""
+    top_k = tl.full([], 0.0, tl.float32)
+    top_p = tl.full([], 1.0, tl.float32)
+    min_p = tl.full([], 0.0, tl.float32)
+    min_p_first = slot < 0
+    if statistics.DRAFT_SLOT >= 0:
+        top_k = top_k_of(draft.filters, request)
+        top_p = top_p_of(draft.filters, request)
+        min_p = min_p_of(draft.filters, request)
+        min_p_first = (slot >= 0) & draft.filters.MIN_P_FIRST
+    if statistics.TARGET_SLOTS > 0:
+        own = slot < statistics.TARGET_SLOTS
+        top_k = tl.where(own, top_k_of(target.filters, request), top_k)
+        top_p = tl.where(own, top_p_of(target.filters, request), top_p)
+        min_p = tl.where(own, min_p_of(target.filters, request), min_p)
+        min_p_first = tl.where(own, (slot >= 0) & target.filters.MIN_P_FIRST, min_p_first)
+    return top_k, top_p, min_p, min_p_first
+
+
+@triton.jit
+def slot_values(statistics, target, draft, source, tokens):
+    """What a slot's filters compare, float32 like tokens: logits, or the probabilities of a whole mixture."""
+    state, slot, request, step, drafter, _, _ = source
+    values = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    if statistics.WHOLE:
+        values = tl.zeros(tokens.shape, tl.float32)
+        for part in tl.static_range(statistics.PARTS):
+            logits = part_logits(target, part, request, step, tokens, everywhere(slot == 0, tokens), -INFINITY)
+            values += part_probability(state, part, logits)
+    elif statistics.TARGET_SLOTS > 0 and target.MIXTURE:
+        for part in tl.static_range(statistics.PARTS):
+            own = raw_logits(target, part, request, step, tokens, everywhere(slot == part, tokens))
+            values = tl.where(slot == part, clean(own), values)
+    elif statistics.TARGET_SLOTS > 0:
+        values = part_logits(target, 0, request, step, tokens, everywhere(slot == 0, tokens), state[3])
+    if statistics.DRAFT_SLOT >= 0:
+        drafts = slot == statistics.DRAFT_SLOT
+        draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
+        if draft.logits is not None:
+            draft_logits = clean(raw_draft_logits(draft, request, step, tokens, everywhere(drafts, tokens)))
+        else:
+            for member in tl.static_range(len(target.logits)):
+                used = drafts & (drafter == member)
+                own = raw_logits(target, member, request, step, tokens, everywhere(used, tokens))
+                draft_logits = tl.where(used, clean(own), draft_logits)
+        values = tl.where(drafts, draft_logits, values)
+    return values
+
+
+@triton.jit
+def slot_powers(statistics, source, values):
+    """The mass of each value of a slot, in the units of its sum."""
+    _, slot, _, _, _, maximum, scale = source
+    powers = tl.exp2((values - maximum) * scale)
+    if statistics.WHOLE:
+        powers = tl.where(slot == 0, values, powers)
+    return powers
+
+
+@triton.jit
+def _slot_planes(statistics, slot, drafter):
+    """The planes of the maxima and of the sums of the part, or of the draft, that a slot filters."""
+    plane = slot
+    sum_plane = slot + statistics.PARTS
+    if statistics.DRAFT_SLOT >= 0:
+        is_target = slot < statistics.TARGET_SLOTS
+        if statistics.DRAFT_PLANE == 0:
+            member = tl.where((drafter >= 0) & (drafter < statistics.PARTS), drafter, 0).to(tl.int32)
+            plane = tl.where(is_target, plane, member)
+            sum_plane = tl.where(is_target, sum_plane, member + statistics.PARTS)
+        else:
+            plane = tl.where(is_target, plane, statistics.DRAFT_PLANE)
+            sum_plane = tl.where(is_target, sum_plane, statistics.DRAFT_PLANE + 1)
+    return plane, sum_plane
+
+
+@triton.jit
+def slot_source(statistics, target, draft, request, step, slot):
+    """A row's slot: (target state, slot, request, step, drafter, maximum, scale), its temperature, the row's mass.
+
+    The mass is a sum of powers, or 1 for a whole mixture; 0 where there is no distribution to filter.
+    """
+    rows = tl.zeros([1], tl.int64) + request * target.steps + step
+    temperature = target_temperature(target, request)
+    drafter = step * 0 + NO_DRAFTER
+    exists = slot >= 0
+    if statistics.DRAFT_SLOT >= 0:
+        drafts = (slot == statistics.DRAFT_SLOT) & (temperature != 0) & (step < draft.draft_len)
+        if draft.logits is None:
+            drafter = drafter_of(draft, request, step, drafts)
+        given = drafts & ((drafter >= 0) & (drafter < len(target.logits)) | (draft.logits is not None))
+        exists = (slot != statistics.DRAFT_SLOT) | given
+        temperature = tl.where(drafts, draft_temperature(draft, request), temperature)
+    scale = logit_scale(temperature)
+    plane, sum_plane = _slot_planes(statistics, slot, drafter)
+    maxima, totals = row_softmax(statistics, rows, plane, sum_plane, scale, everywhere(exists, rows))
+    total = tl.max(totals, 0)
+    state = (0.0, 0.0, 0.0, 0.0)
+    if statistics.WHOLE:
+        state, status = target_state(statistics, target, request, rows, rows >= 0)
+        alive = (tl.max(status, 0) & NO_TOKEN) == 0
+        total = tl.where(slot == 0, tl.where(alive, 1.0, 0.0).to(tl.float64), total)
+    elif statistics.TARGET_SLOTS > 0:
+        state = (0.0, 0.0, 0.0, plausible_threshold(statistics, target, rows, rows >= 0))
+    return (state, slot, request, step, drafter, tl.max(maxima, 0), scale), temperature, total
+
+
+@triton.jit
+def slot_is_filtered(statistics, target, draft, request, slot, filters, total):
+    """Whether a slot's filters are in range and keep anything out; those of greedy requests do not count."""
+    top_k, top_p, min_p, _ = filters
+    filtered = ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (total > 0)
+    filtered &= target_is_valid(target, request) & (target_temperature(target, request) > 0)
+    if statistics.DRAFT_SLOT >= 0:
+        heat = draft_temperature(draft, request)
+        usable = (heat > 0) & (heat < INFINITY) & filters_are_valid(draft.filters, request)
+        filtered &= (slot != statistics.DRAFT_SLOT) | usable
+    return filtered
