@@ -202,8 +202,11 @@ def pack(target: Target, *groups: Any, rates: tuple[float, ...] = ()) -> Flat:
         integers += group[integer_fields]
         numbers += group[number_fields]
     tensors, present, bit = [], 0, 1
+    meta = target.member_logits[0].is_meta
     for tensor in optional:
         if tensor is not None:
+            if tensor.is_meta is not meta:  # torch would run the fake kernel, and nothing would be computed
+                raise ValueError("device")
             tensors.append(tensor)
             present |= bit
         bit += bit
@@ -326,7 +329,9 @@ REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TAR
 
 def report_arguments(logprobs: bool | str, top_logprobs: int) -> Report:
     """Flatten what is asked for of log-probabilities."""
-    if logprobs is False and not top_logprobs:
+    if type(top_logprobs) is not int or not isinstance(logprobs, bool | str) or logprobs not in REPORTS:
+        raise ValueError("logprobs")  # `check_report` says what was expected
+    if logprobs is False and top_logprobs == 0:
         return NOTHING_REPORTED
     return Report(REPORTS[logprobs] or TARGET_LOGPROBS, top_logprobs)
 

@@ -151,7 +151,7 @@ def check_coins(
 
 
 def check_report(logprobs: Any, top_logprobs: Any) -> None:
-    if logprobs not in (False, True, "target", "raw"):
+    if not isinstance(logprobs, bool | str) or logprobs not in (False, True, "target", "raw"):
         fail("logprobs", "False, True, 'target' or 'raw'", repr(logprobs))
-    if not isinstance(top_logprobs, int) or top_logprobs < 0:
+    if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or top_logprobs < 0:
         fail("top_logprobs", "an integer >= 0", repr(top_logprobs))

@@ -207,7 +207,13 @@ def _check_numbers(name: str, value: Any, expected: str, in_range: Callable[[Any
             raise ValueError(f"{name}: expected {expected} or a floating-point tensor [batch], got {got}")
         if _readable(value) and not bool(in_range(value).all()):
             raise ValueError(f"{name}: expected {expected} for each request, got {value}")
-    elif not isinstance(value, int | float) or not in_range(value):
+    else:
+        _check_number(name, value, expected, in_range)
+
+
+def _check_number(name: str, value: object, expected: str, in_range: Callable[[Any], Any]) -> None:
+    """Raise ValueError unless this is a number in range."""
+    if not isinstance(value, int | float) or not in_range(value):
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
@@ -306,8 +312,8 @@ class Typical:
     alpha: float = 0.09
 
     def __post_init__(self) -> None:
-        _check_numbers("threshold", self.threshold, "a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
-        _check_numbers("alpha", self.alpha, "a finite number >= 0", lambda x: (x >= 0) & (x < math.inf))
+        _check_number("threshold", self.threshold, "a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+        _check_number("alpha", self.alpha, "a finite number >= 0", lambda x: (x >= 0) & (x < math.inf))
 
 
 @dataclass(frozen=True)
@@ -322,11 +328,11 @@ class Synthetic:
     acceptance_rates: float | tuple[float, ...] = 0.8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.acceptance_rates, int | float):
+        if isinstance(self.acceptance_rates, list):
             object.__setattr__(self, "acceptance_rates", tuple(self.acceptance_rates))
         rates = self.acceptance_rates if isinstance(self.acceptance_rates, tuple) else (self.acceptance_rates,)
         for rate in rates:
-            _check_numbers("acceptance_rates", rate, "numbers in [0, 1]", lambda x: (x >= 0) & (x <= 1))
+            _check_number("acceptance_rates", rate, "numbers in [0, 1]", lambda x: (x >= 0) & (x <= 1))
 
 
 class Verdict(NamedTuple):

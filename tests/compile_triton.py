@@ -35,11 +35,12 @@ def _compile_room(room: str) -> list[dict[str, Any]]:
 
     module = importlib.import_module(f"specens_kernels.ops.{room}.triton_kernel")
     binaries = []
-    for kernel, signature, constexprs in module.aot_variants():
+    for variant in module.aot_variants():
         for architecture in ARCHITECTURES:
-            source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, WARP_SIZE))
-            entry = {"room": room, "kernel": kernel.fn.__name__, "constexprs": str(constexprs)}
+            source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
+            options = {"num_warps": variant.num_warps, "enable_fp_fusion": False}
+            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, WARP_SIZE), options=options)
+            entry = {"room": room, "kernel": variant.kernel.fn.__name__, "constexprs": str(variant.constexprs)}
             sizes = {f"{kind}_bytes": len(compiled.asm[kind]) for kind in ("ptx", "cubin")}
             binaries.append(entry | {"architecture": architecture} | sizes)
     return binaries

@@ -56,7 +56,7 @@ class ArgumentReader {
     }
     int64_t integer() { return integers_.at(next_integer_++); }
     double number() { return numbers_.at(next_number_++); }
-    std::vector<float> rest() const { return {numbers_.begin() + next_number_, numbers_.end()}; }
+    std::vector<double> rest() const { return {numbers_.begin() + next_number_, numbers_.end()}; }
 
   private:
     const std::vector<Tensor>& tensors_;

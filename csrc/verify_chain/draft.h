@@ -76,6 +76,13 @@ struct DraftArguments {
     }
     // Whether a request's layout and parameters are in range.
     bool valid(int64_t request) const {
+        if (target_->packed()) {
+            const int64_t first = target_->row_offsets(request);
+            const int64_t end = target_->row_offsets(request + 1);
+            if (first < 0 || end < first || end > target_->steps) {
+                return false;
+            }
+        }
         const int64_t own = len(request);
         if (own < 0 || own > draft_len || !sampling.valid(request)) {
             return false;
@@ -84,8 +91,10 @@ struct DraftArguments {
             return false;
         }
         const int64_t rows = num_rows(request);
-        return !target_->packed() || ((rows == own || rows == own + 1) && target_->row_offsets(request) >= 0 &&
-                                      target_->row_offsets(request + 1) <= target_->steps);
+        if (target_->packed() && rows != own && rows != own + 1) {
+            return false;
+        }
+        return !packed || (first_draft(request) >= 0 && first_draft(request) + own <= tokens.width);
     }
 
   private:

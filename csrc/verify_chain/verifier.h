@@ -15,8 +15,8 @@ constexpr double empty_residual_mass = 0x1p-20;  // what float rounding can leav
 
 struct RuleArguments {
     RuleKind kind;
-    double threshold, alpha;   // of typical acceptance
-    std::vector<float> rates;  // of synthetic acceptance, [draft_len]
+    double threshold, alpha;    // of typical acceptance
+    std::vector<double> rates;  // of synthetic acceptance, [draft_len]
 
     explicit RuleArguments(ArgumentReader& reader)
         : kind(static_cast<RuleKind>(reader.integer())), threshold(reader.number()), alpha(reader.number()) {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import Drafts, Unpacker, ready_for_kernels
 from specens_kernels.parts.examples import example_draft, example_targets, filtered_targets
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 from specens_kernels.parts.read import read_block, store_top_token
 from specens_kernels.parts.refusals import refuse
 from specens_kernels.parts.sampling import INFINITY
@@ -183,14 +183,6 @@ def filter_launch(statistics: Statistics, target: TargetView, draft: DraftView) 
         "BLOCK": min(SEARCH_BLOCK.value, statistics.BLOCK_VOCAB.value),
     }
     return Launch(_filter_kernel, (rows, slots), arguments, WARPS)
-
-
-def run(launches: Iterator[Launch], device_of: Tensor) -> None:
-    """Start launches, but for those of empty grids. Sums are not fused, so that all kernels see the same numbers."""
-    with torch.cuda.device_of(device_of):
-        for launch in launches:
-            if 0 not in launch.grid:
-                launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps, enable_fp_fusion=False)
 
 
 def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 from specens_kernels.parts.philox import coin
 
-BLOCK_BATCH = 256
+BLOCK_BATCH, WARPS = 256, 4
 
 
 @triton.jit
@@ -36,31 +37,32 @@ def _uniforms_kernel(
     tl.store(coins_ptr + request, coin(seed, position, step, stream_word), mask=used)
 
 
+def launches(coins: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor, stream: int) -> Iterator[Launch]:
+    """One launch, a program for each BLOCK_BATCH requests."""
+    arguments = {
+        "coins_ptr": coins,
+        "seeds_ptr": seeds,
+        "positions_ptr": positions,
+        "steps_ptr": steps,
+        "seeds_stride": seeds.stride(0),
+        "positions_stride": positions.stride(0),
+        "steps_stride": steps.stride(0),
+        "coin_stream": stream,
+        "batch": coins.shape[0],
+        "BLOCK_BATCH": BLOCK_BATCH,
+    }
+    yield Launch(_uniforms_kernel, (triton.cdiv(coins.shape[0], BLOCK_BATCH),), arguments, WARPS)
+
+
 def launch(seeds: Tensor, positions: Tensor, steps: Tensor, stream: int) -> Tensor:
     """Coins, float64 [batch]."""
-    batch = seeds.shape[0]
-    coins = torch.empty(batch, dtype=torch.float64, device=seeds.device)
-    if batch == 0:
-        return coins
-    with torch.cuda.device_of(seeds):
-        _uniforms_kernel[(triton.cdiv(batch, BLOCK_BATCH),)](
-            coins_ptr=coins,
-            seeds_ptr=seeds,
-            positions_ptr=positions,
-            steps_ptr=steps,
-            seeds_stride=seeds.stride(0),
-            positions_stride=positions.stride(0),
-            steps_stride=steps.stride(0),
-            coin_stream=stream,
-            batch=batch,
-            BLOCK_BATCH=BLOCK_BATCH,
-        )
+    coins = torch.empty(seeds.shape[0], dtype=torch.float64, device=seeds.device)
+    run(launches(coins, seeds, positions, steps, stream), coins)
     return coins
 
 
-def aot_variants() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU."""
-    signature = {"coins_ptr": "*fp64", "seeds_ptr": "*i64", "positions_ptr": "*i64", "steps_ptr": "*i64"}
-    signature |= {"seeds_stride": "i64", "positions_stride": "i64", "steps_stride": "i64"}
-    signature |= {"coin_stream": "i64", "batch": "i64", "BLOCK_BATCH": "constexpr"}
-    return [(_uniforms_kernel, signature, {"BLOCK_BATCH": BLOCK_BATCH})]
+def aot_variants() -> list[AotVariant]:
+    """What is launched, for compilation without a GPU."""
+    coins = torch.empty(1000, dtype=torch.float64, device="meta")
+    numbers = torch.empty(1000, dtype=torch.int64, device="meta")
+    return [aot_variant(launch) for launch in launches(coins, numbers, numbers, numbers, 0)]

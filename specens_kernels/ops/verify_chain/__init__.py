@@ -87,7 +87,8 @@ def verify_chain(
         one less than the rows of the request.
     max_draft_len: the most drafts of a request, which packed draft_tokens do not tell; only with them.
     row_offsets: int64 or int32 [batch + 1]: request b owns the rows row_offsets[b] to row_offsets[b + 1] - 1 of the
-        packed logits, one for each draft and perhaps a bonus row. Rows behind the last offset are padding.
+        packed logits, one for each draft and perhaps a bonus row. Rows behind the last offset are padding. With packed
+        draft_tokens and bonus rows, every request has at least its bonus row.
     draft_slots: int64 or int32 [batch]: draft_logits are kept as [slots, draft_len or more, vocab], and this is the
         slot of each request.
     processing: logit bias, penalties and min_tokens, for every member's logits at every row.
@@ -137,7 +138,10 @@ def _flatten_with_out(call: ChainCall) -> tuple:
     names, out = out_names(call), call.out
     if out is None or any((getattr(out, name) is None) == (name in names) for name in Verdict._fields):
         raise ValueError("out")  # `check` says which field is missing, or was not asked for
-    return *_flatten(call), [getattr(out, name) for name in names]
+    flat, buffers = _flatten(call), [getattr(out, name) for name in names]
+    if any(buffer.is_meta is not flat[0][0].is_meta for buffer in buffers):
+        raise ValueError("out")
+    return *flat, buffers
 
 
 def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments) -> Draft:
@@ -151,6 +155,8 @@ def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments) -> Dra
         if member < 0:
             raise ValueError("drafter")  # -1 is what operators take for none
     draft_len = tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
+    if isinstance(draft_len, bool):
+        raise ValueError("max_draft_len")
     tensors = (tokens, drafters, call.draft_logits, call.draft_slots, call.draft_lens)
     return Draft(*tensors, member, draft_len, int(call.process_drafts), sampling)
 

@@ -53,6 +53,7 @@ def _padded_rows(target: Target, draft: Draft, offsets: Tensor) -> PaddedChain:
     allowed = None if target.allowed is None else rows_of(target.allowed, first, width)
     if packed_drafts:
         first_draft = first - bonus_each * torch.arange(batch, device=device)
+        invalid = invalid | (first_draft < 0) | (first_draft + lens > draft.tokens.shape[0])
         draft = draft._replace(tokens=rows_of(draft.tokens, first_draft, draft.draft_len))
         if draft.drafters is not None:
             draft = draft._replace(drafters=rows_of(draft.drafters, first_draft, draft.draft_len))
@@ -71,5 +72,6 @@ def _bad_slots(draft: Draft) -> Tensor | bool:
 def _from_slots(draft: Draft) -> Draft:
     if draft.slots is None or draft.logits is None:
         return draft
-    slots = draft.slots.long().clamp(0, max(0, draft.logits.shape[0] - 1))
-    return draft._replace(logits=draft.logits[slots][:, : draft.draft_len], slots=None)
+    kept = draft.logits if draft.logits.shape[0] > 0 else draft.logits.new_zeros(1, *draft.logits.shape[1:])
+    slots = draft.slots.long().clamp(0, kept.shape[0] - 1)
+    return draft._replace(logits=kept[slots][:, : draft.draft_len], slots=None)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import NO_LOGPROBS, ChainArguments, ready_for_kernels
-from specens_kernels.ops.target_logprobs.triton_kernel import run, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, rule_launches, shares_kernel
 from specens_kernels.parts.chain import (
     FROM_RESIDUAL,
@@ -28,7 +28,7 @@ from specens_kernels.parts.chain import (
 from specens_kernels.parts.coins import CoinView, coins_of
 from specens_kernels.parts.draw import block_probabilities, draw_token, row_states
 from specens_kernels.parts.examples import example_coins, example_draft, example_targets, filtered_targets
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 from specens_kernels.parts.refusals import refuse
 from specens_kernels.parts.rules import (
     BLOCK,

@@ -1,0 +1,1 @@
+"""What the GPU kernels cost: counted without a GPU, and measured on one."""
