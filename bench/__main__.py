@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch loads: spinning threads disturb timings
 
@@ -21,12 +23,13 @@ from bench.environment import environment
 from bench.report import JsonLines, list_rooms, print_environment
 
 EVERY_ROOM = "all"
+COUNTS = {"traffic": "bench.gpu.traffic", "static": "bench.gpu.static"}  # processes of their own
 CONSOLE_WIDTH = 240  # of a table that goes to a file or a pipe
 INTERRUPTED = 130
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help="A room, or 'all'. Without it: the list of rooms.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A room, 'all', or a count. Without it: a list.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Time all peers that are installed.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of everything that is timed.")] = 1,
     backend: Annotated[str, typer.Option(help="The backend to time.")] = "cpp",
@@ -43,7 +46,10 @@ def main(
     rooms = runner.rooms()
     if name is None:
         list_rooms(console, rooms)
+        console.print(f"counts of the GPU kernels, without a GPU: {', '.join(COUNTS)}")
         return
+    if name in COUNTS:
+        raise typer.Exit(subprocess.run([sys.executable, "-m", COUNTS[name]], check=False).returncode)
     if name != EVERY_ROOM and name not in rooms:
         raise typer.BadParameter(f"expected {', '.join(rooms)} or {EVERY_ROOM}, got {name}", param_hint="NAME")
     dtypes = tuple(dtype or ["fp32"])

@@ -1,0 +1,193 @@
+"""What the compiled Triton kernels need, without a GPU: `python -m bench static`.
+
+Every variant that `aot_variants` of a room gives is compiled for each architecture; its binary tells registers, stack,
+shared memory, local loads and stores (spills), the widest loads from device memory, and whether a loop that loads has
+a barrier. A process that interprets kernels (TRITON_INTERPRET=1) cannot compile them, so this one is its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ARCHITECTURES = (80, 90, 100)
+WARP_SIZE = 32
+ROOMS = ("sample", "target_logprobs", "uniforms", "verify_chain")
+# kernels that read whole rows of logits
+LOGIT_READERS = ("_statistics_kernel", "_filter_kernel", "_target_logprobs_kernel", "_residual_kernel")
+WIDEST, TABLE_WIDTH = 16, 200
+REGISTERS, REGISTER_UNIT, LARGEST_WARPS = 65536, 256, 64  # of a multiprocessor, per warp, warps at once
+SHARED_KIB = {80: 164, 90: 228, 100: 228}  # CUDA C++ Programming Guide, compute capabilities
+WIDTHS = {"128": 16, "64": 8, "": 4, "U16": 2, "S16": 2, "U8": 1, "S8": 1}  # bytes by the suffix of a load
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A kernel's variant compiled for one architecture; sizes in bytes."""
+
+    room: str
+    kernel: str
+    variant: int
+    architecture: int
+    num_warps: int
+    registers: int
+    stack: int
+    shared: int
+    spills: int  # instructions that load or store local memory
+    widest_load: int  # from device memory
+    barriers_in_loops: int  # of loops that load from device memory
+    occupancy: float  # warps at once, of those that a multiprocessor can hold
+
+
+def compile_rooms(rooms: list[str]) -> list[Binary]:
+    """Compile in a fresh process."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "bench.gpu.static", *rooms]
+    root = Path(__file__).parents[2]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"compiling the kernels of {', '.join(rooms)} failed:\n{result.stderr}")
+    return [Binary(**fields) for fields in json.loads(result.stdout)]
+
+
+def compile_room(room: str) -> list[Binary]:
+    """Compile in this process."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module = importlib.import_module(f"specens_kernels.ops.{room}.triton_kernel")
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    binaries = []
+    for index, variant in enumerate(module.aot_variants()):
+        for architecture in ARCHITECTURES:
+            source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
+            options = {"num_warps": variant.num_warps, "enable_fp_fusion": False}
+            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, WARP_SIZE), options=options)
+            facts = resources(tools, compiled.asm["cubin"])
+            facts["shared"] = max(facts["shared"], compiled.metadata.shared)
+            binaries.append(
+                Binary(
+                    room=room,
+                    kernel=variant.kernel.fn.__name__,
+                    variant=index,
+                    architecture=architecture,
+                    num_warps=variant.num_warps,
+                    occupancy=occupancy(architecture, variant.num_warps, facts["registers"], facts["shared"]),
+                    **facts,
+                )
+            )
+    return binaries
+
+
+def resources(tools: Path, cubin: bytes) -> dict[str, Any]:
+    """What the binary says."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _output(tools / "cuobjdump", "--dump-resource-usage", file.name)
+        assembly = _output(tools / "nvdisasm", "-c", file.name)
+    numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
+    loads = re.findall(r"\bLDG\.E(?:\.\w+)*", assembly)
+    return {
+        "registers": numbers["REG"],
+        "stack": numbers["STACK"],
+        "shared": numbers["SHARED"],
+        "spills": len(re.findall(r"\b(?:LDL|STL)\b", assembly)),
+        "widest_load": max((_width(load) for load in loads), default=0),
+        "barriers_in_loops": barriers_in_loops(assembly),
+    }
+
+
+def _output(*command: Any) -> str:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
+
+
+def _width(load: str) -> int:
+    suffixes = load.split(".")[2:]
+    return next((WIDTHS[suffix] for suffix in suffixes if suffix in WIDTHS and suffix), WIDTHS[""])
+
+
+def barriers_in_loops(assembly: str) -> int:
+    """Barriers in innermost loops that load from device memory: from a label to a later jump back to it."""
+    lines = assembly.splitlines()
+    labels = {match[1]: index for index, line in enumerate(lines) if (match := re.match(r"\s*(\.L_x_\d+):", line))}
+    jumps = [
+        (index, match[1]) for index, line in enumerate(lines) if (match := re.search(r"\bBRA\b.*(\.L_x_\d+)", line))
+    ]
+    loops = [(labels[label], index) for index, label in jumps if labels.get(label, index) < index]
+    inner = [loop for loop in loops if not any(loop != other and _inside(other, loop) for other in loops)]
+    barriers = 0
+    for start, end in inner:
+        body = lines[start:end]
+        if any("LDG" in line for line in body):
+            barriers += sum(bool(re.search(r"\bBAR\.(?:SYNC|RED)", line)) for line in body)
+    return barriers
+
+
+def _inside(loop: tuple[int, int], other: tuple[int, int]) -> bool:
+    return other[0] <= loop[0] and loop[1] <= other[1]
+
+
+def occupancy(architecture: int, num_warps: int, registers: int, shared: int) -> float:
+    """Warps that a multiprocessor holds at once, as a share of the most, by registers and shared memory."""
+    per_warp = -(-registers * WARP_SIZE // REGISTER_UNIT) * REGISTER_UNIT
+    programs = REGISTERS // (per_warp * num_warps)
+    if shared:
+        programs = min(programs, SHARED_KIB[architecture] * 1024 // (shared + 1024))
+    return min(1.0, programs * num_warps / LARGEST_WARPS)
+
+
+def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
+    """A line for each kernel and architecture, with the worst of its variants, and the bars that are missed."""
+    table = Table(title="compiled kernels: the worst variant of each", title_justify="left")
+    columns = ("room", "kernel", "sm", "variants", "warps", "registers", "stack", "shared", "spills", "widest load")
+    for column in (*columns, "barriers in loops", "occupancy"):
+        table.add_column(column, justify="left" if column in ("room", "kernel") else "right")
+    groups: dict[tuple[str, str, int], list[Binary]] = {}
+    for binary in binaries:
+        groups.setdefault((binary.room, binary.kernel, binary.architecture), []).append(binary)
+    missed = []
+    for (room, kernel, architecture), group in groups.items():
+        spills, barriers = max(b.spills for b in group), max(b.barriers_in_loops for b in group)
+        widest = min(b.widest_load for b in group)
+        numbers = [len(group), max(b.num_warps for b in group), max(b.registers for b in group)]
+        numbers += [max(b.stack for b in group), max(b.shared for b in group), spills, widest, barriers]
+        occupied = min(b.occupancy for b in group)
+        table.add_row(room, kernel, str(architecture), *map(str, numbers), f"{occupied:.2f}")
+        name = f"{room} {kernel} sm_{architecture}"
+        if spills:
+            missed.append(f"{name}: {spills} instructions for spills, expected none")
+        if kernel in LOGIT_READERS and widest < WIDEST:
+            missed.append(f"{name}: loads of {widest} bytes, expected {WIDEST}")
+        if kernel in LOGIT_READERS and barriers:
+            missed.append(f"{name}: {barriers} barriers in loops over the vocabulary, expected none")
+    return table, missed
+
+
+def main() -> int:
+    """Print the table and the missed bars; the number of missed bars."""
+    binaries = [binary for room in ROOMS for binary in compile_rooms([room])]
+    table, missed = report(binaries)
+    console = Console(width=TABLE_WIDTH)
+    console.print(table)
+    for line in missed or ["every bar is met"]:
+        console.print(line, highlight=False)
+    return len(missed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(min(main(), 1))
+    print(json.dumps([asdict(binary) for room in sys.argv[1:] for binary in compile_room(room)]))

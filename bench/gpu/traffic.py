@@ -1,0 +1,206 @@
+"""What the Triton kernels move, counted in Triton's interpreter: `python -m bench traffic`.
+
+Logits are bfloat16, and nothing else in the kernels is, so the type of a load says what it reads. A count is of lanes
+that are not masked off. Reads are relative to the logits handed in, each once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+import torch
+import triton.language as tl
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime import interpreter
+
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, ops, sample, target_logprobs, verify_chain
+from specens_kernels.ops.sample import triton_kernel as sample_kernel
+from specens_kernels.ops.target_logprobs import triton_kernel as target_logprobs_kernel
+from specens_kernels.ops.verify_chain import triton_kernel as verify_chain_kernel
+
+BATCH, DRAFT_LEN, VOCAB = 2, 5, 32768
+UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 3
+FILTERED_READS, FILTERED_LAUNCHES = 3.5, 6
+TEMPORARIES = 0.01  # of the logits
+FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
+TABLE_WIDTH = 160
+ROOMS = {"verify_chain": verify_chain_kernel, "sample": sample_kernel, "target_logprobs": target_logprobs_kernel}
+
+
+@dataclass
+class Traffic:
+    """Bytes of one call."""
+
+    launches: int = 0
+    logits: int = 0  # loaded
+    others: int = 0  # loaded and stored, but for logits
+    allocated: list[int] = field(default_factory=list)  # results included
+
+
+class _Allocations(TorchDispatchMode):
+    """Records the bytes of new tensors."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self.traffic = traffic
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = {value.untyped_storage().data_ptr() for value in args if isinstance(value, Tensor)}
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in given:
+                self.traffic.allocated.append(value.untyped_storage().nbytes())
+        return result
+
+
+@contextmanager
+def counted() -> Iterator[Traffic]:
+    """Count what is launched, loaded, stored and allocated inside."""
+    traffic = Traffic()
+    builder = interpreter.InterpreterBuilder
+    load, store, run = builder.create_masked_load, builder.create_masked_store, interpreter.GridExecutor.__call__
+
+    def counting_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        size = int(mask.data.sum()) * ptrs.get_element_ty().primitive_bitwidth // 8
+        if ptrs.get_element_ty() == tl.bfloat16:
+            traffic.logits += size
+        else:
+            traffic.others += size
+        return load(self, ptrs, mask, *rest)
+
+    def counting_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        traffic.others += int(mask.data.sum()) * ptrs.get_element_ty().primitive_bitwidth // 8
+        return store(self, ptrs, value, mask, *rest)
+
+    def counting_run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        traffic.launches += 1
+        return run(self, *args, **kwargs)
+
+    with (
+        patch.object(builder, "create_masked_load", counting_load),
+        patch.object(builder, "create_masked_store", counting_store),
+        patch.object(interpreter.GridExecutor, "__call__", counting_run),
+        _Allocations(traffic),
+    ):
+        yield traffic
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A call to count. run: hands the call to the operator it is given the place of."""
+
+    room: str
+    name: str
+    logits: list[Tensor]
+    call: Callable[[], Any]
+    reads: float | None  # the bars, or None
+    launches: int | None
+
+
+def _logits(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * 3).bfloat16()
+
+
+def settings() -> list[Setting]:
+    """Verification of one to three members and outside drafts, filtered and not, by every rule; draws and scores."""
+    members = [_logits(BATCH, DRAFT_LEN + 1, VOCAB, seed=seed) for seed in range(3)]
+    outside = members[0][:, :DRAFT_LEN] + _logits(BATCH, DRAFT_LEN, VOCAB, seed=9) / 16
+    tokens = outside.argmax(-1)
+    coins = {"uniforms": torch.full((BATCH, DRAFT_LEN + 1), 0.4, dtype=torch.float64)}
+    thirds = Mixture((1 / 3, 1 / 3, 1 / 3))
+    plain, filtered = (UNFILTERED_READS, UNFILTERED_LAUNCHES), (FILTERED_READS, FILTERED_LAUNCHES)
+    found = []
+
+    def verify(name: str, logits: list[Tensor], bars: tuple, **arguments: Any) -> None:
+        own = [values for values in logits if values.shape[1] == DRAFT_LEN + 1]
+        call = lambda: verify_chain(own, tokens, **coins, backend="triton", **arguments)  # noqa: E731
+        found.append(Setting("verify_chain", name, logits, call, *bars))
+
+    verify("one member, one-hot drafts", members[:1], plain)
+    verify("one member, outside drafts", [members[0], outside], plain, draft_logits=outside)
+    verify("one member, greedy", members[:1], plain, sampling=Sampling(temperature=0.0))
+    verify("mixture of two, member 0 drafts", members[:2], plain, ensemble=Mixture((0.5, 0.5)), drafter=0)
+    verify("mixture of three, member 0 drafts", members, plain, ensemble=thirds, drafter=0)
+    mixed = LogitMixture((1.0, 0.5, -0.5))
+    verify("logit mixture of three, outside drafts", [*members, outside], plain, ensemble=mixed, draft_logits=outside)
+    contrast = Contrastive(0.5, plausibility=0.1)
+    verify("contrastive with plausibility", members[:2], (None, None), ensemble=contrast, drafter=1)
+    verify("one member, filtered, one-hot drafts", members[:1], filtered, sampling=FILTERED)
+    arguments = {"sampling": FILTERED, "draft_logits": outside}
+    verify("one member, filtered, outside drafts", [members[0], outside], filtered, **arguments)
+    arguments = {"sampling": FILTERED, "ensemble": Mixture((0.5, 0.5)), "drafter": 0}
+    verify("mixture of two, filtered", members[:2], filtered, **arguments)
+    for rule in ("block", "typical"):
+        verify(
+            f"one member, outside drafts, {rule}", [members[0], outside], (None, None), rule=rule, draft_logits=outside
+        )
+    row = [members[0][:, 0].contiguous()]
+    coin = coins["uniforms"][:, 0].contiguous()
+    for name, sampling, bars in (("one member", Sampling(), plain), ("one member, filtered", FILTERED, filtered)):
+        draw = lambda sampling=sampling: sample(row, sampling=sampling, uniforms=coin, backend="triton")  # noqa: E731
+        found.append(Setting("sample", name, row, draw, *bars))
+    score = lambda: target_logprobs(members[0], backend="triton")  # noqa: E731
+    found.append(Setting("target_logprobs", "one member", members[:1], score, None, None))
+    return found
+
+
+def count(setting: Setting) -> tuple[Traffic, int]:
+    """The traffic of a call, and the bytes of its temporaries: what it allocates, but for its results."""
+    room = getattr(ops, setting.room)
+    traffic: list[Traffic] = []
+    temporaries = []
+
+    def counting(*flat: Any) -> Any:
+        with counted() as counts:
+            results = ROOMS[setting.room].launch(*flat)
+        kept = sum(value.untyped_storage().nbytes() for value in (results if isinstance(results, list) else [results]))
+        traffic.append(counts)
+        temporaries.append(sum(counts.allocated) - kept)
+        return results
+
+    with patch.dict(room.IMPLEMENTATIONS, {"triton": counting}):
+        setting.call()
+    return traffic[0], temporaries[0]
+
+
+def main() -> int:
+    """Print the table and the missed bars; the number of missed bars."""
+    title = f"traffic: batch {BATCH}, draft_len {DRAFT_LEN}, vocabulary {VOCAB}, bfloat16"
+    table = Table(title=title, title_justify="left")
+    for column in ("operation", "setting", "launches", "logit reads", "other bytes", "temporaries"):
+        table.add_column(column, justify="left" if column in ("operation", "setting") else "right")
+    missed = []
+    for setting in settings():
+        traffic, temporaries = count(setting)
+        whole = sum(values.numel() * values.element_size() for values in setting.logits)
+        reads, share = traffic.logits / whole, temporaries / whole
+        numbers = (str(traffic.launches), f"{reads:.2f}", f"{traffic.others / whole:.1%}", f"{share:.2%}")
+        table.add_row(setting.room, setting.name, *numbers)
+        name = f"{setting.room}, {setting.name}"
+        if setting.reads is not None and reads > setting.reads:
+            missed.append(f"{name}: {reads:.2f} logit reads, at most {setting.reads} expected")
+        if setting.launches is not None and traffic.launches > setting.launches:
+            missed.append(f"{name}: {traffic.launches} launches, at most {setting.launches} expected")
+        if share > TEMPORARIES:
+            missed.append(f"{name}: temporaries of {share:.2%} of the logits, at most {TEMPORARIES:.0%} expected")
+    console = Console(width=TABLE_WIDTH)
+    console.print(table)
+    for line in missed or ["every bar is met"]:
+        console.print(line, highlight=False)
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))
