@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
-from specens_kernels.parts.slots import slot_powers, slot_values
+from specens_kernels.parts.slots import block_may_reach, slot_powers, slot_values
 from specens_kernels.parts.target import everywhere
 
 PIVOTS = tl.constexpr(16)
@@ -58,11 +58,13 @@ def _measure(statistics, target, draft, source, pivots, WIDEST: tl.constexpr, BL
     """The number, int32, and the mass, float64, of a row's values that are not below each pivot: [PIVOTS]."""
     counts = tl.zeros([PIVOTS, BLOCK], tl.int32)
     masses = tl.zeros([PIVOTS, BLOCK], tl.float32)
+    lowest = tl.min(pivots, 0)
     for first in range(0, WIDEST, BLOCK):
-        values = slot_values(statistics, target, draft, source, first + tl.arange(0, BLOCK))
-        more, heavier = _count(values, slot_powers(statistics, source, values), pivots)
-        counts += more
-        masses += heavier
+        if block_may_reach(statistics, source, first, lowest):
+            values = slot_values(statistics, target, draft, source, first + tl.arange(0, BLOCK))
+            more, heavier = _count(values, slot_powers(statistics, source, values), pivots)
+            counts += more
+            masses += heavier
     return tl.sum(counts, 1), tl.sum(masses.to(tl.float64), 1)
 
 
@@ -82,7 +84,7 @@ def _even_keys(low, high):
 @triton.jit
 def _pivots(statistics, source, low, high, passes):
     """Keys between low and high, by how many passes there were."""
-    _, slot, _, _, _, maximum, scale = source
+    _, slot, _, _, _, maximum, scale, _, _ = source
     index = tl.arange(0, PIVOTS)
     keys = _even_keys(low, high)
     linear = everywhere(slot >= 0, index)
@@ -143,11 +145,12 @@ def _collect(
     """The values of a bracket, float32 [CAPACITY], `nothing` behind them."""
     written = tl.full([], 0, tl.int32)
     for first in range(0, WIDEST, BLOCK):
-        values = slot_values(statistics, target, draft, source, first + tl.arange(0, BLOCK))
-        inside = (values >= value_of(low)) & (values < value_of(high)) & (values > nothing)
-        place = written + tl.cumsum(inside.to(tl.int32), 0) - 1
-        tl.store(candidates_ptr + place, values, mask=inside & (place < CAPACITY))
-        written += tl.sum(inside.to(tl.int32), 0)
+        if block_may_reach(statistics, source, first, value_of(low)):
+            values = slot_values(statistics, target, draft, source, first + tl.arange(0, BLOCK))
+            inside = (values >= value_of(low)) & (values < value_of(high)) & (values > nothing)
+            place = written + tl.cumsum(inside.to(tl.int32), 0) - 1
+            tl.store(candidates_ptr + place, values, mask=inside & (place < CAPACITY))
+            written += tl.sum(inside.to(tl.int32), 0)
     tl.debug_barrier()
     index = tl.arange(0, CAPACITY)
     return tl.load(candidates_ptr + index, mask=index < written, other=nothing)
@@ -170,7 +173,7 @@ def _finish(statistics, source, candidates, bracket, wanted, by_mass):
 @triton.jit
 def _bounds(statistics, target, draft, source, min_p, temperature, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
     """Keys of a slot's values: one not above any, one above all; and the smallest value that min-p keeps."""
-    _, slot, _, _, _, maximum, _ = source
+    _, slot, _, _, _, maximum, _, _, _ = source
     lowest = key_of(tl.zeros_like(maximum) - INFINITY)
     top = key_of(maximum) + 1
     log_min_p = tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))

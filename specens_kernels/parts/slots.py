@@ -46,7 +46,7 @@ def slot_filters(statistics, target, draft, request, slot):
 @triton.jit
 def slot_values(statistics, target, draft, source, tokens):
     """What a slot's filters compare, float32 like tokens: logits, or the probabilities of a whole mixture."""
-    state, slot, request, step, drafter, _, _ = source
+    state, slot, request, step, drafter, _, _, _, _ = source
     values = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if statistics.WHOLE:
         values = tl.zeros(tokens.shape, tl.float32)
@@ -76,11 +76,25 @@ def slot_values(statistics, target, draft, source, tokens):
 @triton.jit
 def slot_powers(statistics, source, values):
     """The mass of each value of a slot, in the units of its sum."""
-    _, slot, _, _, _, maximum, scale = source
+    _, slot, _, _, _, maximum, scale, _, _ = source
     powers = tl.exp2((values - maximum) * scale)
     if statistics.WHOLE:
         powers = tl.where(slot == 0, values, powers)
     return powers
+
+
+@triton.jit
+def block_may_reach(statistics, source, first, value):
+    """Whether a slot may have a value not below this one from token `first` to the next block.
+
+    By the largest logit of the block, which the first pass has left; a whole mixture has none of its own.
+    """
+    _, slot, _, _, _, _, _, row, plane = source
+    place = (row * statistics.PLANES + plane) * statistics.blocks + first // statistics.BLOCK_VOCAB
+    known = slot >= 0
+    if statistics.WHOLE:
+        known = slot != 0
+    return tl.load(statistics.numbers + place, mask=known, other=INFINITY) >= value
 
 
 @triton.jit
@@ -102,7 +116,8 @@ def _slot_planes(statistics, slot, drafter):
 
 @triton.jit
 def slot_source(statistics, target, draft, request, step, slot):
-    """A row's slot: (target state, slot, request, step, drafter, maximum, scale), its temperature, the row's mass.
+    """A row's slot: (target state, slot, request, step, drafter, maximum, scale, row, plane of the maxima of its
+    blocks), its temperature, the row's mass.
 
     The mass is a sum of powers, or 1 for a whole mixture; 0 where there is no distribution to filter.
     """
@@ -128,7 +143,8 @@ def slot_source(statistics, target, draft, request, step, slot):
         total = tl.where(slot == 0, tl.where(alive, 1.0, 0.0).to(tl.float64), total)
     elif statistics.TARGET_SLOTS > 0:
         state = (0.0, 0.0, 0.0, plausible_threshold(statistics, target, rows, rows >= 0))
-    return (state, slot, request, step, drafter, tl.max(maxima, 0), scale), temperature, total
+    source = (state, slot, request, step, drafter, tl.max(maxima, 0), scale, tl.max(rows, 0), plane)
+    return source, temperature, total
 
 
 @triton.jit

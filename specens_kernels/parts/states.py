@@ -46,6 +46,16 @@ def target_cuts(statistics, rows, used):
 
 
 @triton.jit
+def block_is_cut(statistics, row, block):
+    """Whether the filters of a target that is one softmax keep no token of a block."""
+    cut = row < 0
+    if statistics.TARGET_SLOTS == 1 and statistics.PARTS == 1:
+        largest = tl.load(statistics.numbers + row * statistics.PLANES * statistics.blocks + block)
+        cut = largest < tl.load(statistics.cuts + row * statistics.SLOTS)
+    return cut
+
+
+@triton.jit
 def keep_part(statistics, logits, cuts, part):
     """The logits of a part, those below its own cut as -inf."""
     if statistics.TARGET_SLOTS > 0 and not statistics.WHOLE:

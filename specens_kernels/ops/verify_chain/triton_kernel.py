@@ -36,7 +36,7 @@ from specens_kernels.parts.rules import (
     new_rule,
     target_share,
 )
-from specens_kernels.parts.states import log_probability, target_state
+from specens_kernels.parts.states import block_is_cut, log_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
 from specens_kernels.parts.target import (
     DraftView,
@@ -76,6 +76,11 @@ def _residual_kernel(
         return
     step = tl.zeros([1], tl.int64) + num_accepted
     subtracts = kind == FROM_RESIDUAL
+    if block_is_cut(statistics, request * target.steps + num_accepted, block):
+        masses_ptr += request * statistics.blocks * 2 + block
+        tl.store(masses_ptr, 0.0)
+        tl.store(masses_ptr + statistics.blocks, 0.0)
+        return
     state, own_state, drafter = row_states(statistics, target, draft, request, step, subtracts)
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     probabilities, draft_probabilities = block_probabilities(
