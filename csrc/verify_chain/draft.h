@@ -108,6 +108,11 @@ class DraftRow {
     }
     void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
               int64_t step, const RowEdits* target_edits) {
+        read(target, target_row, draft, request, step, step, target_edits);
+    }
+    // The draft of a step that was drawn at another row.
+    void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
+              int64_t step, int64_t row_index, const RowEdits* target_edits) {
         read_token(draft, request, step);
         const double temperature = draft.sampling.temperature(request);
         const FilterParameters filter = draft.sampling.filter(request);
@@ -124,7 +129,8 @@ class DraftRow {
             softmax_ = target_row.member_softmax(member, temperature, filter, status_);
         }
         if (softmax_ == nullptr) {
-            LogitRow row = draft.logits ? draft.logit_row(request, step) : target.row(member, request, step, nullptr);
+            LogitRow row =
+                draft.logits ? draft.logit_row(request, row_index) : target.row(member, request, row_index, nullptr);
             row.edits = edits;
             source_.reset(row);
             own_.read(source_, temperature, filter);
@@ -136,6 +142,9 @@ class DraftRow {
             status_ |= status_invalid_draft_distribution;
         }
     }
+    // Another token that was drawn from the same distribution.
+    void set_token(int64_t token) { token_ = token; }
+    const Softmax* softmax() const { return softmax_; }  // nullptr: one-hot
     int64_t token() const { return token_; }
     int32_t status() const { return status_; }
     double probability() const { return softmax_ != nullptr ? softmax_->probability(token_) : 1.0; }
