@@ -8,6 +8,7 @@ from specens_kernels.ops.target_logprobs import target_logprobs
 from specens_kernels.ops.tree_mask import tree_mask
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
+from specens_kernels.ops.verify_tree import verify_tree
 from specens_kernels.types import (
     Contrastive,
     Draw,
@@ -48,6 +49,7 @@ __all__ = [
     "tree_mask",
     "uniforms",
     "verify_chain",
+    "verify_tree",
 ]
 
 HOST_OBJECTS = ("TokenTree", "TreeGrowth")

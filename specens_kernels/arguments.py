@@ -117,8 +117,16 @@ class Coins(NamedTuple):
     positions: Tensor | None  # int64 [batch]
 
 
+class Tree(NamedTuple):
+    """The draft trees of a batch, and how the children of a node were drawn."""
+
+    parents: Tensor  # int64 or int32 [batch, nodes]
+    levels: int  # the most nodes of a path; what lies deeper is padding
+    without_replacement: int
+
+
 class Rule(NamedTuple):
-    """The acceptance rule of a chain."""
+    """The acceptance rule of a chain or a tree."""
 
     kind: int
     threshold: float  # of the typical rule
@@ -160,6 +168,26 @@ class ChainArguments(NamedTuple):
         return cls(target, draft, coins, rule._replace(rates=unpacker.rest()), report)
 
 
+class TreeArguments(NamedTuple):
+    """The arguments of `verify_tree`'s operator, grouped; of the draft, lens are the nodes, logits have all rows."""
+
+    target: Target
+    draft: Draft
+    tree: Tree
+    coins: Coins
+    rule: Rule
+    report: Report
+
+    @classmethod
+    def unpack(cls, flat: Sequence[Any]) -> TreeArguments:
+        """From what the operator was given."""
+        unpacker = Unpacker(flat)
+        target = unpacker.target()
+        draft = unpacker.draft(target)
+        rest = [unpacker.group(kind) for kind in (Tree, Coins, Rule, Report)]
+        return cls(unpacker.weighted(target), draft, *rest)
+
+
 # How many fields of a group are tensors, integers and numbers; those behind them are not in the lists.
 LISTS: dict[type, tuple[int, int, int]] = {
     SamplingArguments: (4, 2, 3),
@@ -168,6 +196,7 @@ LISTS: dict[type, tuple[int, int, int]] = {
     Draft: (5, 3, 0),
     Drafts: (1, 0, 0),
     Coins: (3, 0, 0),
+    Tree: (1, 2, 0),
     Rule: (0, 1, 2),
     Report: (0, 2, 0),
     Stream: (0, 2, 0),
@@ -261,6 +290,15 @@ def member_list(member_logits: Tensor | Sequence[Tensor]) -> list[Tensor]:
 def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
     """A number for all requests and a tensor with one for each, of which one counts."""
     return (0.0, value) if isinstance(value, Tensor) else (float(value), None)
+
+
+def drafter_arguments(drafter: int | Tensor | None) -> tuple[int, Tensor | None]:
+    """Who drafted: a member or NO_DRAFTER, and perhaps one a token."""
+    if drafter is None or isinstance(drafter, Tensor):
+        return NO_DRAFTER, drafter
+    if drafter < 0:
+        raise ValueError("drafter")  # -1 is what operators take for none
+    return drafter, None
 
 
 def sampling_arguments(sampling: Sampling) -> SamplingArguments:

@@ -68,19 +68,25 @@ FASTEST: dict[tuple[str, str], tuple[str, Implementation]] = {}
 
 
 def implementations(
-    name: str, schema: str, reference: Implementation, *, room: str | None = None, launch: str = "launch"
+    name: str,
+    schema: str,
+    reference: Implementation,
+    *,
+    room: str | None = None,
+    launch: str = "launch",
+    fake: Implementation | None = None,
 ) -> Table:
     """Define the operators of one room and return its table of implementations.
 
     Defines `specens::{name}_cpp` and `specens::{name}_triton` with `schema`, whose arguments `reference` takes in the
-    same order; `reference` is their fake kernel. Triton's kernel is the function `launch` of triton_kernel.py in the
-    room, which is that of the name unless given.
+    same order; `reference` is their fake kernel, or `fake` where that would take long. Triton's kernel is the function
+    `launch` of triton_kernel.py in the room, which is that of the name unless given.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
     """
     for operator in (f"{name}_cpp", f"{name}_triton"):
         LIBRARY.define(operator + schema)
-        torch.library.register_fake(f"specens::{operator}", reference, lib=LIBRARY)
+        torch.library.register_fake(f"specens::{operator}", fake or reference, lib=LIBRARY)
     _register_triton(name, room or name, launch)
     table: Table = {"reference": reference}
     for backend in ("cpp", "triton"):

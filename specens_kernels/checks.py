@@ -155,3 +155,10 @@ def check_report(logprobs: Any, top_logprobs: Any) -> None:
         fail("logprobs", "False, True, 'target' or 'raw'", repr(logprobs))
     if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or top_logprobs < 0:
         fail("top_logprobs", "an integer >= 0", repr(top_logprobs))
+
+
+def check_drafter(drafter: Any, tokens: Tensor, members: list[Tensor]) -> None:
+    if isinstance(drafter, Tensor):
+        check_integers("drafter", drafter, tokens.shape, members[0].device)
+    elif drafter is not None and (not isinstance(drafter, int) or not 0 <= drafter < len(members)):
+        fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)

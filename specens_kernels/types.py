@@ -243,16 +243,16 @@ def _check_token_table(name: str, value: object, dims: tuple[int, ...] = (2,)) -
 class Processing:
     """What is done to the logits of a batch before anything else: of every member, at every row.
 
-    Row i of a request comes after its drafts 0..i-1, which count as output like `output_tokens`. Of a token's logit,
-    in this order:
+    Row i of a request comes after its drafts 0..i-1, or in a tree after those on the way to it, which count as output
+    like `output_tokens`. Of a token's logit, in this order:
     logit_bias: (tokens, values): int64 or int32 [batch, n] and floating-point [batch, n]; the value is added to the
         logit, the values of a token that is listed twice are. -inf forbids a token.
     repetition_penalty: > 0; of tokens in the prompt or the output, a positive logit is divided by it, another one
         multiplied. 1 is off. Source: Keskar et al., CTRL, 2019.
     frequency_penalty, presence_penalty: subtracted for each time that a token is in the output, and once if it is. 0 is
         off.
-    min_tokens: end_tokens get -inf in row i while i < min_tokens: how many tokens must still come before the text may
-        end, counted from the first row. An integer or an int64 or int32 tensor [batch].
+    min_tokens: end_tokens get -inf in rows after fewer than min_tokens drafts: how many tokens must still come before
+        the text may end, counted from the first row. An integer or an int64 or int32 tensor [batch].
     end_tokens: int64 or int32 [ends] or [batch, ends].
     prompt_tokens, output_tokens: int64 or int32 [batch, n]: what stands before the first row.
     Penalties are numbers or floating-point tensors [batch]. Ids outside the vocabulary are padding, in all tables.
@@ -346,6 +346,8 @@ class Verdict(NamedTuple):
     top_tokens: int64 [batch, draft_len + 1, top_logprobs], the most likely tokens where one was emitted, most likely
         first, -1 where there is none (left); None unless asked for.
     top_logprobs: float32, their log-probabilities, -inf where there is no token; None unless asked for.
+    path: int64 [batch, max_levels], of a tree: the accepted nodes from the root down, then -1. None for a chain.
+    Of a tree, draft_len is max_levels, the most nodes of a path.
     """
 
     tokens: Tensor
@@ -356,6 +358,7 @@ class Verdict(NamedTuple):
     status: Tensor
     top_tokens: Tensor | None = None
     top_logprobs: Tensor | None = None
+    path: Tensor | None = None
 
 
 class Draw(NamedTuple):

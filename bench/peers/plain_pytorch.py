@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.case import Rival
 from bench.distribution import Select, kept_tokens
 from bench.inputs import ChainInputs
-from specens_kernels import Sampling
+from specens_kernels import Sampling, TokenTree
 
 
 def mix(weights: tuple[float, ...], probabilities: list[Tensor]) -> Tensor:
@@ -107,6 +107,36 @@ def verify_filtered(
     return emitted(draft_tokens, num_accepted, ids.gather(-1, index[:, None])[:, 0])
 
 
+def verify_trees(
+    member_logits: list[Tensor], draft_logits: Tensor, draft_tokens: Tensor, tree: TokenTree, uniforms: Tensor
+) -> Tensor:
+    """As `verify`, for trees whose children were drawn without replacement: all rows at once, then child by child."""
+    batch, width = len(draft_tokens), tree.num_levels + 1
+    share = (1 / len(member_logits),) * len(member_logits)
+    target = mix(share, [logits.float().softmax(-1) for logits in member_logits])
+    draft = draft_logits.float().softmax(-1)
+    children = [tree.children(node).tolist() for node in range(-1, tree.num_nodes)]
+    tokens, coins = draft_tokens.tolist(), uniforms.tolist()
+    results = torch.full((batch, width), -1)
+    for request in range(batch):
+        row, depth, waiting = 0, 0, list(children[0])
+        left, proposed = target[request, 0], draft[request, 0].clone()
+        while waiting:
+            node = waiting.pop(0)
+            token = tokens[request][node]
+            if coins[request][node] * float(proposed[token]) < float(left[token]):
+                results[request, depth] = token
+                row, depth, waiting = node + 1, depth + 1, list(children[node + 1])
+                left, proposed = target[request, row], draft[request, row].clone()
+                continue
+            left = (left - proposed).clamp(min=0)
+            left = left / left.sum()
+            proposed[token] = 0
+            proposed /= proposed.sum()
+        results[request, depth] = draw(left[None], uniforms[request, -1:])[0]
+    return results
+
+
 def draw_from_softmax(logits: Tensor, uniforms: Tensor) -> Tensor:
     return draw(logits.float().softmax(-1), uniforms)
 
@@ -130,6 +160,14 @@ def verify_chain(inputs: ChainInputs, prepare: Callable[[Any], Any] = lambda fun
     else:
         function, arguments = prepare(verify), (inputs.member_logits, inputs.weights, *drafts)
     return Rival(lambda: function(*arguments), checked=True)
+
+
+def verify_tree(inputs: Any) -> Rival | None:
+    """None for the rule traversal."""
+    if inputs.rule != "token":
+        return None
+    arguments = (inputs.member_logits, inputs.draft_logits, inputs.draft_tokens, inputs.tree, inputs.uniforms)
+    return Rival(lambda: verify_trees(*arguments), checked=True)
 
 
 def sample(inputs: tuple[Tensor, Tensor], function: Callable[..., Tensor] = draw_from_softmax) -> Rival:

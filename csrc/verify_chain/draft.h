@@ -22,7 +22,8 @@ struct DraftArguments {
     std::optional<LogitView> logits;  // [batch or slots, draft_len, vocab], or [drafts, vocab]
     int64_t known_tokens;  // ids below it are drafts, of target probability 0 outside the target's vocabulary
 
-    DraftArguments(const TargetArguments& target, ArgumentReader& reader)
+    // further_rows: of dense draft logits, behind those of the drafts.
+    DraftArguments(const TargetArguments& target, ArgumentReader& reader, int64_t further_rows = 0)
         : token_tensor(reader.tensor()),
           drafter_tensor(reader.tensor()),
           logit_tensor(reader.tensor()),
@@ -40,7 +41,7 @@ struct DraftArguments {
           bonus_rows_(target.steps - (packed ? token_tensor->size(0) : draft_len)) {
         check_tokens();
         if (logit_tensor != nullptr) {
-            check_logits();
+            check_logits(further_rows);
             logits.emplace(*logit_tensor, packed && !slots.given());
             known_tokens = std::max(known_tokens, logits->vocab);
         }
@@ -115,14 +116,14 @@ struct DraftArguments {
                 "either a drafter or draft_logits");
         require(logit_tensor != nullptr || !slots.given(), "slots need draft_logits");
     }
-    void check_logits() const {
+    void check_logits(int64_t further_rows) const {
         const Tensor& values = *logit_tensor;
         if (slots.given()) {
             require(values.dim() == 3 && values.size(1) >= draft_len, "draft_logits must be [slots, draft_len, vocab]");
         } else if (packed) {
             require(values.dim() == 2 && values.size(0) == tokens.width, "draft_logits must be [drafts, vocab]");
         } else {
-            require(values.dim() == 3 && values.size(0) == target_->batch && values.size(1) == draft_len,
+            require(values.dim() == 3 && values.size(0) == target_->batch && values.size(1) == draft_len + further_rows,
                     "draft_logits must be [batch, draft_len, vocab]");
         }
     }
@@ -148,6 +149,11 @@ class DraftRow {
     }
     void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
               int64_t step, const RowEdits* target_edits) {
+        read(target, target_row, draft, request, step, step, target_edits);
+    }
+    // The draft of a step that was drawn at another row.
+    void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
+              int64_t step, int64_t row_index, const RowEdits* target_edits) {
         read_token(draft, request, step);
         const double temperature = draft.sampling.temperature(request);
         const FilterParameters filter = draft.sampling.filter(request);
@@ -164,7 +170,8 @@ class DraftRow {
             softmax_ = target_row.member_softmax(member, temperature, filter, status_);
         }
         if (softmax_ == nullptr) {
-            LogitRow row = draft.logits ? draft.logit_row(request, step) : target.row(member, request, step, nullptr);
+            LogitRow row =
+                draft.logits ? draft.logit_row(request, row_index) : target.row(member, request, row_index, nullptr);
             row.edits = edits;
             source_.reset(row);
             own_.read(source_, temperature, filter);
@@ -176,10 +183,12 @@ class DraftRow {
             status_ |= status_invalid_draft_distribution;
         }
     }
+    // Another token that was drawn from the same distribution.
+    void set_token(int64_t token) { token_ = token; }
+    const Softmax* softmax() const { return softmax_; }  // nullptr: one-hot
     int64_t token() const { return token_; }
     int32_t status() const { return status_; }
     double probability() const { return softmax_ != nullptr ? softmax_->probability(token_) : 1.0; }
-    const Softmax* softmax() const { return softmax_; }  // nullptr: one-hot
     // masses[i] -= probability(first token of the tile + i)
     void subtract_tile(int64_t tile, float* masses) const {
         if (softmax_ != nullptr) {

@@ -164,9 +164,9 @@ def _with_drafter(model: Model, target: Target, drafter: str, shape: tuple[int, 
         return replace(model, draft=draft, draft_logits=0.5 * draft.log().float(), arguments=arguments)
     if drafter == "member at another temperature":
         member, arguments = target.drafters[0], {"draft_sampling": Sampling(temperature=target.temperature / 2)}
-        draft = _own_distribution(model.member_logits[member][:rows], target.temperature / 2)
+        draft = own_distribution(model.member_logits[member][:rows], target.temperature / 2)
         return replace(model, draft=draft, arguments=model.arguments | arguments | {"drafter": member})
-    own = {i: _own_distribution(model.member_logits[i][:rows], target.temperature) for i in target.drafters}
+    own = {i: own_distribution(model.member_logits[i][:rows], target.temperature) for i in target.drafters}
     if drafter == "member":
         member = target.drafters[-1]
         return replace(model, draft=own[member], arguments=model.arguments | {"drafter": member})
@@ -175,7 +175,7 @@ def _with_drafter(model: Model, target: Target, drafter: str, shape: tuple[int, 
     return replace(model, draft=torch.stack(drafts), arguments=model.arguments | {"drafter": torch.tensor(chosen)})
 
 
-def _own_distribution(logits: Tensor, temperature: float) -> Tensor:
+def own_distribution(logits: Tensor, temperature: float) -> Tensor:
     """A member's draft distributions [rows, vocab, VOCAB], as the fractions that its rounded logits stand for."""
     exact = (logits.double() / temperature).softmax(-1)
     nearest = exact.clone().apply_(lambda value: float(Fraction(value).limit_denominator(20)))

@@ -1,13 +1,21 @@
-"""The definition of logit processing, in float64. Row i of a request comes after its drafts 0..i-1."""
+"""The definition of logit processing, in float64. Row i of a request comes after its drafts 0..i-1, or as told."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import ProcessingArguments
+
+
+class Paths(NamedTuple):
+    """The draft tokens before each row, where they are not those of the rows before it."""
+
+    tokens: Tensor  # int64 [batch, nodes]
+    above: Tensor  # bool [batch, rows, nodes], whether a node is on the way to a row
 
 
 def request_values(number: float, rows: Tensor | None, like: Tensor) -> Tensor:
@@ -26,17 +34,22 @@ def token_sums(table: Tensor | None, values: Tensor | float, batch: int, vocab: 
     return sums.scatter_add(1, torch.where(known, table, 0).long(), torch.where(known, values, 0.0).double())
 
 
-def output_counts(processing: ProcessingArguments, drafts: Tensor | None, logits: Tensor) -> Tensor:
+def output_counts(processing: ProcessingArguments, drafts: Tensor | Paths | None, logits: Tensor) -> Tensor:
     """float64 [batch, rows, vocab]: how often a token is in the output before each row; drafts [batch, n]."""
     batch, rows, vocab = logits.shape
     before = token_sums(processing.output_tokens, 1.0, batch, vocab, logits.device)[:, None].expand(-1, rows, -1)
+    if isinstance(drafts, Paths):
+        own = (drafts.tokens[..., None] == torch.arange(vocab, device=logits.device)).double()
+        return before + drafts.above.double() @ own
     if drafts is None or drafts.shape[1] == 0:
         return before
     own = (drafts[:, : rows - 1, None] == torch.arange(vocab, device=logits.device)).double().cumsum(1)
     return before + torch.nn.functional.pad(own, (0, 0, 1, 0))
 
 
-def processed(logits: Tensor, processing: ProcessingArguments, allowed: Tensor | None, drafts: Tensor | None) -> Tensor:
+def processed(
+    logits: Tensor, processing: ProcessingArguments, allowed: Tensor | None, drafts: Tensor | Paths | None
+) -> Tensor:
     """float64 logits [batch, rows, vocab] as `Processing` and a bit mask int32 [batch, rows, words] say."""
     batch, rows, vocab = logits.shape
     logits = logits.double()
@@ -51,7 +64,8 @@ def processed(logits: Tensor, processing: ProcessingArguments, allowed: Tensor |
         logits = logits - frequency * output - presence * (output > 0)
         held_back = request_values(processing.min_tokens, processing.min_tokens_rows, logits)
         ends = token_sums(processing.end_tokens, 1.0, batch, vocab, logits.device) > 0
-        too_early = torch.arange(rows, device=logits.device) < held_back[:, None]
+        steps = drafts.above.sum(2) if isinstance(drafts, Paths) else torch.arange(rows, device=logits.device)
+        too_early = steps < held_back[:, None]
         logits = torch.where(ends[:, None] & too_early[..., None], -math.inf, logits)
     return logits if allowed is None else torch.where(unpacked_bits(allowed, vocab), logits, -math.inf)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import NO_PROCESSING, Drafts, SamplingArguments, Target, Unpacker
-from specens_kernels.ops.target_logprobs.processing import invalid_penalties, processed, request_values
+from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties, processed, request_values
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
 FLOAT_MAX = torch.finfo(torch.float32).max
@@ -141,7 +141,7 @@ class Distributions(NamedTuple):
     status: Tensor  # int64 [batch, steps]
 
 
-def ensemble_logprobs(target: Target, drafts: Tensor | None = None) -> Distributions:
+def ensemble_logprobs(target: Target, drafts: Tensor | Paths | None = None) -> Distributions:
     """The target distributions of member logits [batch, steps, vocab]; drafts [batch, n]: those before the rows."""
     first = target.member_logits[0]
     batch, steps = first.shape[:2]

@@ -29,7 +29,7 @@ def tree_mask(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The mask and the positions of the nodes of each tree; a window of 0 is none."""
-    descends, used = _descent(parents, num_nodes)
+    descends, used = descent(parents, num_nodes)
     depth = torch.where(used, descends.sum(2) - 1, 0)
     positions = prefix_lens[:, None] + depth
     sees_node = torch.where(used[:, :, None], descends, _itself(parents))
@@ -54,7 +54,7 @@ def _itself(parents: Tensor) -> Tensor:
     return torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device)
 
 
-def _descent(parents: Tensor, num_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
+def descent(parents: Tensor, num_nodes: Tensor | None) -> tuple[Tensor, Tensor]:
     """Whether node i is node j or below it, bool [batch, i, j], and whether the way up from i ends at the root."""
     node = torch.arange(parents.shape[1], device=parents.device)
     descends = (parents[:, :, None] == node) | _itself(parents)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specens_kernels.arguments import (
-    NO_DRAFTER,
     SCHEMA,
     Coins,
     Draft,
     Flat,
     Rule,
     SamplingArguments,
+    drafter_arguments,
     member_list,
     pack,
     report_arguments,
@@ -145,15 +145,9 @@ def _flatten_with_out(call: ChainCall) -> tuple:
 
 
 def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments) -> Draft:
-    tokens, drafter = call.draft_tokens, call.drafter
+    tokens = call.draft_tokens
     sampling = target_sampling if call.draft_sampling is None else sampling_arguments(call.draft_sampling)
-    member, drafters = NO_DRAFTER, None
-    if isinstance(drafter, Tensor):
-        drafters = drafter
-    elif drafter is not None:
-        member = drafter
-        if member < 0:
-            raise ValueError("drafter")  # -1 is what operators take for none
+    member, drafters = drafter_arguments(call.drafter)
     draft_len = tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
     if isinstance(draft_len, bool):
         raise ValueError("max_draft_len")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specens_kernels.checks import (
     check_coins,
+    check_drafter,
     check_integers,
     check_logits,
     check_members,
@@ -103,16 +104,12 @@ def _check_draft_tokens(call: ChainCall, logits: Tensor, batch: int) -> int:
 
 def _check_draft_source(call: ChainCall, members: list[Tensor], batch: int, draft_len: int) -> None:
     device, shape = members[0].device, call.draft_tokens.shape
-    drafter = call.drafter
-    if isinstance(drafter, Tensor):
-        check_integers("drafter", drafter, shape, device)
-    elif drafter is not None and (not isinstance(drafter, int) or not 0 <= drafter < len(members)):
-        fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)
+    check_drafter(call.drafter, call.draft_tokens, members)
     if call.draft_logits is None:
         if call.draft_slots is not None:
             fail("draft_slots", "None, as there are no draft_logits", "a tensor")
         return
-    if drafter is not None:
+    if call.drafter is not None:
         fail("drafter", "either drafter or draft_logits", "both")
     if call.draft_slots is None:
         check_logits("draft_logits", call.draft_logits, shape, device)

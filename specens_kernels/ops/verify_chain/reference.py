@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from specens_kernels.arguments import (
     Target,
 )
 from specens_kernels.ops.sample.reference import draw, invalid_coin, most_likely
-from specens_kernels.ops.target_logprobs.processing import processed
+from specens_kernels.ops.target_logprobs.processing import Paths, processed
 from specens_kernels.ops.target_logprobs.reference import (
     clean,
     ensemble_logprobs,
@@ -36,8 +36,22 @@ from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind, Status
 
 
+class DraftRows(NamedTuple):
+    """What draft tokens were drawn from."""
+
+    probs: Tensor  # float64 [batch, draft_len, vocab]
+    drawn: Tensor  # bool [batch, draft_len], False: one-hot at the token
+    status: Tensor  # int64 [batch, draft_len]
+
+
 def draft_probs(target: Target, draft: Draft, vocab: int, greedy: Tensor) -> tuple[Tensor, Tensor]:
-    """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len].
+    """Draft distributions float64 [batch, draft_len, vocab] and their status [batch, draft_len]."""
+    rows = draft_rows(target, draft, vocab, greedy, draft.tokens.long())
+    return rows.probs, rows.status
+
+
+def draft_rows(target: Target, draft: Draft, vocab: int, greedy: Tensor, before: Tensor | Paths) -> DraftRows:
+    """What each draft token was drawn from; before: the tokens before the rows.
 
     One-hot where the target is greedy, where the draft's temperature is 0, and where there is no usable distribution.
     """
@@ -45,12 +59,12 @@ def draft_probs(target: Target, draft: Draft, vocab: int, greedy: Tensor) -> tup
     draft_len = tokens.shape[1]
     tokens_one_hot = one_hot(tokens, vocab)
     if draft.logits is None and draft.drafters is None and draft.drafter == NO_DRAFTER:
-        return tokens_one_hot, torch.zeros_like(tokens)
+        return DraftRows(tokens_one_hot, torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
 
     def cleaned(logits: Tensor) -> tuple[Tensor, Tensor]:
         if draft.processed:
             allowed = None if target.allowed is None else target.allowed[:, :draft_len]
-            logits = processed(logits, target.processing, allowed, tokens)
+            logits = processed(logits, target.processing, allowed, before)
         return clean(logits)
 
     members = [logits[:, :draft_len] for logits in target.member_logits]
@@ -71,7 +85,8 @@ def draft_probs(target: Target, draft: Draft, vocab: int, greedy: Tensor) -> tup
     usable = known & (logits.amax(-1) > -math.inf)
     status = torch.where(soft, torch.where(known, bits, 0) | ~usable * Status.INVALID_DRAFT_DISTRIBUTION, 0)
     probs = filtered(heated(logits, own.heat), own.filters).exp()
-    return torch.where((soft & usable)[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), status
+    drawn = soft & usable
+    return DraftRows(torch.where(drawn[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), drawn, status)
 
 
 def chain_coins(source: Coins, num_accepted: Tensor | None, like: Tensor) -> Tensor:
@@ -96,8 +111,12 @@ def pick_row(values: Tensor, row: Tensor) -> Tensor:
 
 def prefix_status(status: Tensor, last: Tensor) -> Tensor:
     """The union of status[b, 0..last[b]]; status [batch, rows]."""
-    used = torch.arange(status.shape[1], device=status.device) <= last[:, None]
-    total = torch.zeros_like(last)
+    return status_of(status, torch.arange(status.shape[1], device=status.device) <= last[:, None])
+
+
+def status_of(status: Tensor, used: Tensor) -> Tensor:
+    """The union of each request's status [batch, rows] where it is used, [batch]."""
+    total = torch.zeros(status.shape[0], dtype=torch.int64, device=status.device)
     for bit in Status:
         total = total | ((status & bit) != 0).logical_and(used).any(1) * bit
     return total

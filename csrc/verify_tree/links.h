@@ -1,0 +1,63 @@
+// The draft tree of one request as links between nodes. Row 0 is the position after the committed text, row i + 1 that
+// after node i.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parts/arguments.h"
+
+namespace specens {
+
+constexpr int64_t most_nodes = 16384;  // as in tree_mask
+
+struct TreeArgument {
+    TokenTable parents;  // [batch, nodes]
+    int64_t levels;      // the most nodes of a path
+    bool without_replacement;
+
+    TreeArgument(ArgumentReader& reader, int64_t batch)
+        : parents(optional_integers(reader.tensor(), 2, batch)),
+          levels(reader.integer()),
+          without_replacement(reader.integer() != 0) {
+        require(levels >= 0, "levels must not be negative");
+        require(nodes() <= most_nodes, "there are too many nodes");
+    }
+    int64_t nodes() const { return parents.width; }
+};
+
+class TreeLinks {
+  public:
+    // Nodes that are padding, or below such, have no place in it.
+    void build(const TreeArgument& tree, int64_t request, int64_t num_nodes) {
+        const int64_t nodes = tree.nodes();
+        parents_.resize(nodes);
+        depth_.assign(nodes + 1, 0);
+        first_child_.assign(nodes + 1, -1);
+        last_child_.assign(nodes + 1, -1);
+        next_sibling_.assign(nodes, -1);
+        for (int64_t node = 0; node < num_nodes; ++node) {
+            const int64_t parent = tree.parents(request, node);
+            parents_[node] = parent;
+            const bool below = parent == -1 || (parent >= 0 && parent < node && depth_[parent + 1] > 0);
+            if (!below || depth_[parent + 1] >= tree.levels) {
+                continue;
+            }
+            depth_[node + 1] = depth_[parent + 1] + 1;
+            int64_t& last = last_child_[parent + 1];
+            (last < 0 ? first_child_[parent + 1] : next_sibling_[last]) = node;
+            last = node;
+        }
+    }
+    int64_t rows() const { return static_cast<int64_t>(depth_.size()); }
+    // -1 where there is none.
+    int64_t first_child(int64_t row) const { return first_child_[row]; }
+    int64_t next_sibling(int64_t node) const { return next_sibling_[node]; }
+    int64_t parent_row(int64_t node) const { return parents_[node] + 1; }
+    int64_t depth(int64_t row) const { return depth_[row]; }  // 0 of the first row, and of padding
+
+  private:
+    std::vector<int64_t> parents_, depth_, first_child_, last_child_, next_sibling_;
+};
+
+}  // namespace specens

@@ -1,0 +1,272 @@
+// Verification of one request's tree: the accepted path and the next token.
+#pragma once
+
+#include <vector>
+
+#include "verify_tree/arguments.h"
+#include "verify_tree/child_draft.h"
+#include "verify_tree/remainder.h"
+
+namespace specens {
+
+// One request of the batch; kept by a thread from call to call, so that nothing is allocated in between.
+class TreeVerifier {
+  public:
+    void run(const TreeCall& call, int64_t request, const TreeOutput& output) {
+        call_ = &call;
+        request_ = request;
+        num_accepted = 0;
+        next_token = -1;
+        status = status_ok;
+        parameters_ = call.target.parameters(request);
+        greedy_ = parameters_.temperature == 0;
+        if (!valid()) {
+            status = status_invalid_parameter;
+            return;
+        }
+        start();
+        if (greedy_ || call.rule.kind == TreeRuleKind::typical) {
+            find_longest();
+        } else if (call.rule.kind == TreeRuleKind::traversal) {
+            traverse();
+        } else {
+            descend();
+        }
+        finish(output);
+        if (call.report.kind != ReportArguments::Kind::none) {
+            report(output);
+        }
+    }
+    int64_t num_accepted = 0;
+    int64_t next_token = -1;
+    int32_t status = status_ok;
+
+  private:
+    bool valid() const {
+        if (!call_->target.valid(request_) || !call_->draft.valid(request_)) {
+            return false;
+        }
+        const int64_t num_nodes = call_->draft.len(request_);
+        for (int64_t node = 0; !greedy_ && node < num_nodes; ++node) {
+            if (!call_->coins.valid(request_, node)) {
+                return false;
+            }
+        }
+        return greedy_ || call_->coins.valid(request_, call_->tree.nodes());
+    }
+    void start() {
+        const int64_t nodes = call_->tree.nodes();
+        links_.build(call_->tree, request_, call_->draft.len(request_));
+        row_status_.assign(nodes + 1, status_ok);
+        node_status_.assign(nodes, status_ok);
+        at_row_ = -1;
+        last_ = 0;
+        edited_ = call_->target.edited();
+        if (edited_) {
+            const int64_t vocab = std::max(call_->target.vocab, call_->draft.known_tokens);
+            edits_.start(call_->target.processing.of(request_, vocab), request_);
+        }
+    }
+    int64_t token(int64_t node) const { return call_->draft.token(request_, node); }
+    double coin(int64_t node) const { return call_->coins(request_, node, node, 0); }
+    const RowEdits* edits_at(int64_t row) {
+        if (!edited_) {
+            return nullptr;
+        }
+        before_.clear();
+        for (int64_t above = row; above > 0; above = links_.parent_row(above - 1)) {
+            before_.push_back(token(above - 1));
+        }
+        edits_.enter_row(before_.data(), links_.depth(row), links_.depth(row), call_->target.mask(request_, row));
+        return &edits_;
+    }
+    void read(int64_t row) {
+        row_edits_ = edits_at(row);
+        call_->target.rows(request_, row, row_edits_, logits_);
+        target_.read(logits_, parameters_, false);
+        row_status_[row] = target_.status();
+        at_row_ = row;
+    }
+    // Whether a node's draft is a token; the status says if not.
+    bool has_token(int64_t node) {
+        const bool known = token(node) >= 0 && token(node) < call_->draft.known_tokens;
+        node_status_[node] = known ? status_ok : status_invalid_draft_token;
+        return known;
+    }
+
+    // The longest path all of whose nodes pass; a row is read only if all nodes on the way to it do.
+    void find_longest() {
+        reached_.assign(links_.rows(), 0);
+        reached_[0] = 1;
+        for (int64_t row = 0; row < links_.rows(); ++row) {
+            if (reached_[row] == 0 || links_.first_child(row) < 0) {
+                continue;
+            }
+            read(row);
+            const double limit = target_.alive() ? least_passing() : 0.0;
+            for (int64_t node = links_.first_child(row); node >= 0; node = links_.next_sibling(node)) {
+                if (has_token(node) && target_.alive() && passes(token(node), limit)) {
+                    reached_[node + 1] = 1;
+                    const int64_t deeper = links_.depth(node + 1) - links_.depth(last_);
+                    last_ = deeper > 0 || (deeper == 0 && node + 1 < last_) ? node + 1 : last_;
+                }
+            }
+        }
+        if (at_row_ != last_) {
+            read(last_);
+        }
+        left_.start(target_, 1);
+    }
+    // For greedy requests the most likely token, else what a probability must exceed.
+    double least_passing() const {
+        if (greedy_) {
+            return static_cast<double>(target_.most_likely());
+        }
+        return std::min(call_->rule.threshold, call_->rule.alpha * std::exp(-target_.entropy()));
+    }
+    bool passes(int64_t token, double limit) const {
+        if (greedy_) {
+            return static_cast<double>(token) == limit;
+        }
+        return token < target_.vocab() && target_.probability(token) > limit;
+    }
+
+    void enter(int64_t row, double share) {
+        read(row);
+        left_.start(target_, share);
+        child_.enter_row();
+    }
+    // Offers a child to the row. Returns its probability there, given that the text gets to the row.
+    double offer(int64_t node) {
+        child_.read(call_->target, target_, call_->draft, request_, node, at_row_, row_edits_,
+                    call_->tree.without_replacement);
+        node_status_[node] |= child_.status();
+        return left_.share() * left_.probability(child_.token());
+    }
+    void reject(int64_t node) { node_status_[node] |= left_.subtract(child_) ? status_empty_residual : status_ok; }
+
+    // From the root down, child after child; no row is looked at that the text does not get to.
+    void descend() {
+        enter(0, 1);
+        int64_t node = links_.first_child(0);
+        while (node >= 0) {
+            if (has_token(node)) {
+                const double target = offer(node);
+                if (coin(node) * child_.probability() < target) {
+                    last_ = node + 1;
+                    enter(last_, 1);
+                    node = links_.first_child(last_);
+                    continue;
+                }
+                reject(node);
+            }
+            node = links_.next_sibling(node);
+        }
+    }
+
+    // From the leaves to the root: the first row, children before parents, whose coin is below its share.
+    void traverse() {
+        share_.assign(links_.rows(), 0.0);
+        kept_.assign(links_.rows(), 0.0);
+        next_child_.assign(links_.rows(), -1);
+        share_[0] = 1;
+        offer_all(0);
+        while (true) {
+            const int64_t node = next_child_[last_];
+            if (node >= 0) {
+                next_child_[last_] = links_.next_sibling(node);
+                if (share_[node + 1] > 0) {
+                    last_ = node + 1;
+                    offer_all(last_);
+                }
+            } else if (last_ == 0 || coin(last_ - 1) < kept_[last_]) {
+                break;
+            } else {
+                last_ = links_.parent_row(last_ - 1);
+            }
+        }
+        if (at_row_ != last_) {
+            offer_all_again(last_);
+        }
+    }
+    // The shares of a row's children, and what they leave to the row. A leaf need not be read for it.
+    void offer_all(int64_t row) {
+        next_child_[row] = links_.first_child(row);
+        kept_[row] = share_[row];
+        if (next_child_[row] >= 0) {
+            offer_all_again(row);
+            kept_[row] = left_.share();
+        }
+    }
+    void offer_all_again(int64_t row) {
+        enter(row, share_[row]);
+        for (int64_t node = links_.first_child(row); node >= 0 && left_.share() > 0; node = links_.next_sibling(node)) {
+            if (has_token(node)) {
+                const double target = offer(node);
+                share_[node + 1] = target > 0 ? std::min(1.0, target / child_.probability()) : 0.0;
+                reject(node);
+            }
+        }
+    }
+
+    // The next token, from the row that was read last, and what is told of the path to it.
+    void finish(const TreeOutput& output) {
+        num_accepted = links_.depth(last_);
+        for (int64_t row = last_; row > 0; row = links_.parent_row(row - 1)) {
+            output.path[links_.depth(row) - 1] = row - 1;
+            output.tokens[links_.depth(row) - 1] = token(row - 1);
+        }
+        if (target_.alive()) {
+            const double coin = call_->coins(request_, call_->tree.nodes(), num_accepted, 1);
+            next_token = greedy_ ? target_.most_likely() : left_.draw(coin);
+            output.tokens[num_accepted] = next_token;
+        }
+        collect_status(last_, -1);
+        for (int64_t row = last_; row > 0; row = links_.parent_row(row - 1)) {
+            collect_status(links_.parent_row(row - 1), row - 1);
+        }
+    }
+    // Of a row and its children up to the accepted one.
+    void collect_status(int64_t row, int64_t accepted) {
+        status |= row_status_[row];
+        for (int64_t node = links_.first_child(row); node >= 0; node = links_.next_sibling(node)) {
+            if (node == accepted) {
+                status |= node_status_[node] & ~status_empty_residual;
+                break;
+            }
+            status |= node_status_[node];
+        }
+    }
+    void report(const TreeOutput& output) {
+        const int64_t top = call_->report.top;
+        for (int64_t step = 0; step < num_accepted + (next_token >= 0 ? 1 : 0); ++step) {
+            const int64_t row = step == 0 ? 0 : output.path[step - 1] + 1;
+            const ReportPlace& first = output.report;
+            const ReportPlace place{first.logprob + step, top > 0 ? first.top_tokens + step * top : nullptr,
+                                    top > 0 ? first.top_logprobs + step * top : nullptr};
+            reporter_.write(call_->target, call_->report, request_, row, edits_at(row), output.tokens[step], place);
+        }
+    }
+
+    const TreeCall* call_ = nullptr;
+    int64_t request_ = 0;
+    int64_t last_ = 0;     // the accepted row
+    int64_t at_row_ = -1;  // that was read last
+    EnsembleParameters parameters_{};
+    bool greedy_ = false;
+    bool edited_ = false;
+    const RowEdits* row_edits_ = nullptr;
+    RowEdits edits_;
+    TreeLinks links_;
+    TargetRow target_;
+    ChildDraft child_;
+    Remainder left_;
+    Reporter reporter_;
+    std::vector<LogitRow> logits_;
+    std::vector<int64_t> before_, next_child_;
+    std::vector<char> reached_;
+    std::vector<int32_t> row_status_, node_status_;
+    std::vector<double> share_, kept_;  // of a row: at first, and when all children were rejected
+};
+
+}  // namespace specens

@@ -1,0 +1,191 @@
+"""verify_tree: from the raw logits at the nodes of draft trees to the tokens that a speculative step emits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import (
+    SCHEMA,
+    Coins,
+    Draft,
+    Flat,
+    Rule,
+    SamplingArguments,
+    Tree,
+    drafter_arguments,
+    member_list,
+    pack,
+    report_arguments,
+    sampling_arguments,
+    target_arguments,
+)
+from specens_kernels.backend import implementations, run_operator
+from specens_kernels.checks import fail
+from specens_kernels.ops.verify_tree import reference
+from specens_kernels.ops.verify_tree.checks import SIBLINGS, TreeCall, check
+from specens_kernels.ops.verify_tree.rules import RuleKind
+from specens_kernels.types import Ensemble, Processing, Sampling, Typical, Verdict
+
+if TYPE_CHECKING:
+    from specens_kernels._host import TokenTree
+
+RULES = {"token": Rule(int(RuleKind.TOKEN), 0.0, 0.0), "traversal": Rule(int(RuleKind.TRAVERSAL), 0.0, 0.0)}
+PADDING = -2  # of parents
+IMPLEMENTATIONS = implementations(
+    "verify_tree", f"({SCHEMA}) -> Tensor[]", reference.verify_tree, fake=reference.empty_verdict
+)
+
+
+def verify_tree(
+    member_logits: Tensor | Sequence[Tensor],
+    draft_tokens: Tensor,
+    parents: Tensor | TokenTree | Sequence[TokenTree],
+    *,
+    ensemble: Ensemble | None = None,
+    sampling: Sampling = Sampling(),
+    drafter: int | Tensor | None = None,
+    draft_logits: Tensor | None = None,
+    draft_sampling: Sampling | None = None,
+    siblings: str | None = None,
+    rule: str | Typical = "token",
+    num_nodes: Tensor | None = None,
+    max_levels: int | None = None,
+    processing: Processing | None = None,
+    process_drafts: bool = True,
+    allowed: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    uniforms: Tensor | None = None,
+    logprobs: bool | str = False,
+    top_logprobs: int = 0,
+    backend: str | None = None,
+) -> Verdict:
+    """Accept a path of each request's draft tree from the root down, and draw the token after it.
+
+    Under the rules "token" and "traversal" the emitted tokens are distributed exactly as if each had been drawn from
+    the target distribution: the ensemble's, after processing and sampling parameters. A tree that is a chain gives the
+    tokens that `verify_chain` gives under "token" and "block", from the same seeds. No host synchronisation; traceable
+    by torch.compile(fullgraph=True) with a tensor for parents.
+
+    member_logits: float32, bfloat16 or float16 [batch, nodes + 1, vocab], a tensor or one a member, as in
+        `verify_chain`: row 0 is the position after the committed text, row i + 1 the one after node i. So the child of
+        a node i is judged at row i + 1.
+    draft_tokens: int64 or int32 [batch, nodes]. A node whose id is -1 or outside the vocabularies of members and
+        drafter is not accepted, nor what is below it.
+    parents: int64 or int32 [batch, nodes], as in `tree_mask`: -1 (a child of the last committed token) or an earlier
+        node. Another value, like the padding -2 of `TokenTree.batch`, makes the node and all below it padding. Or a
+        TokenTree of so many nodes, the same for all requests, or a sequence of TokenTrees of at most so many.
+    drafter: the member that drew the draft tokens from its own distribution after the parent: an index, or int64 or
+        int32 like draft_tokens where several did (-1: none, one-hot). None with draft_logits None: one-hot, children
+        that were chosen and not drawn (the most likely ones, as in EAGLE and Medusa; n-grams).
+    draft_logits: an outside drafter's logits [batch, nodes + 1, vocab]: row i + 1 is what the children of node i were
+        drawn from. Those of leaves are not read.
+    siblings: how the children of a node were drawn; needed with drafter or draft_logits. "with_replacement": each
+        independently of the others, so a token may come twice. "without_replacement": each without the tokens of the
+        siblings before it. What is said here must be true, else the text is biased; for chains both are.
+    rule: "token": from the root down, child after child. "traversal": from the leaves to the root, whole paths are
+        tested: longer accepted paths, as lossless, but more rows are read. "typical", or a Typical with settings of its
+        own: the longest path that the target finds likely enough; not lossless.
+    num_nodes: int64 or int32 [batch]: nodes from there on are padding. None: `parents` alone says which are.
+    max_levels: the most nodes of a path, the width of the result; deeper nodes are padding. None: that of the
+        TokenTrees, and for a tensor all nodes, since their depth is known on the device only.
+    ensemble, sampling, draft_sampling, processing, process_drafts, logprobs, top_logprobs: as in `verify_chain`. The
+        output before a row is that of the committed text and of the tokens on the way to it.
+    allowed: int32 [batch, nodes + 1, words]: bit masks as in `verify_chain`, of each row.
+    seeds, positions: int64 [batch]: random numbers by Philox; positions is the absolute position of nodes of depth 0.
+        A node's coin has its number as step; `sample` with that step draws the node itself, from another stream.
+    uniforms: float64 or float32 [batch, nodes + 1] in [0, 1), instead of seeds and positions: a coin for each node and,
+        last, one for the next token. Where every request is greedy (temperature 0.0), neither is needed: then the
+        longest path of most likely tokens is accepted, whatever the rule.
+    backend: None for the fastest one on the device, or "reference" or "cpp".
+
+    Returns a Verdict whose `path` tells the accepted nodes. Raises ValueError naming the argument that is wrong,
+    RuntimeError where a backend that was asked for by name is not usable. What only the device can read is checked
+    there: `Status.INVALID_PARAMETER`.
+    """
+    origin = (drafter, draft_logits, draft_sampling, siblings, rule, num_nodes, max_levels)
+    edits, coins = (processing, process_drafts, allowed), (seeds, positions, uniforms)
+    call = TreeCall(
+        member_logits,
+        draft_tokens,
+        parents,
+        ensemble,
+        sampling,
+        *origin,
+        *edits,
+        *coins,
+        logprobs,
+        top_logprobs,
+        backend,
+    )
+    tokens, num_accepted, num_tokens, next_token, status, path, *reported = run_operator(
+        IMPLEMENTATIONS, "verify_tree", call, _flatten, check
+    )
+    emitted, top_tokens, top = (*reported, None, None, None)[:3]
+    return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status, top_tokens, top, path)
+
+
+def _flatten(call: TreeCall) -> Flat:
+    members = member_list(call.member_logits)
+    target = target_arguments(members, call.ensemble, call.sampling, call.processing, call.allowed)
+    draft = _draft_arguments(call, target.sampling)
+    coins = Coins(call.uniforms, call.seeds, call.positions)
+    report = report_arguments(call.logprobs, call.top_logprobs)
+    return pack(target, draft, _tree_arguments(call), coins, rule_arguments(call.rule), report)
+
+
+def _draft_arguments(call: TreeCall, target_sampling: SamplingArguments) -> Draft:
+    sampling = target_sampling if call.draft_sampling is None else sampling_arguments(call.draft_sampling)
+    member, drafters = drafter_arguments(call.drafter)
+    tensors = (call.draft_tokens, drafters, call.draft_logits, None, call.num_nodes)
+    return Draft(*tensors, member, call.draft_tokens.shape[1], int(call.process_drafts), sampling)
+
+
+def rule_arguments(rule: str | Typical) -> Rule:
+    """The code of a rule and its settings."""
+    if isinstance(rule, str) and rule in RULES:
+        return RULES[rule]
+    if rule != "typical" and not isinstance(rule, Typical):
+        raise ValueError("rule")  # `check` says what was expected
+    settings = rule if isinstance(rule, Typical) else Typical()
+    return Rule(int(RuleKind.TYPICAL), settings.threshold, settings.alpha)
+
+
+def _tree_arguments(call: TreeCall) -> Tree:
+    drawn = call.drafter is not None or call.draft_logits is not None
+    if drawn != (call.siblings in SIBLINGS) or (not drawn and call.siblings is not None):
+        raise ValueError("siblings")
+    if isinstance(call.parents, Tensor):
+        table, levels = call.parents, call.draft_tokens.shape[1]
+    else:
+        table, levels = parents_of_trees(call.parents, call.draft_tokens)
+    if isinstance(call.max_levels, bool):
+        raise ValueError("max_levels")
+    siblings = SIBLINGS[call.siblings] if call.siblings is not None else 0
+    return Tree(table, levels if call.max_levels is None else call.max_levels, siblings)
+
+
+def parents_of_trees(trees: TokenTree | Sequence[TokenTree], draft_tokens: Tensor) -> tuple[Tensor, int]:
+    """The parents of TokenTrees, int64 [batch, nodes], and the most nodes of a path."""
+    from specens_kernels import TokenTree
+
+    batch, nodes = draft_tokens.shape
+    if isinstance(trees, TokenTree):
+        if len(trees) != nodes:
+            fail("parents", f"a tree of {nodes} nodes", f"{len(trees)} nodes")
+        table = torch.from_numpy(trees.parents).expand(batch, nodes).contiguous()
+        return table.to(draft_tokens.device), trees.num_levels
+    if not isinstance(trees, Sequence) or not all(isinstance(tree, TokenTree) for tree in trees):
+        fail("parents", "a tensor [batch, nodes], a TokenTree or a sequence of TokenTrees", type(trees).__name__)
+    if len(trees) != batch:
+        fail("parents", f"a tree for each of {batch} requests", f"{len(trees)} trees")
+    table = torch.full((batch, nodes), PADDING, dtype=torch.int64)
+    for request, tree in enumerate(trees):
+        if len(tree) > nodes:
+            fail(f"parents[{request}]", f"a tree of at most {nodes} nodes", f"{len(tree)} nodes")
+        table[request, : len(tree)] = torch.from_numpy(tree.parents)
+    return table.to(draft_tokens.device), max((tree.num_levels for tree in trees), default=0)

@@ -1,0 +1,140 @@
+"""The definition of tree verification, in float64; the rules and their sources are in `rules`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    Draft,
+    Target,
+    Tree,
+    TreeArguments,
+)
+from specens_kernels.ops.sample.reference import draw, most_likely
+from specens_kernels.ops.target_logprobs.processing import Paths
+from specens_kernels.ops.target_logprobs.reference import (
+    ensemble_logprobs,
+    one_hot,
+    parameters,
+    raw,
+    target_probs,
+)
+from specens_kernels.ops.verify_chain.reference import (
+    bad_coins,
+    chain_coins,
+    draft_rows,
+    emitted_tokens,
+    status_of,
+)
+from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, apply_rule
+from specens_kernels.ops.verify_tree.shape import Shape, path_to, paths, rows_of_parents, tree_shape
+from specens_kernels.types import Status
+
+LEAST_MASS_LEFT = 2.0**-100  # of a draft distribution without the siblings' tokens
+
+
+def node_drafts(target: Target, draft: Draft, tree: Tree, shape: Shape, greedy: Tensor) -> tuple[Tensor, Tensor]:
+    """What each node was drawn from, given the siblings before it, and its status: float64 [batch, nodes, vocab].
+
+    The vocabulary is that of target and drafter together.
+    """
+    tokens = draft.tokens.long()
+    vocab = max(logits.shape[-1] for logits in target.member_logits)
+    members = [rows_of_parents(logits, shape) for logits in target.member_logits]
+    allowed = None if target.allowed is None else rows_of_parents(target.allowed, shape)
+    if draft.logits is not None:
+        vocab = max(vocab, draft.logits.shape[-1])
+        draft = draft._replace(logits=rows_of_parents(draft.logits, shape))
+    before = Paths(tokens, rows_of_parents(shape.above, shape))
+    rows = draft_rows(target._replace(member_logits=members, allowed=allowed), draft, vocab, greedy, before)
+    if not tree.without_replacement:
+        return rows.probs, rows.status
+    node = torch.arange(tokens.shape[1], device=tokens.device)
+    siblings = (shape.parent_row[:, :, None] == shape.parent_row[:, None]) & shape.used[:, None]
+    taken = (siblings & (node < node[:, None])).double() @ one_hot(tokens, vocab) > 0
+    remaining = torch.where(taken, 0.0, rows.probs)
+    mass = remaining.sum(-1)
+    drawn = rows.drawn & (mass > LEAST_MASS_LEFT)
+    probs = torch.where(rows.drawn[..., None], one_hot(tokens, vocab), rows.probs)
+    probs = torch.where(drawn[..., None], remaining / mass[..., None], probs)
+    return probs, rows.status | (rows.drawn & ~drawn) * Status.INVALID_DRAFT_DISTRIBUTION
+
+
+def verify_tree(*flat: Any) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status, path, and what is reported; see `Verdict`."""
+    arguments = TreeArguments.unpack(flat)
+    target, draft, tree = arguments[:3]
+    tokens, shape = draft.tokens.long(), tree_shape(tree, draft)
+    rows = ensemble_logprobs(target, paths(tokens, shape))
+    probs = target_probs(rows)
+    node_probs, draft_status = node_drafts(target, draft, tree, shape, rows.greedy)
+    usable = shape.used & (tokens >= 0) & (tokens < node_probs.shape[-1])
+    coins = torch.where(rows.greedy[:, None], 0.0, chain_coins(arguments.coins, None, tokens))
+    drafts = Drafts(probs, node_probs[..., : probs.shape[-1]], tokens, coins, usable, shape)
+    accepted = apply_rule(arguments.rule, drafts, rows.greedy)
+
+    request = torch.arange(tokens.shape[0], device=tokens.device)
+    num_accepted = shape.depth[request, accepted.last]
+    coin = torch.where(rows.greedy, 0.0, chain_coins(arguments.coins, num_accepted, tokens))
+    next_token = draw(accepted.left[request, accepted.last], coin)
+
+    path, on_path = path_to(accepted.last, shape, tree.levels)
+    status = used_status(rows.status, draft_status, accepted, drafts, on_path)
+    num_nodes = torch.full_like(num_accepted, tokens.shape[1]) if draft.lens is None else draft.lens.long()
+    invalid = rows.invalid | shape.invalid | parameters(draft.sampling, tokens).invalid
+    invalid = invalid | bad_coins(coins, coin, num_nodes)
+    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
+    num_accepted, path = torch.where(invalid, 0, num_accepted), torch.where(invalid[:, None], -1, path)
+    next_token = torch.where(invalid, -1, next_token)
+    emitted = emitted_tokens(at_path(tokens, path), num_accepted, next_token)
+    verdict = [emitted, num_accepted, num_accepted + (next_token >= 0), next_token, status.int(), path]
+    if arguments.report.logprobs == NO_LOGPROBS:
+        return verdict
+    logprobs = rows.logprobs
+    if arguments.report.logprobs != TARGET_LOGPROBS:
+        logprobs = ensemble_logprobs(raw(target)).logprobs
+    logprobs = logprobs[request[:, None], torch.nn.functional.pad(path + 1, (1, 0))]
+    return [*verdict, *most_likely(logprobs, arguments.report.top, emitted)]
+
+
+def empty_verdict(*flat: Any) -> list[Tensor]:
+    """Tensors of the shapes that `verify_tree` gives, which takes a step a node: too many for a tracer."""
+    arguments = TreeArguments.unpack(flat)
+    batch, width = arguments.draft.tokens.shape[0], arguments.tree.levels + 1
+    sizes = [(batch, width), (batch,), (batch,), (batch,), (batch,), (batch, width - 1)]
+    dtypes = [torch.int64] * 4 + [torch.int32, torch.int64]
+    if arguments.report.logprobs != NO_LOGPROBS:
+        sizes.append((batch, width))
+        dtypes.append(torch.float32)
+    if arguments.report.top > 0:
+        sizes += [(batch, width, arguments.report.top)] * 2
+        dtypes += [torch.int64, torch.float32]
+    device = arguments.draft.tokens.device
+    return [torch.empty(size, dtype=dtype, device=device) for size, dtype in zip(sizes, dtypes, strict=True)]
+
+
+def at_path(tokens: Tensor, path: Tensor) -> Tensor:
+    """The tokens of a path, int64 [batch, levels]; -1 in the padding."""
+    padded = torch.nn.functional.pad(tokens, (1, 0), value=-1)
+    return padded.gather(1, path + 1)
+
+
+def used_status(rows: Tensor, nodes: Tensor, accepted: Acceptance, drafts: Drafts, on_path: Tensor) -> Tensor:
+    """The union of the status of the rows on the path, and of their children up to the accepted one, int64 [batch]."""
+    batch, num_nodes = on_path.shape
+    on_row = torch.nn.functional.pad(on_path, (1, 0), value=True)
+    node = torch.arange(num_nodes, device=rows.device).expand(batch, -1)
+    row = drafts.shape.parent_row
+    stop = torch.full((batch, num_nodes + 2), num_nodes, dtype=torch.int64, device=rows.device)
+    stop = stop.scatter(1, torch.where(on_path, row, num_nodes + 1), node)  # the accepted child of a row
+    looked_at = drafts.shape.used & on_row.gather(1, row) & (node <= stop.gather(1, row))
+    status = status_of(rows, on_row)
+    if accepted.subtracts:
+        status = status | status_of(nodes, looked_at & drafts.usable)
+    status = status | (accepted.empty & looked_at & ~on_path).any(1) * Status.EMPTY_RESIDUAL
+    return status | (looked_at & ~drafts.usable).any(1) * Status.INVALID_DRAFT_TOKEN

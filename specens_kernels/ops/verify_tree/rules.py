@@ -1,0 +1,155 @@
+"""The acceptance rules of a tree, in float64: which node is the last accepted, and what the next token is drawn from.
+
+A row has a share, the probability with which the text gets to it, and a distribution: the target's at first. Its
+children are offered to it one after the other, each drawn from a draft distribution of its own, and what a rejected
+child leaves is share * distribution - draft, where positive. Given that every child before was rejected, a child's
+share is min(1, share * target / draft) at its token. Then the law of what is emitted from the row is the target's,
+whatever the draft distributions are: they may depend on the siblings before (drawn without replacement), be all the
+same (with replacement), belong to different drafters, or be one-hot (children that were chosen).
+
+token: from the root down; a child is accepted or rejected for good when the text gets to it, so that the share of
+    every row is 1. With replacement: Miao et al., SpecInfer, ASPLOS 2024 (multi-step speculative sampling). Without:
+    Jeon et al., Recursive Speculative Decoding, 2024; Chen et al., Sequoia, NeurIPS 2024. For a chain: its rule token.
+traversal: from the leaves to the root; a row is accepted with what is left of its share when everything below it was
+    rejected. Weng et al., Traversal Verification for Speculative Tree Decoding, NeurIPS 2025. For a chain: its rule
+    block.
+typical: the longest path all of whose nodes pass the test of a chain's rule typical. Cai et al., Medusa, ICML 2024; not
+    lossless.
+Greedy requests, under every rule: the longest path of most likely tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import Rule
+from specens_kernels.ops.verify_tree.shape import Shape, rows_of_parents
+from specens_kernels.types import EMPTY_RESIDUAL_MASS
+
+
+class RuleKind(enum.IntEnum):
+    """The rules; the code that operators carry."""
+
+    TOKEN = 0
+    TRAVERSAL = 1
+    TYPICAL = 2
+
+
+class Drafts(NamedTuple):
+    """Trees under test. Row i + 1 is the position after node i."""
+
+    target: Tensor  # float64 [batch, rows, vocab]
+    draft: Tensor  # float64 [batch, nodes, vocab], what a node was drawn from, given the siblings before it
+    tokens: Tensor  # int64 [batch, nodes]
+    coins: Tensor  # float64 [batch, nodes]
+    usable: Tensor  # bool [batch, nodes], whether there is a draft, and it is a token
+    shape: Shape
+
+
+class Offers(NamedTuple):
+    """What comes of each child, if all siblings before it were rejected."""
+
+    passes: Tensor  # bool [batch, nodes], accepted by its own coin
+    share: Tensor  # float64 [batch, rows], what is left of it after the children
+    left: Tensor  # float64 [batch, rows, vocab], what the next token is drawn from after the children
+    empty: Tensor  # bool [batch, nodes], nothing but rounding was left: the target is back in its place
+
+
+class Acceptance(NamedTuple):
+    """The last accepted row, and what the next token is drawn from at each row."""
+
+    last: Tensor  # int64 [batch]
+    left: Tensor  # float64 [batch, rows, vocab]
+    empty: Tensor  # bool [batch, nodes]
+    subtracts: bool  # whether drafts and their distributions were looked at
+
+
+def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
+    """[...]: the probabilities [..., vocab] of tokens, 0 outside the vocabulary."""
+    known = (tokens >= 0) & (tokens < probs.shape[-1])
+    picked = probs.gather(-1, torch.where(known, tokens, 0)[..., None])[..., 0]
+    return torch.where(known, picked, 0.0)
+
+
+def offer(drafts: Drafts, whole_paths: bool) -> Offers:
+    """Offer every node to its row; whole_paths: a node inherits its row's share, else it is accepted on its own."""
+    batch, rows, _ = drafts.target.shape
+    request = torch.arange(batch, device=drafts.tokens.device)
+    left, share = drafts.target.clone(), torch.ones_like(drafts.target[..., 0])
+    passes, empty = torch.zeros_like(drafts.usable), torch.zeros_like(drafts.usable)
+    for node in range(rows - 1):
+        row, usable, draft = drafts.shape.parent_row[:, node], drafts.usable[:, node], drafts.draft[:, node]
+        own_share, own_left = share[request, row], left[request, row]
+        target_there = own_share * at_tokens(own_left, drafts.tokens[:, node])
+        draft_there = at_tokens(draft, drafts.tokens[:, node])
+        passes[:, node] = usable & (drafts.coins[:, node] * draft_there < target_there)
+        if whole_paths:
+            share[:, node + 1] = torch.where(target_there > 0, target_there / draft_there, 0.0).clamp(max=1)
+
+        residual = (own_share[:, None] * own_left - draft).clamp(min=0)
+        mass = residual.sum(-1)
+        rest = mass + 1 - own_share
+        nothing = mass <= EMPTY_RESIDUAL_MASS
+        lessened = torch.where(rest > EMPTY_RESIDUAL_MASS, mass / rest, 1.0)
+        residual = torch.where(nothing[:, None], drafts.target[request, row], residual / mass[:, None])
+        share[request, row] = torch.where(usable, lessened, own_share)
+        left[request, row] = torch.where(usable[:, None], residual, own_left)
+        empty[:, node] = usable & nothing & (residual.sum(-1) > 0)
+    return Offers(passes, share, left, empty)
+
+
+def first_passing(passes: Tensor, shape: Shape) -> Tensor:
+    """int64 [batch]: the row that one comes to from the root, always to the first child that passes."""
+    here = torch.zeros_like(shape.depth[:, 0])
+    for node in range(passes.shape[1]):
+        here = torch.where(passes[:, node] & (shape.parent_row[:, node] == here), node + 1, here)
+    return here
+
+
+def first_kept(share: Tensor, drafts: Drafts) -> Tensor:
+    """int64 [batch]: the first row whose coin is below its share, children before parents, the root at last."""
+    batch, nodes = drafts.tokens.shape
+    request = torch.arange(batch, device=share.device)
+    found = torch.full((batch, nodes + 1), -1, dtype=torch.int64, device=share.device)  # in the tree below a row
+    for node in reversed(range(nodes)):
+        row = drafts.shape.parent_row[:, node]
+        own = torch.where(drafts.coins[:, node] < share[:, node + 1], node + 1, -1)
+        own = torch.where(found[:, node + 1] >= 0, found[:, node + 1], own)
+        found[request, row] = torch.where(drafts.usable[:, node] & (own >= 0), own, found[request, row])
+    return found[:, 0].clamp(min=0)
+
+
+def longest(passes: Tensor, shape: Shape) -> Tensor:
+    """int64 [batch]: the deepest row to which all nodes pass, the first of several."""
+    rows = torch.arange(passes.shape[1] + 1, device=passes.device)
+    whole = ~(shape.above & ~passes[:, None]).any(2)
+    whole = whole & torch.nn.functional.pad(shape.used, (1, 0), value=True)
+    return torch.where(whole, shape.depth * len(rows) + (len(rows) - 1 - rows), -1).argmax(1)
+
+
+def typical(drafts: Drafts, threshold: float, alpha: float) -> Tensor:
+    """bool [batch, nodes]: whether the target probability exceeds min(threshold, alpha * exp(-entropy))."""
+    entropy = -torch.where(drafts.target > 0, drafts.target * drafts.target.log(), 0.0).sum(-1)
+    limit = rows_of_parents(torch.clamp(alpha * (-entropy).exp(), max=threshold), drafts.shape)
+    return drafts.usable & (at_tokens(rows_of_parents(drafts.target, drafts.shape), drafts.tokens) > limit)
+
+
+def apply_rule(rule: Rule, drafts: Drafts, greedy: Tensor) -> Acceptance:
+    """Judge trees; greedy: bool [batch]."""
+    target_there = at_tokens(rows_of_parents(drafts.target, drafts.shape), drafts.tokens)
+    most_likely = longest(drafts.usable & (target_there > 0), drafts.shape)  # of one-hot targets
+    if rule.kind == RuleKind.TYPICAL:
+        last = longest(typical(drafts, rule.threshold, rule.alpha), drafts.shape)
+        empty = torch.zeros_like(drafts.usable)
+        return Acceptance(torch.where(greedy, most_likely, last), drafts.target, empty, False)
+    offers = offer(drafts, rule.kind == RuleKind.TRAVERSAL)
+    if rule.kind == RuleKind.TRAVERSAL:
+        last = first_kept(offers.share, drafts)
+    else:
+        last = first_passing(offers.passes, drafts.shape)
+    left = torch.where(greedy[:, None, None], drafts.target, offers.left)
+    return Acceptance(torch.where(greedy, most_likely, last), left, offers.empty & ~greedy[:, None], True)
