@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from specens_kernels.backend import BackendInfo, backends
+from specens_kernels.ops.compact_kv import compact_kv, compaction_pays, freed_blocks
 from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
 from specens_kernels.ops.tree_mask import tree_mask
@@ -10,6 +11,7 @@ from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
 from specens_kernels.ops.verify_tree import verify_tree
 from specens_kernels.types import (
+    Compaction,
     Contrastive,
     Draw,
     LogitMixture,
@@ -30,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendInfo",
+    "Compaction",
     "Contrastive",
     "Draw",
     "LogitMixture",
@@ -44,6 +47,9 @@ __all__ = [
     "Typical",
     "Verdict",
     "backends",
+    "compact_kv",
+    "compaction_pays",
+    "freed_blocks",
     "sample",
     "target_logprobs",
     "tree_mask",

@@ -385,3 +385,16 @@ class TreeMask(NamedTuple):
 
     mask: Tensor
     positions: Tensor
+
+
+class Compaction(NamedTuple):
+    """What a cache holds after `compact_kv`.
+
+    lengths: int64 [batch], slots in use: prefix_lens + the nodes that were kept. num_blocks: int64 [batch], the blocks
+    of block_table that these slots take; None without block_table. status: int32 [batch]: `Status.INVALID_PARAMETER`
+    for a request that was refused, of which no slot was moved and lengths is prefix_lens; else 0.
+    """
+
+    lengths: Tensor
+    num_blocks: Tensor | None
+    status: Tensor
