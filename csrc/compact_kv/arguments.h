@@ -6,23 +6,17 @@
 
 #include <algorithm>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "compact_kv/moves.h"
+#include "parts/require.h"
 
 namespace specens {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-inline void require(bool holds, const char* message) {
-    if (!holds) {
-        throw std::invalid_argument(message);
-    }
-}
 
 // The axes of a cache, counted from the end: -1 is the last one, whose elements lie together.
 struct Axes {

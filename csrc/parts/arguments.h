@@ -6,10 +6,9 @@
 
 #include <cmath>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "parts/require.h"
 #include "parts/row_edits.h"
 #include "parts/sources.h"
 
@@ -17,12 +16,6 @@ namespace specens {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-inline void require(bool holds, const char* message) {
-    if (!holds) {
-        throw std::invalid_argument(message);
-    }
-}
 
 // An uninitialised tensor on the CPU; cheaper than a call of aten::empty through the dispatcher.
 inline Tensor new_tensor(std::initializer_list<int64_t> sizes, ScalarType dtype) {
