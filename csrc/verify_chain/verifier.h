@@ -4,9 +4,9 @@
 #include <numeric>
 #include <vector>
 
+#include "parts/draft_arguments.h"
 #include "parts/parallel.h"
 #include "parts/report.h"
-#include "verify_chain/draft.h"
 
 namespace specens {
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "parts/draft_arguments.h"
 #include "parts/report.h"
-#include "verify_chain/draft.h"
 #include "verify_tree/links.h"
 
 namespace specens {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "verify_chain/draft.h"
+#include "parts/draft_arguments.h"
 
 namespace specens {
 
