@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from specens_kernels.backend import BackendInfo, backends
 from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
+from specens_kernels.ops.tree_attention import tree_attention
 from specens_kernels.ops.tree_mask import tree_mask
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
@@ -46,6 +47,7 @@ __all__ = [
     "backends",
     "sample",
     "target_logprobs",
+    "tree_attention",
     "tree_mask",
     "uniforms",
     "verify_chain",
