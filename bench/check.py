@@ -10,6 +10,7 @@ from torch import Tensor
 COIN_MARGIN = 1e-6  # a draw nearer to the edge between two tokens than this may fall on either side in float32
 LAST_COIN = 1 - 2**-53
 LOGPROB_TOLERANCE = 2e-5
+ROUNDINGS = 16
 
 
 class WrongResultError(Exception):
@@ -47,4 +48,13 @@ def check_logprobs(logprobs: Tensor, expected: Tensor) -> int:
     error = torch.where(logprobs == expected, 0.0, (logprobs - expected).abs())
     if not bool((error <= LOGPROB_TOLERANCE).all()):
         raise WrongResultError(f"largest error {float(error.max()):.3g}, allowed are {LOGPROB_TOLERANCE:g}")
+    return 0
+
+
+def check_near(values: Tensor, expected: Tensor) -> int:
+    """Compare by absolute error, relative to the largest value: some roundings of the dtype."""
+    allowed = ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max().clamp(min=1))
+    error = float((values.double() - expected.double()).abs().max())
+    if not error <= allowed:
+        raise WrongResultError(f"largest error {error:.3g}, allowed are {allowed:.3g}")
     return 0

@@ -6,6 +6,7 @@ from specens_kernels.backend import BackendInfo, backends
 from specens_kernels.ops.compact_kv import compact_kv, compaction_pays, freed_blocks
 from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
+from specens_kernels.ops.tree_attention import tree_attention
 from specens_kernels.ops.tree_mask import tree_mask
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
@@ -52,6 +53,7 @@ __all__ = [
     "freed_blocks",
     "sample",
     "target_logprobs",
+    "tree_attention",
     "tree_mask",
     "uniforms",
     "verify_chain",
