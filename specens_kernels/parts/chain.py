@@ -9,21 +9,20 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
-from specens_kernels.parts.rules import BLOCK, TYPICAL, block_accepted, typical_probability
+from specens_kernels.parts.draft import (
+    chain_len,
+    draft_place,
+    draft_temperature,
+    drafter_logits,
+    drafter_of,
+    raw_draft_logits,
+    row_count,
+)
+from specens_kernels.parts.rules import BLOCK, SYNTHETIC, TYPICAL, block_accepted, rate_of, typical_probability
 from specens_kernels.parts.sampling import INFINITY, filters_are_valid
 from specens_kernels.parts.states import draft_state, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, row_marks, top_tokens, union
-from specens_kernels.parts.target import (
-    chain_len,
-    clean,
-    draft_temperature,
-    drafter_of,
-    everywhere,
-    raw_draft_logits,
-    raw_logits,
-    target_is_valid,
-    target_temperature,
-)
+from specens_kernels.parts.target import clean, everywhere, raw_logits, target_is_valid, target_temperature
 from specens_kernels.types import Status
 
 INVALID_DRAFT_TOKEN = tl.constexpr(int(Status.INVALID_DRAFT_TOKEN))
@@ -50,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 @triton.jit
-def request_is_valid(target, draft, coins, request, BLOCK_STEPS: tl.constexpr):
+def request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS: tl.constexpr):
     """Whether a request's sampling parameters, weights, length and coins are in range."""
     heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
@@ -63,16 +62,22 @@ def request_is_valid(target, draft, coins, request, BLOCK_STEPS: tl.constexpr):
         for first in range(0, draft.draft_len + 1, BLOCK_STEPS):
             index = first + tl.arange(0, BLOCK_STEPS)
             used = ((index < length) & (index < draft.draft_len)) | (index == draft.draft_len)
+            if rule.KIND == SYNTHETIC:
+                used &= everywhere(target_temperature(target, request) != 0, index) | (index < draft.draft_len)
             values = tl.load(coins.uniforms + request * (draft.draft_len + 1) + index, mask=used, other=0.0)
             bad |= tl.where((values >= 0) & (values < 1), 0, 1)
-        valid &= (target_temperature(target, request) == 0) | (tl.max(bad, 0) == 0)
+        if rule.KIND == SYNTHETIC:
+            valid &= tl.max(bad, 0) == 0
+        else:
+            valid &= (target_temperature(target, request) == 0) | (tl.max(bad, 0) == 0)
     return valid
 
 
 @triton.jit
 def load_draft_tokens(draft, request, step, used):
     """int64 like step, -1 where `used` is false."""
-    token_ptr = draft.tokens + request * draft.tokens_stride_batch + step * draft.tokens_stride_step
+    place = draft_place(draft, request, step)
+    token_ptr = draft.tokens + request * draft.tokens_stride_batch + place * draft.tokens_stride_step
     return tl.load(token_ptr, mask=used, other=-1).to(tl.int64)
 
 
@@ -82,11 +87,13 @@ def draft_log_probability(statistics, target, draft, state, request, step, token
     maximum, offset, _, cut = state
     logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if draft.logits is not None:
-        logits = clean(raw_draft_logits(draft, request, step, tokens, used))
+        logits = clean(raw_draft_logits(target, draft, request, step, tokens, used))
     else:
         drafter = drafter_of(draft, request, step, used)
         for member in tl.static_range(len(target.logits)):
-            own = raw_logits(target, member, request, step, tokens, used & (drafter == member))
+            drafts = used & (drafter == member)
+            own = raw_logits(target, member, request, step, tokens, drafts)
+            own = drafter_logits(target, draft, member, request, step, tokens, drafts, own)
             logits = tl.where(drafter == member, clean(own), logits)
     if statistics.DRAFT_SLOT != NO_SLOT:
         logits = tl.where(logits >= cut, logits, -INFINITY)
@@ -140,17 +147,20 @@ def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid,
             accepted = step < accepted_block
         elif rule.KIND == TYPICAL:
             accepted = tl.exp(log_target) > typical_probability(rule, statistics, draft, request, step, tested)
+        elif rule.KIND == SYNTHETIC:
+            coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
+            accepted = coins_here < rate_of(rule, step)
         else:
             coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
             accepted = coins_here * tl.exp(log_draft) < tl.exp(log_target)
-        if statistics.TOP_PLANE >= 0:
+        if statistics.TOP_PLANE >= 0 and rule.KIND != SYNTHETIC:
             accepted = tl.where(
                 greedy, token == top_tokens(statistics, request * target.steps + step, tested), accepted
             )
         num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted & tested, length, step), 0))
         chain_end = tl.minimum(chain_end, tl.min(tl.where(tested, length, step), 0))
         bits = tl.where(step < num_accepted, row_status, 0)
-        if rule.KIND != TYPICAL:  # which looks at no draft distribution
+        if rule.SUBTRACTS:  # else no draft distribution is looked at
             bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
         status |= union(bits, 0, 8)
         if writes:
@@ -172,7 +182,7 @@ def emit(outcome, draft, request, step, token, log_probability, num_accepted):
 @triton.jit
 def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK_STEPS: tl.constexpr):
     """The number of accepted tokens, int64, how the next token comes about, and the status, int32, of a request."""
-    valid = request_is_valid(target, draft, coins, request, BLOCK_STEPS)
+    valid = request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS)
     length = tl.where(valid, chain_len(draft, request), 0)
     num_accepted = length
     chain_end = length
@@ -182,7 +192,7 @@ def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK
             outcome, statistics, target, draft, coins, rule, request, valid, writes, BLOCK_STEPS
         )
     rejected = num_accepted < chain_end
-    has_row = valid & (num_accepted < length + target.steps - draft.draft_len)
+    has_row = valid & (num_accepted < row_count(target, draft, request, length))
     step = tl.zeros([1], tl.int64) + num_accepted
     rows = request * target.steps + step
     used = everywhere(has_row, step)
@@ -190,11 +200,14 @@ def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK
     marks, draft_marks = row_marks(statistics, rows, used)
     status |= tl.max(tl.where(used, row_status | marks, 0), 0)
     status |= tl.where((num_accepted == chain_end) & (chain_end < length), INVALID_DRAFT_TOKEN, 0)
-    kind = tl.where(rejected & (rule.KIND != TYPICAL), FROM_TARGET_WITHOUT_DRAFT, FROM_TARGET)
-    if statistics.DRAFT_PLANE >= 0 and rule.KIND != TYPICAL:
+    kind = tl.where(rejected & rule.SUBTRACTS, FROM_TARGET_WITHOUT_DRAFT, FROM_TARGET)
+    if statistics.DRAFT_PLANE >= 0 and rule.SUBTRACTS:
         tested = everywhere(has_row & rejected & (draft_temperature(draft, request) > 0), step)
         _, soft, _ = draft_state(statistics, draft, request, step, rows, draft_marks, tested)
         kind = tl.where(tl.max(soft.to(tl.int32), 0) > 0, FROM_RESIDUAL, kind)
     kind = tl.where(target_temperature(target, request) == 0, MOST_LIKELY, kind)
-    kind = tl.where(has_row & ((status & NO_TOKEN) == 0), kind, NOTHING)
+    if rule.KIND == SYNTHETIC:  # which accepts drafts of rows without any token, too
+        kind = tl.where(has_row & ((tl.max(tl.where(used, row_status, 0), 0) & NO_TOKEN) == 0), kind, NOTHING)
+    else:
+        kind = tl.where(has_row & ((status & NO_TOKEN) == 0), kind, NOTHING)
     return num_accepted, kind, tl.where(valid, status, INVALID_PARAMETER)

@@ -6,21 +6,12 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.chain import FROM_RESIDUAL, FROM_TARGET_WITHOUT_DRAFT, load_draft_tokens
+from specens_kernels.parts.draft import NO_DRAFTER, drafter_logits, drafter_of, raw_draft_logits
 from specens_kernels.parts.rules import BLOCK, SMALLEST_RESIDUAL, target_share
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
 from specens_kernels.parts.states import draft_state, keep_part, part_probability, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
-from specens_kernels.parts.target import (
-    NO_DRAFTER,
-    clean,
-    drafter_of,
-    everywhere,
-    member_weight,
-    mix_logits,
-    no_logits_mixed,
-    raw_draft_logits,
-    raw_logits,
-)
+from specens_kernels.parts.target import clean, everywhere, member_weight, mix_logits, no_logits_mixed, raw_logits
 from specens_kernels.types import Status
 
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
@@ -95,7 +86,8 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
         weight = member_weight(target, request, member)
         drafts = subtracts & (drafter == member)
         logits = clean(raw_logits(target, member, request, step, tokens, everywhere((weight != 0) | drafts, tokens)))
-        draft_logits = tl.where(drafts, logits, draft_logits)
+        own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
+        draft_logits = tl.where(drafts, clean(own), draft_logits)
         if target.MIXTURE:
             probabilities += part_probability(state, member, keep_part(statistics, logits, cuts, member))
         else:
@@ -108,7 +100,7 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
     if statistics.DRAFT_PLANE >= 0:
         maximum, offset, draft_scale, cut = own_state
         if draft.logits is not None:
-            draft_logits = clean(raw_draft_logits(draft, request, step, tokens, everywhere(subtracts, tokens)))
+            draft_logits = clean(raw_draft_logits(target, draft, request, step, tokens, everywhere(subtracts, tokens)))
         if statistics.DRAFT_SLOT != NO_SLOT:
             draft_logits = tl.where(draft_logits >= cut, draft_logits, -INFINITY)
         draft_probabilities = tl.exp2(tl.fma(draft_logits - maximum, draft_scale, offset.to(tl.float32)))

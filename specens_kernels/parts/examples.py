@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import Draft, SamplingArguments, Target
+from specens_kernels.arguments import Draft, ProcessingArguments, SamplingArguments, Target
 from specens_kernels.parts.coins import CoinView
-from specens_kernels.parts.target import NO_DRAFTER, DraftView, TargetView, draft_view, target_view
+from specens_kernels.parts.draft import NO_DRAFTER, DraftView, draft_view
+from specens_kernels.parts.target import TargetView, target_view
 from specens_kernels.types import EnsembleKind
 
 BATCH, STEPS, VOCAB = 8, 6, 151936
@@ -36,7 +37,7 @@ def example_target(
     weights = _tensor(BATCH, len(dtypes)) if per_request else None
     sampling = example_sampling(per_request, filters)
     own = (weights, None, None, kind, 0, plausibility)
-    return target_view(Target(*own, members, (1.0,) * len(dtypes), sampling))
+    return target_view(Target(*own, members, (1.0,) * len(dtypes), sampling), STEPS)
 
 
 def example_targets() -> list[TargetView]:
@@ -73,6 +74,29 @@ def example_draft(target: TargetView, index: int) -> DraftView:
     sampling = sampling._replace(temperatures=target.temperatures)
     draft = Draft(tokens, drafters, logits, None, lens, drafter, STEPS - 1, 1, sampling)
     return draft_view(target, draft)
+
+
+def edited_target() -> TargetView:
+    """A lone member in packed rows whose logits are processed and masked in every way."""
+    words, rows, numbers = _tensor(BATCH * STEPS, VOCAB // 32, dtype=torch.int32), _tensor(BATCH), _tensor(BATCH, 50)
+    table = _tensor(BATCH, 50, dtype=torch.int64)
+    tables = (table, numbers, rows, rows, rows, _tensor(BATCH, dtype=torch.int64), table, table, table)
+    processing = ProcessingArguments(*tables, 0, 1.0, 0.0, 0.0)
+    members = [_tensor(BATCH * STEPS, VOCAB, dtype=torch.bfloat16)]
+    own = (None, _tensor(BATCH + 1, dtype=torch.int64), words, EnsembleKind.SINGLE, 0, 0.0)
+    target = Target(*own, members, (1.0,), example_sampling(True, False), processing)
+    return target_view(target, STEPS, _tensor(BATCH, STEPS - 1, dtype=torch.int64))
+
+
+def packed_draft(target: TargetView, outside: bool) -> DraftView:
+    """Packed drafts of unedited logits: from slots, or drawn by a member a token."""
+    drafts = BATCH * (STEPS - 1)
+    tokens, drafters = _tensor(drafts, dtype=torch.int64), _tensor(drafts, dtype=torch.int64)
+    logits, slots = _tensor(2 * BATCH, STEPS, VOCAB), _tensor(BATCH, dtype=torch.int64)
+    source = (None, logits, slots) if outside else (drafters, None, None)
+    return draft_view(
+        target, Draft(tokens, *source, None, NO_DRAFTER.value, STEPS - 1, 0, example_sampling(True, False))
+    )
 
 
 def example_coins(index: int) -> CoinView:

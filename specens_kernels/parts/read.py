@@ -9,20 +9,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specens_kernels.parts.draft import (
+    NO_DRAFTER,
+    draft_temperature,
+    drafter_logits,
+    drafter_of,
+    may_be_drafted,
+    raw_draft_logits,
+)
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import plausible_threshold
 from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, block_softmax, store_number
 from specens_kernels.parts.target import (
-    NO_DRAFTER,
     clean,
-    draft_temperature,
-    drafter_of,
     everywhere,
     marks_of,
     member_weight,
     mix_logits,
     no_logits_mixed,
-    raw_draft_logits,
     raw_logits,
     target_temperature,
 )
@@ -35,10 +39,10 @@ def _is_bad(maximum, powers):
 
 
 @triton.jit
-def _member_marks(logits, weighted, drafts):
+def _member_marks(logits, drafter_logits, weighted, drafts):
     """The marks of a member's logits, the target's where it has weight and the draft's where it drafts."""
     marks = marks_of(logits)
-    return tl.where(weighted, marks, 0) | (tl.where(drafts, marks, 0) << DRAFT_SHIFT)
+    return tl.where(weighted, marks, 0) | (tl.where(drafts, marks_of(drafter_logits), 0) << DRAFT_SHIFT)
 
 
 @triton.jit
@@ -58,7 +62,7 @@ def store_top_token(statistics, row, block, values, value, tokens, wanted):
 
 
 @triton.jit
-def _read_mixture(statistics, target, request, step, row, block, tokens, drafter, CLEAN: tl.constexpr):
+def _read_mixture(statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN: tl.constexpr):
     """Statistics of each member in a mixture of probabilities.
 
     Returns whether a logit is bad, the marks of each token, and the drafting member's logits.
@@ -71,10 +75,12 @@ def _read_mixture(statistics, target, request, step, row, block, tokens, drafter
         weighted = member_weight(target, request, member) != 0
         drafts = drafter == member
         logits = raw_logits(target, member, request, step, tokens, everywhere(weighted | drafts, tokens))
+        own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
-            marks |= _member_marks(logits, weighted, drafts)
+            marks |= _member_marks(logits, own, weighted, drafts)
             logits = clean(logits)
-        draft_logits = tl.where(drafts, logits, draft_logits)
+            own = clean(own)
+        draft_logits = tl.where(drafts, own, draft_logits)
         maximum, powers = _store_softmax(
             statistics, row, member, statistics.PARTS + member, block, logits, logit_scale(temperature)
         )
@@ -85,7 +91,7 @@ def _read_mixture(statistics, target, request, step, row, block, tokens, drafter
 
 
 @triton.jit
-def _read_logit_mixture(statistics, target, request, step, row, block, tokens, drafter, CLEAN: tl.constexpr):
+def _read_logit_mixture(statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN: tl.constexpr):
     """Statistics of the mixed logits. Returns the same."""
     temperature = target_temperature(target, request)
     rows = tl.zeros([1], tl.int64) + row
@@ -98,10 +104,12 @@ def _read_logit_mixture(statistics, target, request, step, row, block, tokens, d
         weight = member_weight(target, request, member)
         drafts = drafter == member
         logits = raw_logits(target, member, request, step, tokens, everywhere((weight != 0) | drafts, tokens))
+        own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
-            marks |= _member_marks(logits, weight != 0, drafts)
+            marks |= _member_marks(logits, own, weight != 0, drafts)
             logits = clean(logits)
-        draft_logits = tl.where(drafts, logits, draft_logits)
+            own = clean(own)
+        draft_logits = tl.where(drafts, own, draft_logits)
         largest = tl.maximum(largest, logits)
         mixed = mix_logits(target, member, mixed, logits, weight, threshold)
         if CLEAN:
@@ -118,19 +126,21 @@ def read_block(statistics, target, draft, row, block, CLEAN: tl.constexpr):
     request = row // target.steps
     step = row % target.steps
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
-    tested = (step < draft.draft_len) & (target_temperature(target, request) != 0)
+    tested = may_be_drafted(draft, request, step) & (target_temperature(target, request) != 0)
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0 and draft.logits is None:
         drafter = drafter_of(draft, request, step, tested)
     if target.MIXTURE:
-        bad, marks, draft_logits = _read_mixture(statistics, target, request, step, row, block, tokens, drafter, CLEAN)
+        bad, marks, draft_logits = _read_mixture(
+            statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN
+        )
     else:
         bad, marks, draft_logits = _read_logit_mixture(
-            statistics, target, request, step, row, block, tokens, drafter, CLEAN
+            statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN
         )
     if statistics.DRAFT_PLANE > 0:
         if draft.logits is not None:
-            draft_logits = raw_draft_logits(draft, request, step, tokens, everywhere(tested, tokens))
+            draft_logits = raw_draft_logits(target, draft, request, step, tokens, everywhere(tested, tokens))
             if CLEAN:
                 marks |= marks_of(draft_logits) << DRAFT_SHIFT
                 draft_logits = clean(draft_logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import torch
@@ -9,15 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels.arguments import Rule
 from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
+from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.sampling import LARGEST_NUMBER
 from specens_kernels.parts.statistics import Statistics
-from specens_kernels.parts.target import DraftView
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind
 
 TOKEN = tl.constexpr(int(RuleKind.TOKEN))
 BLOCK = tl.constexpr(int(RuleKind.BLOCK))
 TYPICAL = tl.constexpr(int(RuleKind.TYPICAL))
+SYNTHETIC = tl.constexpr(int(RuleKind.SYNTHETIC))
 SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
 BEHIND = tl.constexpr(-1.0)  # the share behind the end of a chain
 IN_SUMS = tl.constexpr(-1.0)  # a mass that `sums` has
@@ -30,21 +33,41 @@ class RuleView(NamedTuple):
     alpha: float
     shares: Tensor | None  # float64 [batch, 2, draft_len]: of each prefix, or BEHIND; the mass of a row, or IN_SUMS
     sums: Tensor | None  # float32 [batch, draft_len, blocks]: masses of rows, or their sums of probability * logarithm
+    rates: tuple[float, ...] | None  # of synthetic acceptance, one a position, in float32
+    rate_rests: tuple[float, ...] | None  # what float32 leaves of them
     KIND: tl.constexpr
+    SUBTRACTS: tl.constexpr  # a rejected draft is followed by a token from the residual, else by one from the target
 
 
-def new_rule(
-    statistics: Statistics, draft: DraftView, kind: int, threshold: float = 0.0, alpha: float = 0.0
-) -> RuleView:
+def subtracts(kind: int) -> bool:
+    """Whether a rejected draft is followed by a token from the residual, else by one from the target."""
+    return kind in (RuleKind.TOKEN, RuleKind.BLOCK)
+
+
+def new_rule(statistics: Statistics, draft: DraftView, rule: Rule, batch: int) -> RuleView:
     """A rule with what it needs unwritten."""
     shares = sums = None
-    if kind != RuleKind.TOKEN and draft.tokens is not None:
-        batch, device = draft.tokens.shape[0], statistics.numbers.device
+    kind = rule.kind
+    if kind in (RuleKind.BLOCK, RuleKind.TYPICAL) and draft.tokens is not None:
+        device = statistics.numbers.device
         if kind == RuleKind.BLOCK:
             shares = torch.empty(batch, 2, draft.draft_len, dtype=torch.float64, device=device)
         if kind == RuleKind.TYPICAL or statistics.DRAFT_PLANE.value >= 0:
             sums = torch.empty(batch, draft.draft_len, statistics.blocks, dtype=torch.float32, device=device)
-    return RuleView(threshold, min(alpha, LARGEST_NUMBER), shares, sums, tl.constexpr(kind))
+    rates = rests = None
+    if kind == RuleKind.SYNTHETIC and draft.draft_len > 0:
+        rates = tuple(struct.unpack("f", struct.pack("f", rate))[0] for rate in rule.rates)
+        rests = tuple(exact - rate for exact, rate in zip(rule.rates, rates, strict=True))
+    return RuleView(
+        threshold=rule.threshold,
+        alpha=min(rule.alpha, LARGEST_NUMBER),
+        shares=shares,
+        sums=sums,
+        rates=rates,
+        rate_rests=rests,
+        KIND=tl.constexpr(kind),
+        SUBTRACTS=tl.constexpr(subtracts(kind)),
+    )
 
 
 @triton.jit
@@ -105,3 +128,14 @@ def typical_probability(rule, statistics, draft, request, step, used):
     """What the target probability of a draft must exceed, float64 [steps]."""
     surprise = load_sum(rule, statistics, draft, request, step, used)
     return tl.minimum(rule.alpha * tl.exp(surprise), tl.zeros_like(surprise) + rule.threshold)
+
+
+@triton.jit
+def rate_of(rule, step):
+    """The rate at which synthetic acceptance accepts the draft of each step, float64 like step."""
+    rate = tl.zeros(step.shape, tl.float32)
+    rest = tl.zeros(step.shape, tl.float32)
+    for index in tl.static_range(len(rule.rates)):
+        rate = tl.where(step == index, rule.rates[index], rate)
+        rest = tl.where(step == index, rule.rate_rests[index], rest)
+    return rate.to(tl.float64) + rest.to(tl.float64)

@@ -5,21 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specens_kernels.parts.draft import (
+    NO_DRAFTER,
+    draft_temperature,
+    drafter_logits,
+    drafter_of,
+    may_be_drafted,
+    raw_draft_logits,
+)
 from specens_kernels.parts.sampling import INFINITY, filters_are_valid, logit_scale, min_p_of, top_k_of, top_p_of
 from specens_kernels.parts.states import part_probability, plausible_threshold, target_state
 from specens_kernels.parts.statistics import NO_TOKEN, row_softmax
-from specens_kernels.parts.target import (
-    NO_DRAFTER,
-    clean,
-    draft_temperature,
-    drafter_of,
-    everywhere,
-    part_logits,
-    raw_draft_logits,
-    raw_logits,
-    target_is_valid,
-    target_temperature,
-)
+from specens_kernels.parts.target import clean, everywhere, part_logits, raw_logits, target_is_valid, target_temperature
 
 
 @triton.jit
@@ -63,11 +60,13 @@ def slot_values(statistics, target, draft, source, tokens):
         drafts = slot == statistics.DRAFT_SLOT
         draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
         if draft.logits is not None:
-            draft_logits = clean(raw_draft_logits(draft, request, step, tokens, everywhere(drafts, tokens)))
+            draft_logits = clean(raw_draft_logits(target, draft, request, step, tokens, everywhere(drafts, tokens)))
         else:
             for member in tl.static_range(len(target.logits)):
                 used = drafts & (drafter == member)
-                own = raw_logits(target, member, request, step, tokens, everywhere(used, tokens))
+                everyone = everywhere(used, tokens)
+                own = raw_logits(target, member, request, step, tokens, everyone)
+                own = drafter_logits(target, draft, member, request, step, tokens, everyone, own)
                 draft_logits = tl.where(used, clean(own), draft_logits)
         values = tl.where(drafts, draft_logits, values)
     return values
@@ -126,7 +125,7 @@ def slot_source(statistics, target, draft, request, step, slot):
     drafter = step * 0 + NO_DRAFTER
     exists = slot >= 0
     if statistics.DRAFT_SLOT >= 0:
-        drafts = (slot == statistics.DRAFT_SLOT) & (temperature != 0) & (step < draft.draft_len)
+        drafts = (slot == statistics.DRAFT_SLOT) & (temperature != 0) & may_be_drafted(draft, request, step)
         if draft.logits is None:
             drafter = drafter_of(draft, request, step, drafts)
         given = drafts & ((drafter >= 0) & (drafter < len(target.logits)) | (draft.logits is not None))

@@ -5,17 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_of
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale, over_temperature
 from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, OF_DRAFTER, load_plane, row_softmax
-from specens_kernels.parts.target import (
-    LN_2,
-    NO_DRAFTER,
-    draft_temperature,
-    drafter_of,
-    member_weight,
-    part_logits,
-    target_temperature,
-)
+from specens_kernels.parts.target import LN_2, member_weight, part_logits, target_temperature
 from specens_kernels.types import Status
 
 MEMBER_WITHOUT_TOKEN = tl.constexpr(int(Status.MEMBER_WITHOUT_TOKEN))

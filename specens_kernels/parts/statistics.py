@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels.parts.draft import NO_DRAFTER, DraftView
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
-from specens_kernels.parts.target import NO_DRAFTER, DraftView, TargetView
+from specens_kernels.parts.target import TargetView, batch_of
 from specens_kernels.types import Status
 
 NO_TOKEN = tl.constexpr(int(Status.NO_TOKEN))
@@ -59,14 +60,14 @@ def new_statistics(target: TargetView, draft: DraftView) -> Statistics:
     parts = len(target.logits) if target.MIXTURE.value else 1
     greedy = target.temperatures is not None or target.temperature == 0
     drafts = has_draft_distribution(target, draft)
-    shared = draft.logits is None and target.MIXTURE.value and draft.SAME_TEMPERATURE.value
+    shared = draft.logits is None and target.MIXTURE.value and draft.SAME_TEMPERATURE.value and draft.PROCESSED.value
     plausible = target.log_plausibility is not None
     planes = 2 * parts + 2 * (drafts and not shared)
     top_plane = NO_PLANE if not greedy else 0 if parts == 1 else planes + plausible
     widest = max(target.vocab, draft.vocab) if drafts else target.vocab
     block_vocab = min(max(triton.next_power_of_2(triton.cdiv(widest, BLOCKS_WANTED)), BLOCK_LIMITS[0]), BLOCK_LIMITS[1])
     blocks = triton.cdiv(widest, block_vocab)
-    rows, device = target.logits[0].shape[0] * target.steps, target.logits[0].device
+    rows, device = batch_of(target) * target.steps, target.logits[0].device
     planes_and_more = planes + plausible + (top_plane > 0)
     target_slots = 0 if target.filters is None or greedy_only(target) else 1 if target.WHOLE.value else parts
     draft_slot = NO_PLANE if draft.filters is None or not drafts else target_slots

@@ -1,4 +1,4 @@
-"""The target and the draft distributions of a batch as kernels take them, and their logits in registers."""
+"""The target distribution of a batch as kernels take it, and the members' logits in registers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels import arguments
-from specens_kernels.arguments import Draft, Target
+from specens_kernels.arguments import Target
+from specens_kernels.parts.edits import (
+    EditView,
+    MaskView,
+    allowed,
+    edit_view,
+    edits_are_valid,
+    mask_view,
+    processed,
+)
 from specens_kernels.parts.sampling import (
     FLOAT_MAX,
     INFINITY,
@@ -20,12 +28,10 @@ from specens_kernels.parts.sampling import (
     filters_are_valid,
     parameter_number,
     request_number,
-    same_filters,
     stride_of,
 )
 from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
-NO_DRAFTER = tl.constexpr(arguments.NO_DRAFTER)
 LN_2 = tl.constexpr(0.6931471805599453)
 NAN_LOGITS = tl.constexpr(int(Status.NAN_LOGITS))
 INFINITE_LOGITS = tl.constexpr(int(Status.INFINITE_LOGITS))
@@ -35,7 +41,7 @@ WEIGHT_TOLERANCE = tl.constexpr(WEIGHT_SUM_TOLERANCE)
 class TargetView(NamedTuple):
     """The target distribution. Tuples have one entry a member; rows and temperatures win where they are not None."""
 
-    logits: tuple[Tensor, ...]  # float32, bfloat16 or float16 [batch, steps, vocab of the member]
+    logits: tuple[Tensor, ...]  # float32, bfloat16 or float16 [batch, steps, vocab of the member], or packed rows
     strides_batch: tuple[int, ...]
     strides_step: tuple[int, ...]
     vocabs: tuple[int, ...]
@@ -48,44 +54,26 @@ class TargetView(NamedTuple):
     temperatures_stride: int
     log_plausibility: float | None  # only where member 0 has weight
     filters: FilterView | None
+    row_offsets: Tensor | None  # int64 [batch + 1] of packed rows
+    edits: EditView | None
+    mask: MaskView | None
     MIXTURE: tl.constexpr  # of probabilities, a lone member included; else of logits
     WHOLE: tl.constexpr  # the filters act on a mixture of several members, not on each part of the target
 
 
-class DraftView(NamedTuple):
-    """The draft tokens and what they were drawn from: a member, outside logits, or nothing (one-hot). Default: none."""
-
-    draft_len: int = 0
-    lens: Tensor | None = None  # int64 [batch]
-    tokens: Tensor | None = None  # int64 or int32 [batch, draft_len]
-    tokens_stride_batch: int = 0
-    tokens_stride_step: int = 0
-    drafter: int = NO_DRAFTER.value
-    drafters: Tensor | None = None  # int64 [batch, draft_len]
-    logits: Tensor | None = None  # [batch, draft_len, vocab]
-    logits_stride_batch: int = 0
-    logits_stride_step: int = 0
-    vocab: int = 0
-    temperature: float = 0.0
-    temperatures: Tensor | None = None  # float32 [batch]
-    temperatures_stride: int = 0
-    filters: FilterView | None = None
-    SAME_TEMPERATURE: tl.constexpr = tl.constexpr(True)  # known to be the target's
-    SAME_FILTERS: tl.constexpr = tl.constexpr(True)  # known to be those of the target's parts
-
-
-def target_view(arguments: Target) -> TargetView:
-    """From an operator's arguments, with member_logits [batch, steps, vocab]."""
+def target_view(arguments: Target, steps: int, drafts: Tensor | None = None) -> TargetView:
+    """From an operator's arguments. steps: the most rows of a request. drafts: [batch, n], those before the rows."""
     members, sampling = arguments.member_logits, arguments.sampling
     filters, mixture = filter_view(sampling), arguments.ensemble != EnsembleKind.LOGIT_MIXTURE
     whole = filters is not None and mixture and len(members) > 1 and not arguments.filter_members
+    batch = (members[0] if arguments.row_offsets is None else arguments.row_offsets[1:]).shape[0]
     return TargetView(
         logits=tuple(members),
-        strides_batch=tuple(logits.stride(0) for logits in members),
-        strides_step=tuple(logits.stride(1) for logits in members),
-        vocabs=tuple(logits.shape[2] for logits in members),
-        vocab=max(logits.shape[2] for logits in members),
-        steps=members[0].shape[1],
+        strides_batch=tuple(logits.stride(0) if logits.dim() == 3 else 0 for logits in members),
+        strides_step=tuple(logits.stride(-2) for logits in members),
+        vocabs=tuple(logits.shape[-1] for logits in members),
+        vocab=max(logits.shape[-1] for logits in members),
+        steps=steps,
         weights=tuple(min(max(weight, -LARGEST_NUMBER), LARGEST_NUMBER) for weight in arguments.weights),
         weight_rows=arguments.weight_rows,
         temperature=parameter_number(sampling.temperature),
@@ -93,47 +81,22 @@ def target_view(arguments: Target) -> TargetView:
         temperatures_stride=stride_of(sampling.temperatures),
         log_plausibility=math.log(arguments.plausibility) if arguments.plausibility > 0 else None,
         filters=filters,
+        row_offsets=arguments.row_offsets,
+        edits=edit_view(arguments.processing, drafts, batch, members[0].device),
+        mask=mask_view(arguments.allowed),
         MIXTURE=tl.constexpr(mixture),
         WHOLE=tl.constexpr(whole),
     )
 
 
-def draft_view(target: TargetView, draft: Draft) -> DraftView:
-    """From an operator's arguments."""
-    number, temperatures = parameter_number(draft.sampling.temperature), draft.sampling.temperatures
-    filters = filter_view(draft.sampling)
-    stride_batch, stride_step, vocab = (
-        (0, 0, 0) if draft.logits is None else (draft.logits.stride(0), draft.logits.stride(1), draft.logits.shape[2])
-    )
-    return DraftView(
-        draft_len=draft.tokens.shape[1],
-        lens=draft.lens,
-        tokens=draft.tokens,
-        tokens_stride_batch=draft.tokens.stride(0),
-        tokens_stride_step=draft.tokens.stride(1),
-        drafter=draft.drafter,
-        drafters=draft.drafters,
-        logits=draft.logits,
-        logits_stride_batch=stride_batch,
-        logits_stride_step=stride_step,
-        vocab=vocab,
-        temperature=number,
-        temperatures=temperatures,
-        temperatures_stride=stride_of(temperatures),
-        filters=filters,
-        SAME_TEMPERATURE=tl.constexpr(temperatures is target.temperatures and number == target.temperature),
-        SAME_FILTERS=tl.constexpr(not target.WHOLE.value and same_filters(filters, target.filters)),
-    )
+def batch_of(target: TargetView) -> int:
+    """The number of requests."""
+    return target.logits[0].shape[0] if target.row_offsets is None else target.row_offsets.shape[0] - 1
 
 
 @triton.jit
 def target_temperature(target, request):
     return request_number(target.temperature, target.temperatures, target.temperatures_stride, request)
-
-
-@triton.jit
-def draft_temperature(draft, request):
-    return request_number(draft.temperature, draft.temperatures, draft.temperatures_stride, request)
 
 
 @triton.jit
@@ -149,6 +112,8 @@ def target_is_valid(target, request):
     """Whether a request's temperature, filters and weights are in range."""
     temperature = target_temperature(target, request)
     valid = (temperature >= 0) & (temperature < INFINITY)
+    if target.edits is not None:
+        valid &= edits_are_valid(target.edits, request)
     if target.filters is not None:
         valid &= filters_are_valid(target.filters, request)
     if target.weight_rows is not None:
@@ -183,18 +148,38 @@ def everywhere(condition, like):
 
 
 @triton.jit
-def raw_logits(target, member, request, step, tokens, used):
-    """A member's logits as float32, -inf where `used` is false or its vocabulary ends."""
-    row_ptr = target.logits[member] + request * target.strides_batch[member] + step * target.strides_step[member]
-    used = used & (tokens < target.vocabs[member])
-    return tl.load(row_ptr + tokens, mask=used, other=-INFINITY).to(tl.float32)
+def row_place(target, request, step):
+    """The index of a row along the steps of what is [batch, steps, ...] or packed."""
+    if target.row_offsets is not None:
+        step = step + tl.load(target.row_offsets + request)
+    return step
 
 
 @triton.jit
-def raw_draft_logits(draft, request, step, tokens, used):
-    """An outside drafter's logits, likewise."""
-    row_ptr = draft.logits + request * draft.logits_stride_batch + step * draft.logits_stride_step
-    return tl.load(row_ptr + tokens, mask=used & (tokens < draft.vocab), other=-INFINITY).to(tl.float32)
+def edited(target, request, step, tokens, used, logits):
+    """Logits of a member, or of the drafts, after processing and without the tokens that are not allowed."""
+    if target.edits is not None:
+        logits = processed(target.edits, request, step, tokens, used, logits)
+    if target.mask is not None:
+        row = row_place(target, request, step)
+        logits = tl.where(allowed(target.mask, row, request, tokens, used), logits, -INFINITY)
+    return logits
+
+
+@triton.jit
+def raw_logits(target, member, request, step, tokens, used):
+    """A member's logits as float32, edited, -inf where `used` is false or its vocabulary ends."""
+    logits = unedited_logits(target, member, request, step, tokens, used)
+    return edited(target, request, step, tokens, used, logits)
+
+
+@triton.jit
+def unedited_logits(target, member, request, step, tokens, used):
+    """The same, as they are."""
+    row = row_place(target, request, step)
+    row_ptr = target.logits[member] + request * target.strides_batch[member] + row * target.strides_step[member]
+    used = used & (tokens < target.vocabs[member])
+    return tl.load(row_ptr + tokens, mask=used, other=-INFINITY).to(tl.float32)
 
 
 @triton.jit
@@ -231,21 +216,3 @@ def part_logits(target, part, request, step, tokens, used, threshold):
             logits = clean(raw_logits(target, member, request, step, tokens, used & weighted))
             mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
         return mixed
-
-
-@triton.jit
-def drafter_of(draft, request, step, used):
-    """The member that drafted at `step`, or another number where none did; like `step`."""
-    if draft.drafters is not None:
-        return tl.load(draft.drafters + request * draft.draft_len + step, mask=used, other=NO_DRAFTER)
-    else:
-        return tl.where(used, step * 0 + draft.drafter, NO_DRAFTER)
-
-
-@triton.jit
-def chain_len(draft, request):
-    """The number of a request's draft tokens, int64."""
-    if draft.lens is not None:
-        return tl.load(draft.lens + request)
-    else:
-        return request * 0 + draft.draft_len

@@ -15,7 +15,6 @@ from specens_kernels import (
     Contrastive,
     LogitMixture,
     Mixture,
-    Processing,
     Sampling,
     sample,
     target_logprobs,
@@ -196,27 +195,6 @@ def test_target_logprobs_names_a_bad_argument(argument, changes):
 )
 def test_an_object_of_the_api_names_what_it_cannot_mean(argument, build):
     assert_named(argument, build, {})
-
-
-@pytest.mark.parametrize(
-    ("name", "call", "changes"),
-    [
-        ("rule", verify, {"rule": "synthetic", "backend": "triton"}),
-        (
-            "row_offsets",
-            verify,
-            {"member_logits": LOGITS[0], "row_offsets": SEEDS, "draft_tokens": TOKENS[:1, :0]}
-            | {"seeds": SEEDS[:1], "positions": SEEDS[:1], "backend": "triton"},
-        ),
-        ("allowed", verify, {"allowed": WORDS, "backend": "triton"}),
-        ("allowed", draw, {"allowed": WORDS[:, 0], "backend": "triton"}),
-        ("processing", draw, {"processing": Processing(presence_penalty=1.0), "backend": "triton"}),
-        ("logprobs", draw, {"logprobs": "raw", "backend": "triton"}),
-    ],
-)
-def test_an_argument_that_is_not_served_is_refused_and_not_ignored(name, call, changes):
-    with pytest.raises(NotImplementedError, match=name):
-        call(**changes)
 
 
 @pytest.mark.parametrize("call", [verify, draw])

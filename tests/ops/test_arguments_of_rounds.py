@@ -221,19 +221,3 @@ def test_target_logprobs_names_a_bad_argument(argument, changes):
 @pytest.mark.parametrize("mask", [1, [1, 2], torch.tensor(1, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)])
 def test_target_logprobs_of_one_row_names_a_bad_mask(mask):
     assert_named("allowed", score, {"member_logits": LOGITS[:, 0], "allowed": mask})
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("processing", {"processing": with_end(min_tokens=1)}),
-        ("processing", {"processing": Processing(logit_bias=BIAS)}),
-        ("draft_slots", {"draft_slots": SEEDS, "draft_logits": KEPT}),
-        ("row_offsets", PACKED_ROUND),
-        ("logprobs", {"top_logprobs": 1}),
-        ("rule", {"rule": Synthetic(0.5)}),
-    ],
-)
-def test_what_triton_does_not_serve_is_refused_and_not_ignored(name, changes):
-    with pytest.raises(NotImplementedError, match=name):
-        verify(**changes, backend="triton")

@@ -187,6 +187,7 @@ def test_what_was_not_asked_for_is_none(backend, vocab):
         "logprobs",
         "top_tokens",
         "top_logprobs",
+        "path",
     ]
     draw = sample(logits[:, 0], uniforms=torch.tensor([0.5]), top_logprobs=1, backend=backend)
     assert draw.logprobs is not None

@@ -11,19 +11,19 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import Drafts, Unpacker, ready_for_kernels
-from specens_kernels.parts.examples import example_draft, example_targets, filtered_targets
+from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
+from specens_kernels.parts.draft import DraftView, chain_len, row_count
+from specens_kernels.parts.examples import edited_target, example_draft, example_targets, filtered_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 from specens_kernels.parts.read import read_block, store_top_token
-from specens_kernels.parts.refusals import refuse
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.search import SEARCH_BLOCK, search
 from specens_kernels.parts.slots import slot_filters, slot_is_filtered, slot_source
 from specens_kernels.parts.states import log_probability, may_hold_top, part_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, store_number, top_tokens
 from specens_kernels.parts.target import (
-    DraftView,
     TargetView,
-    chain_len,
+    batch_of,
     clean,
     everywhere,
     part_logits,
@@ -39,7 +39,7 @@ CANDIDATES_SHARE, FEWEST_CANDIDATES = 512, 16  # of a row's tokens that a search
 
 @triton.jit
 def _row_is_needed(target, draft, request, step):
-    return step < chain_len(draft, request) + target.steps - draft.draft_len
+    return step < row_count(target, draft, request, chain_len(draft, request))
 
 
 @triton.jit
@@ -157,8 +157,10 @@ def _target_logprobs_kernel(
 
 def statistics_launches(statistics: Statistics, target: TargetView, draft: DraftView) -> Iterator[Launch]:
     """What fills the statistics: the first reads each needed logit once, the others only where they must."""
-    grid = (target.logits[0].shape[0] * target.steps, statistics.blocks)
+    grid = (batch_of(target) * target.steps, statistics.blocks)
     arguments = {"statistics": statistics, "target": target, "draft": draft}
+    if target.edits is not None:
+        yield edit_launch(target.edits)
     if target.log_plausibility is not None:
         yield Launch(_plausible_kernel, grid, arguments, WARPS)
     yield Launch(_statistics_kernel, grid, arguments, WARPS)
@@ -198,10 +200,10 @@ def launch(*flat: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
     unpacker = Unpacker(flat)
     arguments = unpacker.target()
-    unpacker.group(Drafts)
+    given = unpacker.group(Drafts)
     arguments = unpacker.weighted(arguments)
-    refuse(arguments)
-    target = target_view(ready_for_kernels(arguments))
+    drafts = None if given.drafts is None else given.drafts.contiguous()
+    target = target_view(ready_for_kernels(arguments), arguments.member_logits[0].shape[1], drafts)
     shape = (*target.logits[0].shape[:2], target.vocab)
     logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)
     run(launches(logprobs, target), logprobs)
@@ -211,7 +213,7 @@ def launch(*flat: Any) -> Tensor:
 def aot_variants() -> list[AotVariant]:
     """(kernel, signature, constexprs) of what is launched, for compilation without a GPU.
 
-    Of filtered targets the search, and what reads a whole mixture.
+    Of filtered targets the search, and what reads a whole mixture; of processing what sums its tables.
     """
     variants = []
     for target in example_targets():
@@ -221,7 +223,7 @@ def aot_variants() -> list[AotVariant]:
         draft = example_draft(target, index)
         variants.append(aot_variant(filter_launch(new_statistics(target, draft), target, draft)))
     *_, last = launches(_meta_logprobs(mixture), mixture)
-    return [*variants, aot_variant(last)]
+    return [*variants, aot_variant(last), aot_variant(edit_launch(edited_target().edits))]
 
 
 def _meta_logprobs(target: TargetView) -> Tensor:

@@ -106,9 +106,9 @@ def verify_chain(
         fields are those that are asked for.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
-    Returns a Verdict. Raises ValueError naming the argument that is wrong, NotImplementedError naming a parameter that
-    is not served, RuntimeError where a backend that was asked for by name is not usable. What only the device can read
-    (lengths, offsets, slots, per-request parameters) is checked there: `Status.INVALID_PARAMETER`.
+    Returns a Verdict. Raises ValueError naming the argument that is wrong, RuntimeError where a backend that was asked
+    for by name is not usable. What only the device can read (lengths, offsets, slots, per-request parameters) is
+    checked there: `Status.INVALID_PARAMETER`.
     """
     origin = (drafter, draft_logits, draft_sampling, rule, draft_lens, max_draft_len, row_offsets, draft_slots)
     edits, coins = (processing, process_drafts, allowed), (seeds, positions, uniforms)

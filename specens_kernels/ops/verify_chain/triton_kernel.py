@@ -8,42 +8,48 @@ requests need no logits but those of one block. The block rule and the typical r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.arguments import NO_LOGPROBS, ChainArguments, ready_for_kernels
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    ChainArguments,
+    Report,
+    Rule,
+    ready_for_kernels,
+)
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
+from specens_kernels.ops.verify_chain.triton_report import (
+    ReportView,
+    example_report_launch,
+    new_results,
+    raw_report_launches,
+    raw_view,
+    report_launches,
+)
 from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, rule_launches, shares_kernel
-from specens_kernels.parts.chain import (
-    FROM_RESIDUAL,
-    MOST_LIKELY,
-    NOTHING,
-    Outcome,
-    walk,
-)
+from specens_kernels.parts.chain import FROM_RESIDUAL, MOST_LIKELY, NOTHING, Outcome, walk
 from specens_kernels.parts.coins import CoinView, coins_of
+from specens_kernels.parts.draft import DraftView, dense_drafts, draft_view, row_limit, without_distribution
 from specens_kernels.parts.draw import block_probabilities, draw_token, row_states
-from specens_kernels.parts.examples import example_coins, example_draft, example_targets, filtered_targets
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
-from specens_kernels.parts.refusals import refuse
-from specens_kernels.parts.rules import (
-    BLOCK,
-    RuleView,
-    new_rule,
-    target_share,
+from specens_kernels.parts.examples import (
+    edited_target,
+    example_coins,
+    example_draft,
+    example_targets,
+    filtered_targets,
+    packed_draft,
 )
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, subtracts, target_share
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
-from specens_kernels.parts.target import (
-    DraftView,
-    TargetView,
-    draft_view,
-    target_view,
-)
+from specens_kernels.parts.target import TargetView, batch_of, target_view
 from specens_kernels.types import RuleKind
 
 STREAM_NEXT = 1
@@ -148,24 +154,11 @@ def _next_token_kernel(
     tl.store(outcome.status + request, status)
 
 
-def new_outcome(
-    statistics: Statistics,
-    target: TargetView,
-    draft: DraftView,
-    rule: int,
-    logprobs: bool,
-    out: Sequence[Tensor] | None = None,
-) -> Outcome:
-    """Unwritten results, in `out` where it is given."""
-    batch, device = target.logits[0].shape[0], target.logits[0].device
-    columns = (batch, draft.draft_len + 1)
-    residuals = statistics.DRAFT_PLANE.value >= 0 and rule != RuleKind.TYPICAL
+def new_outcome(results: Sequence[Tensor], statistics: Statistics, kind: int, logprobs: bool) -> Outcome:
+    """What is to be written of results. logprobs: whether the target's are asked for."""
+    tokens, num_accepted, num_tokens, next_token, status, *reported = results
+    residuals = statistics.DRAFT_PLANE.value >= 0 and subtracts(kind)
     later = residuals or statistics.TARGET_SLOTS.value > 0
-    if out is None:
-        sizes = [(columns, torch.int64), *[((batch,), torch.int64)] * 3, ((batch,), torch.int32)]
-        sizes += [(columns, torch.float32)] * logprobs
-        out = [torch.empty(size, dtype=dtype, device=device) for size, dtype in sizes]
-    tokens, num_accepted, num_tokens, next_token, status, *reported = out
     return Outcome(
         tokens=tokens,
         num_accepted=num_accepted,
@@ -173,7 +166,7 @@ def new_outcome(
         next_token=next_token,
         logprobs=reported[0] if logprobs else None,
         status=status,
-        kinds=torch.empty(batch, dtype=torch.int32, device=device) if later else None,
+        kinds=torch.empty_like(status) if later else None,
     )
 
 
@@ -193,7 +186,7 @@ def launches(
     """
     yield from statistics_launches(statistics, target, draft)
     yield from rule_launches(rule, statistics, target, draft, coins)
-    batch, blocks = target.logits[0].shape[0], statistics.blocks
+    batch, blocks = batch_of(target), statistics.blocks
     block_steps = min(LARGEST_BLOCK_STEPS, max(1, TESTED_NUMBERS // statistics.BLOCK_COUNT.value))
     arguments = {
         "outcome": outcome,
@@ -215,27 +208,41 @@ def launches(
     )
 
 
-def decide(
-    target: TargetView,
-    draft: DraftView,
-    rule: tuple[int, float, float],
-    coins: CoinView,
-    first_step: int,
-    stream: int,
-    logprobs: bool,
-    out: Sequence[Tensor] | None = None,
-) -> Outcome:
-    """Launch everything. rule: its kind, threshold and alpha. out: where to write, in the order of the results."""
+class Call(NamedTuple):
+    """What is decided and told of a batch."""
+
+    target: TargetView
+    raw: TargetView | None  # what log-probabilities are told of, where it is another
+    draft: DraftView
+    rule: Rule
+    coins: CoinView
+    first_step: int  # of the coins' steps
+    stream: int  # of the next token's coin
+    report: Report
+
+
+def decide(call: Call, results: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
+    """Launch everything and return the results, which are given or new."""
+    target, draft, report = call.target, call.draft, call.report
+    if results is None:
+        results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
     statistics = new_statistics(target, draft)
-    outcome = new_outcome(statistics, target, draft, rule[0], logprobs, out)
-    view = new_rule(statistics, draft, *rule)
-    run(launches(outcome, statistics, target, draft, view, coins, first_step, stream), outcome.tokens)
-    return outcome
+    outcome = new_outcome(results, statistics, call.rule.kind, report.logprobs == TARGET_LOGPROBS)
+    rule = new_rule(statistics, draft, call.rule, batch_of(target))
+    run(launches(outcome, statistics, target, draft, rule, call.coins, call.first_step, call.stream), results[0])
+    if call.raw is not None:
+        logprobs, *top = results[5:]
+        view = ReportView(outcome.tokens, draft.draft_len + 1, logprobs, *(top or (None, None)), report.top)
+        run(raw_report_launches(view, call.raw, outcome.num_tokens), outcome.tokens)
+    elif report.top > 0:
+        view = ReportView(outcome.tokens, draft.draft_len + 1, None, *results[6:], report.top)
+        run(report_launches(view, statistics, target), outcome.tokens)
+    return results
 
 
 def launch(*flat: Any) -> list[Tensor]:
     """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`."""
-    return _launch(flat, None)
+    return list(_launch(flat, None))
 
 
 def launch_out(*flat: Any) -> None:
@@ -243,42 +250,49 @@ def launch_out(*flat: Any) -> None:
     _launch(flat[:-1], flat[-1])
 
 
-def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> list[Tensor]:
+def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> Sequence[Tensor]:
     arguments = ChainArguments.unpack(flat)
-    refuse(arguments.target, arguments.draft, arguments.rule.kind, arguments.report)
-    target = target_view(ready_for_kernels(arguments.target))
+    ready, steps = ready_for_kernels(arguments.target), row_limit(arguments.target, arguments.draft)
+    drafts = dense_drafts(ready, arguments.draft) if ready.processing.active else None
+    target = target_view(ready, steps, drafts)
     draft = draft_view(target, ready_for_kernels(arguments.draft))
-    logprobs = arguments.report.logprobs != NO_LOGPROBS
-    rule = arguments.rule.kind, arguments.rule.threshold, arguments.rule.alpha
-    coins = CoinView(*ready_for_kernels(arguments.coins))
-    outcome = decide(target, draft, rule, coins, 0, STREAM_NEXT, logprobs, out)
-    reported = [] if outcome.logprobs is None else [outcome.logprobs]
-    verdict = [outcome.tokens, outcome.num_accepted, outcome.num_tokens, outcome.next_token, outcome.status]
-    return [*verdict, *reported]
+    if arguments.rule.kind == RuleKind.SYNTHETIC:
+        draft = without_distribution(draft)
+    coins, report = CoinView(*ready_for_kernels(arguments.coins)), arguments.report
+    call = Call(target, raw_view(ready, report, steps), draft, arguments.rule, coins, 0, STREAM_NEXT, report)
+    return decide(call, out)
 
 
 def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU.
+    """What is launched, for compilation without a GPU.
 
-    Of filters and rules the kernels behind the statistics: with a contrast and an outside draft, and a lone member.
+    Of filters, rules, edits, packed rows and reports the kernels behind the statistics, for some targets and drafts.
     """
-    variants = []
+    found: list[Launch] = []
     for index, target in enumerate(example_targets()):
-        variants += [aot_variant(launch) for launch in _example_launches(target, index, RuleKind.TOKEN)]
+        found += _example_launches(target, example_draft(target, index), index, RuleKind.TOKEN)
     lone, _, contrast = filtered_targets()
-    *_, masses, residual, draw = _example_launches(contrast, 2, RuleKind.BLOCK)
-    shares, entropy = (
-        launch
-        for kind in (RuleKind.BLOCK, RuleKind.TYPICAL)
-        for launch in _example_launches(lone, 0, kind)
-        if launch.kernel in (shares_kernel, entropy_kernel)
-    )
-    return variants + [aot_variant(launch) for launch in (shares, masses, entropy, residual, draw)]
+    *_, masses, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
+    for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
+        behind = _example_launches(lone, example_draft(lone, 0), 0, kind)
+        found += [launch for launch in behind if launch.kernel in (shares_kernel, entropy_kernel)]
+    return [aot_variant(launch) for launch in [*found, masses, residual, draw, *_edited_launches()]]
 
 
-def _example_launches(target: TargetView, index: int, kind: RuleKind) -> Iterator[Launch]:
-    draft = example_draft(target, index)
+def _edited_launches() -> Iterator[Launch]:
+    """With edits and packed rows the kernels of two kinds of drafts; besides, a synthetic draw and a report."""
+    target, lone = edited_target(), example_targets()[0]
+    _, statistics, *_ = _example_launches(target, packed_draft(target, False), 1, RuleKind.TOKEN)
+    *_, residual, _ = _example_launches(target, packed_draft(target, True), 0, RuleKind.TOKEN)
+    *_, draw = _example_launches(lone, without_distribution(example_draft(lone, 1)), 1, RuleKind.SYNTHETIC)
+    yield from (statistics, residual, draw, example_report_launch())
+
+
+def _example_launches(target: TargetView, draft: DraftView, index: int, kind: RuleKind) -> Iterator[Launch]:
     statistics = new_statistics(target, draft)
-    outcome = new_outcome(statistics, target, draft, kind, logprobs=index % 2 == 0)
-    rule = new_rule(statistics, draft, kind, 0.3, 0.09)
+    report = Report(NO_LOGPROBS if index % 2 else TARGET_LOGPROBS, 0)
+    results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
+    outcome = new_outcome(results, statistics, kind, report.logprobs == TARGET_LOGPROBS)
+    rates = (0.8,) * draft.draft_len if kind == RuleKind.SYNTHETIC else ()
+    rule = new_rule(statistics, draft, Rule(int(kind), 0.3, 0.09, rates), batch_of(target))
     return launches(outcome, statistics, target, draft, rule, example_coins(index), 0, STREAM_NEXT)

@@ -9,11 +9,12 @@ import triton.language as tl
 
 from specens_kernels.parts.chain import draft_odds, load_draft_tokens, request_is_valid
 from specens_kernels.parts.coins import CoinView
+from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature
 from specens_kernels.parts.draw import block_probabilities, row_states
 from specens_kernels.parts.launches import Launch
 from specens_kernels.parts.rules import BEHIND, IN_SUMS, RuleView, load_mass, load_share
 from specens_kernels.parts.statistics import NO_TOKEN, Statistics
-from specens_kernels.parts.target import DraftView, TargetView, chain_len, draft_temperature, target_temperature
+from specens_kernels.parts.target import TargetView, target_temperature
 
 SHARES_WARPS, SUMS_WARPS = 4, 8
 
@@ -27,7 +28,7 @@ def shares_kernel(
     coins,  # CoinView
 ):
     request = tl.program_id(0).to(tl.int64)
-    valid = request_is_valid(target, draft, coins, request, 1)
+    valid = request_is_valid(target, draft, coins, rule, request, 1)
     greedy = target_temperature(target, request) == 0
     length = tl.where(valid & (greedy == 0), chain_len(draft, request), 0)
     soft_length = tl.where(draft_temperature(draft, request) == 0, 0, length)

@@ -1,0 +1,140 @@
+"""What is told of emitted tokens beside their target log-probability, on a GPU: a pass over their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.arguments import NO_LOGPROBS, RAW_LOGPROBS, Report, Target
+from specens_kernels.ops.target_logprobs.reference import raw
+from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
+from specens_kernels.parts.draft import DraftView
+from specens_kernels.parts.examples import example_targets
+from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.sampling import INFINITY
+from specens_kernels.parts.states import log_probability, target_state
+from specens_kernels.parts.statistics import NOWHERE, Statistics, new_statistics
+from specens_kernels.parts.target import TargetView, batch_of, target_view
+
+WARPS = 8
+
+
+class ReportView(NamedTuple):
+    """What is written of each column of `tokens`; None where it is not asked for."""
+
+    tokens: Tensor  # int64 [batch, columns], those emitted, -1 for none
+    columns: int
+    logprobs: Tensor | None  # float32 [batch, columns], of the emitted tokens
+    top_tokens: Tensor | None  # int64 [batch, columns, top], most likely first, the lowest on a tie
+    top_logprobs: Tensor | None  # float32 [batch, columns, top]
+    top: int
+
+
+@triton.jit
+def _next_best(statistics, target, state, request, step, block, value, token):
+    """The most likely token of a block behind one of that log-probability; its log-probability first.
+
+    -inf and NOWHERE where there is none.
+    """
+    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    used = tokens < target.vocab
+    logprobs = log_probability(statistics, target, state, request, step, tokens, used, tl.float32)
+    behind = used & ((logprobs < value) | ((logprobs == value) & (tokens > token)))
+    logprobs = tl.where(behind, logprobs, -INFINITY)
+    best = tl.max(logprobs, 0)
+    return best, tl.min(tl.where((logprobs == best) & (logprobs > -INFINITY), tokens, NOWHERE), 0)
+
+
+@triton.jit
+def _write_top(report, statistics, target, state, request, step, place):
+    """Keep the best token of each block that is not written yet, and write the best of these."""
+    index = tl.arange(0, statistics.BLOCK_COUNT)
+    values = tl.zeros([statistics.BLOCK_COUNT], tl.float32) - INFINITY
+    tokens = tl.zeros([statistics.BLOCK_COUNT], tl.int32) + NOWHERE
+    for block in range(statistics.blocks):
+        best, token = _next_best(statistics, target, state, request, step, block, INFINITY, -1)
+        values = tl.where(index == block, best, values)
+        tokens = tl.where(index == block, token, tokens)
+    for rank in range(report.top):
+        best = tl.max(values, 0)
+        token = tl.min(tl.where((values == best) & (values > -INFINITY), tokens, NOWHERE), 0)
+        tl.store(report.top_logprobs + place * report.top + rank, best)
+        tl.store(report.top_tokens + place * report.top + rank, tl.where(token == NOWHERE, -1, token))
+        if token != NOWHERE:
+            block = token // statistics.BLOCK_VOCAB
+            best, token = _next_best(statistics, target, state, request, step, block, best, token)
+            values = tl.where(index == block, best, values)
+            tokens = tl.where(index == block, token, tokens)
+
+
+@triton.jit
+def _report_kernel(
+    report,  # ReportView, written
+    statistics,  # Statistics
+    target,  # TargetView
+):
+    place = tl.program_id(0).to(tl.int64)
+    request = place // report.columns
+    step = place % report.columns
+    token = tl.load(report.tokens + place)
+    if token < 0:
+        if report.logprobs is not None:
+            tl.store(report.logprobs + place, 0.0)
+        if report.top_tokens is not None:
+            for rank in range(report.top):
+                tl.store(report.top_logprobs + place * report.top + rank, -INFINITY)
+                tl.store(report.top_tokens + place * report.top + rank, -1)
+        return
+    rows = tl.zeros([1], tl.int64) + request * target.steps + step
+    state, _ = target_state(statistics, target, request, rows, rows >= 0)
+    if report.logprobs is not None:
+        tokens = (rows & 0) + token
+        own = log_probability(statistics, target, state, request, step, tokens, tokens >= 0, tl.float64)
+        tl.store(report.logprobs + place, tl.max(own, 0).to(tl.float32))
+    if report.top_tokens is not None:
+        _write_top(report, statistics, target, state, request, step, place)
+
+
+def new_results(batch: int, columns: int, report: Report, device: torch.device) -> list[Tensor]:
+    """Unwritten results in the order in which operators return or take them; see `Verdict`."""
+    shape = (batch, columns)
+    sizes = [(shape, torch.int64), *[((batch,), torch.int64)] * 3, ((batch,), torch.int32)]
+    if report.logprobs != NO_LOGPROBS:
+        sizes.append((shape, torch.float32))
+    if report.top > 0:
+        sizes += [((*shape, report.top), torch.int64), ((*shape, report.top), torch.float32)]
+    return [torch.empty(size, dtype=dtype, device=device) for size, dtype in sizes]
+
+
+def report_launches(report: ReportView, statistics: Statistics, target: TargetView) -> Iterator[Launch]:
+    """A program for each column. statistics: of the rows of emitted tokens."""
+    grid = (report.tokens.shape[0] * report.columns,)
+    yield Launch(_report_kernel, grid, {"report": report, "statistics": statistics, "target": target}, WARPS)
+
+
+def raw_report_launches(report: ReportView, target: TargetView, num_tokens: Tensor) -> Iterator[Launch]:
+    """The same of another target, whose rows are read first where a token was emitted. num_tokens: int64 [batch]."""
+    statistics = new_statistics(target, DraftView())
+    emitted = DraftView(draft_len=target.steps, lens=num_tokens)  # a row each
+    yield from statistics_launches(statistics, target, emitted)
+    yield from report_launches(report, statistics, target)
+
+
+def raw_view(target: Target, report: Report, steps: int) -> TargetView | None:
+    """The target without temperature, filters and processing, if it is that which log-probabilities are asked of."""
+    return target_view(raw(target), steps) if report.logprobs == RAW_LOGPROBS else None
+
+
+def example_report_launch() -> Launch:
+    """A report of raw logits, without data."""
+    target = example_targets()[2]
+    results = new_results(batch_of(target), target.steps, Report(RAW_LOGPROBS, 5), target.logits[0].device)
+    tokens, _, num_tokens, _, _, logprobs, top_tokens, top_logprobs = results
+    report = ReportView(tokens, target.steps, logprobs, top_tokens, top_logprobs, 5)
+    *_, launch = raw_report_launches(report, target, num_tokens)
+    return launch
