@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specens.generate import Generation, SpeculativeEnsemble
     from specens.request import Event
+    from specens.schedules.plan import TreePlan
     from specens.statistics import Statistics
 
-__all__ = ["Event", "Generation", "SpeculativeEnsemble", "Statistics"]
+__all__ = ["Event", "Generation", "SpeculativeEnsemble", "Statistics", "TreePlan"]
 
 # Loaded on first use: the command line answers --help, and `doctor` explains a broken installation, without torch.
 _HOMES = {
@@ -16,6 +17,7 @@ _HOMES = {
     "Generation": "specens.generate",
     "SpeculativeEnsemble": "specens.generate",
     "Statistics": "specens.statistics",
+    "TreePlan": "specens.schedules.plan",
 }
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
+from specens.kv_cache import check_capacity, check_holds_trees
+from specens.member import Member
 from specens.request import Ensemble, Task
-from specens.schedules import Plan
+from specens.schedules import Plan, TreePlan
 from specens_kernels import Contrastive, Mixture, Sampling
 
 
-def make_plan(members: Sequence[Any], draft_lens: int | Sequence[int], drafter: int) -> Plan:
+def make_plan(
+    members: Sequence[Any], draft_lens: int | Sequence[int], drafter: int, tree: TreePlan | Sequence[int] | None
+) -> Plan:
     """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument."""
     if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
         raise ValueError(f"members: expected a list with at least one model, got {members!r}")
@@ -26,7 +31,11 @@ def make_plan(members: Sequence[Any], draft_lens: int | Sequence[int], drafter: 
         )
     if not _is_count(drafter) or not 0 <= drafter < len(members):
         raise ValueError(f"drafter: expected the index of a member, 0 to {len(members) - 1}; got {drafter!r}")
-    return Plan(len(members), tuple(lens), drafter)
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        tree = TreePlan(branches=tuple(tree))
+    if tree is not None and not isinstance(tree, TreePlan):
+        raise ValueError(f"tree: expected the number of children on each level or a TreePlan, got {tree!r}")
+    return Plan(len(members), tuple(lens), drafter, tree or TreePlan())
 
 
 def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble | None:
@@ -42,6 +51,15 @@ def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble |
     return ensemble
 
 
+def with_weight_of_drafter(plan: Plan, ensemble: Ensemble | None) -> Plan:
+    """The plan, knowing whether the drafter has a weight in the ensemble other than 0."""
+    weights = getattr(ensemble, "weights", None)
+    if weights is None:
+        return plan
+    counts = bool((torch.as_tensor(weights)[..., plan.drafter] != 0).any())
+    return replace(plan, drafter_counts=counts)
+
+
 def load_members(
     members: Sequence[Any], tokenizer: Any | None, dtype: torch.dtype, device: str | torch.device
 ) -> tuple[list[CausalLM], Any | None]:
@@ -53,7 +71,7 @@ def load_members(
     models = []
     for index, member in enumerate(members):
         if not isinstance(member, (str, os.PathLike)):
-            models.append(CausalLM(member))
+            models.append(member if isinstance(member, CausalLM) else CausalLM(member))
             continue
         spec = os.fspath(member)
         own = load_tokenizer(spec)
@@ -102,6 +120,24 @@ def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_
                 f"max_new_tokens: expected at most {model.max_positions - len(prompt)} behind the prompt of "
                 f"{len(prompt)} tokens of member {index}, got {max_new_tokens}"
             )
+
+
+def check_trees(models: Sequence[CausalLM], members: Sequence[Member], tree: TreePlan) -> None:
+    """Raise ValueError where a model or its cache is not made for draft trees, or a tree is too wide for one."""
+    for model, member in zip(models, members, strict=True):
+        check_holds_trees(member.cache)
+        model.check_reads_trees()
+        if tree.nodes is None and max(tree.branches) > model.num_embeddings:
+            raise ValueError(f"tree: expected at most {model.num_embeddings} children, one a token; got {tree}")
+
+
+def check_caches(members: Sequence[Member], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
+    """Raise ValueError where a member's cache is too small for the text, and the nodes of a draft tree behind it."""
+    for member in members:
+        num_tokens = max(len(prompts[index]) for index in member.indices) + max_new_tokens + num_nodes
+        check_capacity(member.cache, num_tokens)
+        if num_nodes:
+            check_holds_trees(member.cache, num_tokens)
 
 
 def _check_embeddings(models: Sequence[CausalLM], tokenizer: Any | None) -> None:

@@ -14,6 +14,7 @@ from specens.options import clean_exit, errors, print_json
 if TYPE_CHECKING:
     from specens.generate import SpeculativeEnsemble
     from specens.request import Event
+    from specens.schedules.plan import TreePlan
 
 app = typer.Typer(
     help="Text from speculative ensembles of language models.",
@@ -24,7 +25,10 @@ app = typer.Typer(
 
 DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
 
-Schedule = Annotated[str, typer.Option(help="standard, fixed or alternate.")]
+Schedule = Annotated[
+    str | None,
+    typer.Option(help="standard, fixed, alternate or tree. Default: alternate, or tree where --tree says so."),
+]
 Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
 Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
 Question = Annotated[list[str] | None, typer.Option("--prompt", help="Once for all members, or once for each.")]
@@ -40,8 +44,10 @@ def generate(
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
-    schedule: Schedule = "alternate",
+    schedule: Schedule = None,
     draft_lens: options.DraftLens = "1",
+    tree: options.Tree = None,
+    tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = 0,
     prompt: options.Prompt = None,
     chat: options.Chat = None,
@@ -59,7 +65,9 @@ def generate(
         job = _job(prompt, temperature, chat, seed=seed, max_new_tokens=max_new_tokens)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         placement = options.Placement(dtype, device, threads)
-        ensemble = _load(models, placement, mixture, draft_lens, schedule=schedule, drafter=drafter)
+        plan = options.parse_tree(tree, tree_nodes)
+        name = _schedule(schedule, plan is not None)
+        ensemble = _load(models, placement, mixture, draft_lens, schedule=name, drafter=drafter, tree=plan)
         interrupted = _generate(models, ensemble, job, stream, json)
     if interrupted:
         raise typer.Exit(options.INTERRUPTED)
@@ -74,6 +82,8 @@ def compare(
     plausibility: options.Plausibility = None,
     draft_lens: options.DraftLens = "1",
     fixed_draft_len: FixedDraftLen = None,
+    tree: options.Tree = None,
+    tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = 0,
     prompt: Question = None,
     chat: options.Chat = None,
@@ -86,7 +96,7 @@ def compare(
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Do the same job under standard, fixed and alternate, and show what speculation gives.
+    """Do the same job under standard, fixed, alternate and, with --tree, tree, and show what speculation gives.
 
     Without --prompt, the job is to answer a question about Python.
     """
@@ -95,8 +105,9 @@ def compare(
         job = _job(question, temperature, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         placement = options.Placement(dtype, device, threads)
+        plan = options.parse_tree(tree, tree_nodes)
         ensemble = _load(models, placement, mixture, draft_lens, schedule="standard", drafter=drafter)
-        interrupted = _compare(models, ensemble, job, fixed_draft_len, json)
+        interrupted = _compare(models, ensemble, job, fixed_draft_len, plan, json)
     if interrupted:
         raise typer.Exit(options.INTERRUPTED)
 
@@ -117,6 +128,12 @@ def main() -> None:
     """The entry point of the command."""
     wait_briefly()
     app()
+
+
+def _schedule(schedule: str | None, with_tree: bool) -> str:
+    if with_tree and schedule not in (None, "tree"):
+        raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
+    return schedule or ("tree" if with_tree else "alternate")
 
 
 def _job(prompts: list[str] | None, temperature: float, chat: bool | None, **settings: Any) -> dict[str, Any]:
@@ -164,13 +181,18 @@ def _generate(models: list[str], ensemble: SpeculativeEnsemble, job: dict, strea
 
 
 def _compare(
-    models: list[str], standard: SpeculativeEnsemble, job: dict, fixed_draft_len: int | None, json: bool
+    models: list[str],
+    standard: SpeculativeEnsemble,
+    job: dict,
+    fixed_draft_len: int | None,
+    tree: TreePlan | None,
+    json: bool,
 ) -> bool:
     """Compare and print; True if it was interrupted."""
     from specens import display
     from specens.compare import with_other_schedules
 
-    ensembles = with_other_schedules(standard, fixed_draft_len)
+    ensembles = with_other_schedules(standard, fixed_draft_len, tree)
     comparison = display.compare_with_progress(errors, ensembles, **_with_chat_of(standard, job))
     if json:
         print_json({"models": models} | comparison.to_dict())

@@ -9,6 +9,7 @@ from typing import Any
 
 from specens.generate import SpeculativeEnsemble
 from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
+from specens.schedules.plan import TreePlan
 from specens.statistics import Statistics
 from specens_kernels import Sampling
 
@@ -22,7 +23,8 @@ class Row:
     """What one schedule reached: rates and times are medians over its runs, counts are means, acceptance is pooled.
 
     speedup: tokens per second by those of the baseline. ideal_speedup: what the acceptance allows (`specens.ideal`),
-        None for `alternate` with longer chains. paper_speedup: the paper's ideal of `fixed`, which has no bonus tokens.
+        None for `alternate` with longer chains and for `tree`, where a token has several chances. paper_speedup: the
+        paper's ideal of `fixed`, which has no bonus tokens. tree: of the schedule `tree`, None elsewhere.
     forwards: of each member. forward_ms: one forward of one member, prompts aside. other_share: of the whole time,
         outside forwards. prompt_share: of the whole time, in the forwards that read the prompts.
     """
@@ -40,6 +42,7 @@ class Row:
     forward_ms: float
     other_share: float
     prompt_share: float
+    tree: str | None
     runs: list[dict]
 
 
@@ -101,19 +104,23 @@ def compare(
 
 
 def with_other_schedules(
-    standard: SpeculativeEnsemble, fixed_draft_len: int | None = None
+    standard: SpeculativeEnsemble, fixed_draft_len: int | None = None, tree: TreePlan | Sequence[int] | None = None
 ) -> list[SpeculativeEnsemble]:
     """An ensemble under `standard`, and the same under the schedules that suit its number of members.
 
-    fixed_draft_len: of the drafter under `fixed`, where it should differ. Raises ValueError for a lone member.
+    fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
+    without. Raises ValueError for a lone member, and for trees where a member's cache cannot hold them.
     """
-    plan, members = standard.plan, [model.model for model in standard.models]
+    plan, members = standard.plan, standard.models
     if plan.num_members < 2:
         raise ValueError("models: expected two members or more to compare schedules, got 1")
     fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
     lens = {"fixed": fixed_lens} | ({"alternate": plan.draft_lens} if plan.num_members == 2 else {})
+    if tree is not None:
+        lens["tree"] = plan.draft_lens
+    settings: dict[str, Any] = {"drafter": plan.drafter, "tree": tree}
     others = [
-        SpeculativeEnsemble(members, standard.tokenizer, standard.ensemble, lens[name], name, drafter=plan.drafter)
+        SpeculativeEnsemble(members, standard.tokenizer, standard.ensemble, lens[name], name, **settings)
         for name in lens
     ]
     return [standard, *others]
@@ -139,6 +146,7 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
         forward_ms=1000 * statistics.median(run.seconds_per_forward for run in runs),
         other_share=statistics.median(run.overhead_seconds / run.seconds for run in runs),
         prompt_share=statistics.median(run.prompt_seconds / run.seconds for run in runs),
+        tree=str(plan.tree) if ensemble.uses_trees else None,
         runs=[run.to_dict() for run in runs],
     )
 
@@ -150,7 +158,7 @@ def _ideals(
     name, plan = ensemble.schedule_name, ensemble.plan
     if name == "standard":
         return 1.0, None
-    if acceptance is None:
+    if acceptance is None or ensemble.uses_trees:
         return None, None
     if name == "alternate":
         return (alternate_speedup(acceptance) if plan.draft_lens == (1, 1) else None), None

@@ -33,7 +33,7 @@ def legend(names: Sequence[str], schedule: str) -> Text:
         return Text("every token drawn from the ensemble")
     parts = [(f"drafted by {name}", PROPOSER_STYLES[i % len(PROPOSER_STYLES)]) for i, name in enumerate(names)]
     parts.append(("recovered after a rejection", RECOVERED_STYLE))
-    if schedule == "fixed":
+    if schedule in ("fixed", "tree"):
         parts.append(("bonus", BONUS_STYLE))
     separated = [piece for part in parts for piece in (part, "  ")]
     return Text.assemble(*separated[:-1])
@@ -93,8 +93,9 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def _cells(row: Row) -> list[str]:
     lens = row.draft_lens[:1] if len(set(row.draft_lens)) == 1 else row.draft_lens
+    drafts = row.tree or ",".join(map(str, lens))
     return [
-        row.schedule if row.acceptance_rate is None else f"{row.schedule} {','.join(map(str, lens))}",
+        row.schedule if row.acceptance_rate is None else f"{row.schedule} {drafts}",
         f"{row.tokens_per_second:.1f}",
         f"{row.speedup:.2f}",
         _optional(row.ideal_speedup),

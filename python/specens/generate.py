@@ -12,17 +12,20 @@ import torch
 
 from specens.arguments import (
     as_stop_tokens,
+    check_caches,
     check_lengths,
     check_task,
+    check_trees,
     complete_ensemble,
     group_by_weights,
     load_members,
     make_plan,
+    with_weight_of_drafter,
 )
 from specens.member import Member
 from specens.prompts import prompts_for_members
 from specens.request import Ensemble, Event, Request, Task
-from specens.schedules import SCHEDULES
+from specens.schedules import SCHEDULES, Tree, TreePlan
 from specens.statistics import Statistics
 from specens.text_stream import TextStream
 from specens_kernels import Sampling
@@ -68,11 +71,14 @@ class SpeculativeEnsemble:
     """An ensemble of Hugging Face causal language models with one tokenizer.
 
     members: loaded models, or model specs (see `specens.adapters.load.resolve_model`); equal specs are loaded once.
+        A model that should have another cache than a DynamicCache comes in a `specens.adapters.causal_lm.CausalLM`.
     tokenizer: of all members; None takes the one of the first spec. Without one, prompts and results are token ids.
     ensemble: Mixture, LogitMixture or Contrastive; None is the lone member, or the equal-weight Mixture of several.
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member.
-    schedule: "standard", "fixed" (member `drafter` drafts) or "alternate" (two members draft for each other).
+    schedule: "standard", "fixed" (member `drafter` drafts), "alternate" (two members draft for each other) or "tree"
+        (member `drafter` drafts trees).
+    tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
     dtype, device: for members given as specs.
     Raises ValueError where an argument is wrong, where tokenizers differ, or where a member's cache cannot be rolled
         back as its schedule needs.
@@ -87,18 +93,22 @@ class SpeculativeEnsemble:
         schedule: str = "alternate",
         *,
         drafter: int = 0,
+        tree: TreePlan | Sequence[int] | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: str | torch.device = "cpu",
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}; got {schedule!r}")
-        self.plan = make_plan(members, draft_lens, drafter)
+        plan = make_plan(members, draft_lens, drafter, tree)
         self.schedule_name = schedule
         self.schedule = SCHEDULES[schedule]
-        self.schedule(self.plan)  # raises where the plan does not suit it
-        self.ensemble = complete_ensemble(ensemble, self.plan.num_members)
+        self.schedule(plan)  # raises where the plan does not suit it
+        self.ensemble = complete_ensemble(ensemble, plan.num_members)
+        self.plan = with_weight_of_drafter(plan, self.ensemble)
         self.models, self.tokenizer = load_members(members, tokenizer, dtype, device)
-        self._members([[0]] * self.plan.num_members, Statistics.of(self.plan.num_members))
+        fresh = self._members([[0]] * plan.num_members, Statistics.of(plan.num_members))
+        if self.uses_trees:
+            check_trees(self.models, fresh, plan.tree)
 
     def generate(
         self,
@@ -133,9 +143,16 @@ class SpeculativeEnsemble:
         check_task(task)
         check_lengths(self.models, prompts, max_new_tokens)
         statistics = Statistics.of(self.plan.num_members)
-        request = Request(self._members(prompts, statistics), task, statistics, TextStream(self.tokenizer))
+        members = self._members(prompts, statistics)
+        check_caches(members, prompts, max_new_tokens, self.plan.tree.most_nodes if self.uses_trees else 0)
+        request = Request(members, task, statistics, TextStream(self.tokenizer))
         interrupted = self._run(request, on_tokens)
         return _generation(request, interrupted)
+
+    @property
+    def uses_trees(self) -> bool:
+        """Whether the schedule is "tree"."""
+        return self.schedule is Tree
 
     @property
     def end_of_sequence(self) -> set[int]:

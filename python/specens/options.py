@@ -14,6 +14,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from specens.request import Ensemble
+    from specens.schedules.plan import TreePlan
 
 INTERRUPTED = 130
 WRONG_ARGUMENT = 2
@@ -31,7 +32,9 @@ LogitWeights = Annotated[str | None, typer.Option(help="Mix logits with these we
 Contrast = Annotated[float | None, typer.Option(help="Contrastive decoding: the weight of member 1, the amateur.")]
 Plausibility = Annotated[float | None, typer.Option(help="With --contrast: the share of the best probability needed.")]
 DraftLens = Annotated[str, typer.Option(help="Tokens that a member drafts in a row: one number, or one a member: 5,1.")]
-Drafter = Annotated[int, typer.Option(help="The member that drafts under the schedule fixed.")]
+Drafter = Annotated[int, typer.Option(help="The member that drafts under the schedules fixed and tree.")]
+Tree = Annotated[str | None, typer.Option(help="Draft trees, with so many children on each level: 4,2,2.")]
+TreeNodes = Annotated[int | None, typer.Option(help="Draft trees of so many nodes, grown by probability.")]
 Prompt = Annotated[
     list[str] | None, typer.Option(help="Once for all members, or once for each. Default: standard input.")
 ]
@@ -97,6 +100,17 @@ def parse_draft_lens(text: str) -> int | list[int]:
     """One number for all members, or a list with one for each."""
     lens = parse_numbers(text, int, "--draft-lens")
     return lens[0] if len(lens) == 1 else lens
+
+
+def parse_tree(tree: str | None, tree_nodes: int | None) -> TreePlan | None:
+    """The draft trees that the options name, or None. Raises ValueError where both do."""
+    from specens.schedules.plan import TreePlan
+
+    if tree is not None and tree_nodes is not None:
+        raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")
+    if tree_nodes is not None:
+        return TreePlan(nodes=tree_nodes)
+    return None if tree is None else TreePlan(branches=tuple(parse_numbers(tree, int, "--tree")))
 
 
 @dataclass(frozen=True)

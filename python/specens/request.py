@@ -8,10 +8,22 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from specens.draft_tree import DraftTree
 from specens.member import Member
 from specens.statistics import Statistics
 from specens.text_stream import TextStream
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, Status, sample, verify_chain
+from specens_kernels import (
+    Contrastive,
+    LogitMixture,
+    Mixture,
+    Sampling,
+    Status,
+    Verdict,
+    sample,
+    target_logprobs,
+    verify_chain,
+    verify_tree,
+)
 
 NEXT_TOKEN_STREAM = 1
 
@@ -80,6 +92,11 @@ class Request:
         """Whether the text has its end of sequence, or all the tokens that were asked for."""
         return self.remaining <= 0 or (self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1]))
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, at temperature 0."""
+        return float(self.task.sampling.temperature) == 0.0
+
     def ends_at(self, token: int) -> bool:
         """Whether a text stops with this token."""
         return token in self.task.stop_tokens
@@ -93,6 +110,20 @@ class Request:
         self.sequence.append(token)
         self.statistics.drafted[index] += 1
         return token
+
+    def draw_siblings(self, logits: Tensor, count: int, first_node: int) -> list[int]:
+        """Draw draft tokens from one member's distribution, logits [vocab], each without those before it.
+
+        first_node: the number of the first sibling in its tree. -1 stands where no probability is left.
+        """
+        seeds, positions = self._coin_seeds(logits), self._positions(logits)
+        left = target_logprobs([logits[None]], sampling=self.task.sampling)
+        tokens = []
+        for node in range(first_node, first_node + count):
+            tokens.append(int(sample([left], seeds=seeds, positions=positions, step=node).tokens))
+            if tokens[-1] >= 0:
+                left[0, tokens[-1]] = float("-inf")
+        return tokens
 
     def draw(self, logits: Sequence[Tensor], kind: str, step: int = 0) -> None:
         """Draw a token from the target distribution, logits [1, vocab] of every place, and settle it."""
@@ -127,22 +158,66 @@ class Request:
             positions=self._positions(logits[0]),
             logprobs=self.task.logprobs,
         )
-        num_accepted = int(verdict.num_accepted)
-        tokens = [token for token in verdict.tokens[0].tolist() if token >= 0]
+        num_accepted, tokens = self._emitted(verdict)
         self._check(len(tokens) > num_accepted or num_accepted == len(drafts), verdict.status)
-        statistics = self.statistics
-        statistics.tested[proposer] += min(num_accepted + 1, len(drafts))
-        statistics.accepted[proposer] += num_accepted
-        statistics.recovered += len(tokens) - num_accepted
-        kinds = ["draft accepted"] * num_accepted + ["recovered"] * (len(tokens) - num_accepted)
-        self._settle(tokens, kinds, proposer, verdict.logprobs)
+        self._settle_accepted(tokens, num_accepted, "recovered", proposer, verdict.logprobs)
+        self.statistics.tested[proposer] += min(num_accepted + 1, len(drafts))
         return num_accepted
+
+    def verify_tree(self, logits: Sequence[Tensor], draft: DraftTree, proposer: int, rule: str) -> list[int]:
+        """Test a draft tree behind the sequence and settle what the test emits; the accepted nodes that were settled.
+
+        logits: [1, nodes + 1, vocab] of every place; proposer: the place that drafted. What the test emits behind the
+        end of the text is dropped.
+        """
+        device = logits[0].device
+        verdict = verify_tree(
+            [rows.to(device) for rows in logits],
+            ensemble=self.task.ensemble,
+            sampling=self.task.sampling,
+            rule=rule,
+            **draft.test_arguments(proposer, device),
+            seeds=self._coin_seeds(logits[0]),
+            positions=self._positions(logits[0]),
+            logprobs=self.task.logprobs,
+        )
+        num_accepted, tokens = self._emitted(verdict)
+        self._check(len(tokens) > num_accepted, verdict.status)
+        assert verdict.path is not None
+        path = verdict.path[0, :num_accepted].tolist()
+        at_leaf = bool(path) and draft.tree.first_child[path[-1]] < 0
+        tokens = self._cut(tokens)
+        path = path[: len(tokens)]
+        self._settle_accepted(tokens, len(path), "bonus" if at_leaf else "recovered", proposer, verdict.logprobs)
+        self.statistics.tested[proposer] += len(path) + (len(tokens) > len(path) and not at_leaf)
+        return path
 
     def take_new_events(self) -> list[Event]:
         """The events since the last call."""
         new = self.events[self._num_delivered :]
         self._num_delivered = len(self.events)
         return new
+
+    @staticmethod
+    def _emitted(verdict: Verdict) -> tuple[int, list[int]]:
+        return int(verdict.num_accepted), [token for token in verdict.tokens[0].tolist() if token >= 0]
+
+    def _cut(self, tokens: list[int]) -> list[int]:
+        """Up to the first end of sequence, and no more than may still be settled."""
+        end = next((place + 1 for place, token in enumerate(tokens) if self.ends_at(token)), len(tokens))
+        return tokens[: min(end, self.remaining)]
+
+    def _settle_accepted(
+        self, tokens: list[int], num_accepted: int, next_kind: str, proposer: int, logprobs: Tensor | None
+    ) -> None:
+        """Settle accepted drafts and the token behind them, if there is one, and count them."""
+        num_next = len(tokens) - num_accepted
+        self.statistics.accepted[proposer] += num_accepted
+        if next_kind == "bonus":
+            self.statistics.bonus += num_next
+        else:
+            self.statistics.recovered += num_next
+        self._settle(tokens, ["draft accepted"] * num_accepted + [next_kind] * num_next, proposer, logprobs)
 
     def _settle(self, tokens: list[int], kinds: list[str], proposer: int | None, logprobs: Tensor | None) -> None:
         del self.sequence[self.num_settled :]

@@ -38,6 +38,20 @@ def test_generate_prints_json_with_text_tokens_and_statistics(models, schedule):
     assert [event["token"] for event in values["events"]] == values["tokens"]
 
 
+def test_generate_drafts_the_trees_that_were_asked_for(models):
+    chosen = {}
+    for options in [("--tree", "2,2"), ("--tree-nodes", "5"), ("--schedule", "tree"), ("--schedule", "standard")]:
+        result = run("generate", *models, *JOB, *options, "--temperature", 0, "--json")
+        assert result.exit_code == 0, result.stderr
+        chosen[options[0], options[1]] = json.loads(result.stdout)
+    assert [values["schedule"] for values in chosen.values()] == ["tree", "tree", "tree", "standard"]
+    assert len({tuple(values["tokens"]) for values in chosen.values()}) == 1
+    drafted = [values["statistics"]["drafted"][0] / values["statistics"]["rounds"] for values in chosen.values()]
+    assert 4 < drafted[0] <= 6
+    assert 3 < drafted[1] <= 5
+    assert 20 < drafted[2] <= 4 + 8 + 16
+
+
 def test_streamed_and_unstreamed_text_are_the_text_of_the_json(models):
     text = json.loads(run("generate", *models, *JOB, "--json").stdout)["text"]
     streamed, whole = run("generate", *models, *JOB), run("generate", *models, *JOB, "--no-stream")
@@ -80,8 +94,16 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
         (["--weights", "0.9,0.9"], "weights: expected a sum of 1"),
         (["--weights", "0.5,0.5", "--contrast", "1"], "expected at most one of"),
         (["--plausibility", "0.1"], "--plausibility: expected --contrast beside it"),
-        (["--schedule", "zigzag"], "schedule: expected one of standard, fixed, alternate; got 'zigzag'"),
+        (["--schedule", "zigzag"], "schedule: expected one of standard, fixed, alternate, tree; got 'zigzag'"),
         (["--draft-lens", "0"], "draft_lens: expected an integer >= 1"),
+        (["--tree", "2,x"], "--tree: expected numbers between commas, got '2,x'"),
+        (["--tree", "2,0"], "tree: expected a number of children >= 1 for each level, got (2, 0)"),
+        (["--tree-nodes", "0"], "tree: expected nodes to be an integer >= 1, got 0"),
+        (["--tree", "2", "--tree-nodes", "3"], "expected at most one of --tree, --tree-nodes; got both"),
+        (
+            ["--tree", "2", "--schedule", "fixed"],
+            "--schedule: expected tree beside --tree and --tree-nodes; got 'fixed'",
+        ),
         (["--drafter", "5"], "drafter: expected the index of a member"),
         (["--temperature", "-1"], "temperature: expected a finite number >= 0, got -1.0"),
         (["--dtype", "int8"], "--dtype: expected one of fp32, bf16, fp16; got 'int8'"),
@@ -166,6 +188,14 @@ def test_compare_prints_a_table_and_a_finding(models):
     for word in ("standard", "fixed 2", "alternate 1", "tokens/s", "speed-up", "ideal", "accepted", "ms/forward"):
         assert word in result.stdout
     assert "times" in result.stdout
+
+
+def test_compare_shows_trees_beside_chains(models):
+    for options, name in [(("--tree", "2,2"), "tree 2,2"), (("--tree-nodes", 5), "tree 5 nodes")]:
+        result = run("compare", *models, *JOB, "--repeats", 1, *options, env={"COLUMNS": "80"})
+        assert result.exit_code == 0, result.stderr
+        assert [line for line in result.stdout.splitlines() if line.lstrip().startswith(name)]
+        assert all(word in result.stdout for word in ("standard", "fixed 1", "alternate 1"))
 
 
 def test_compare_prints_json(models):

@@ -57,6 +57,16 @@ def test_findings_say_whether_speculation_pays(standard):
     assert comparison.findings[-1].endswith(f"the ideal of fixed would be {comparison.rows[1].paper_speedup:.2f}.")
 
 
+def test_trees_are_compared_where_they_are_asked_for(standard):
+    comparison = compare(with_other_schedules(standard, tree=(2, 2)), PROMPT, max_new_tokens=10, repeats=1)
+    assert [row.schedule for row in comparison.rows] == ["standard", "fixed", "alternate", "tree"]
+    assert [row.tree for row in comparison.rows] == [None, None, None, "2,2"]
+    trees = comparison.rows[-1]
+    assert (trees.ideal_speedup, trees.paper_speedup) == (None, None)
+    assert 0 < trees.acceptance_rate <= 1
+    assert trees.forwards[1] <= 10
+
+
 def test_members_that_share_weights_are_called_hard_to_beat():
     shared = SpeculativeEnsemble([tiny_llama(0)] * 2, schedule="standard")
     comparison = compare(with_other_schedules(shared), [PROMPT, [1, 2]], max_new_tokens=10, repeats=1)

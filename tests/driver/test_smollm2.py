@@ -1,7 +1,7 @@
 """Real models: SmolLM2-135M-Instruct and the demo's expert, in float32."""
 
 import pytest
-from specens import SpeculativeEnsemble
+from specens import SpeculativeEnsemble, TreePlan
 
 from specens_kernels import Contrastive, Mixture, Sampling
 
@@ -22,6 +22,20 @@ def test_greedy_speculation_writes_the_text_of_standard(smollm2, expert, tokeniz
         assert result.text == expected.text == tokenizer.decode(expected.tokens, skip_special_tokens=True)
         assert sum(result.statistics.forwards) < sum(expected.statistics.forwards)
         assert result.statistics.acceptance_rate > 0.5
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.5, 0.5)], ids=["one_model", "ensemble"])
+def test_greedy_trees_write_the_text_of_standard(smollm2, expert, tokenizer, weights):
+    members, ensemble = [smollm2, expert], Mixture(weights)
+    job = {"prompt": QUESTION, "chat": True, "max_new_tokens": 24, "sampling": Sampling(temperature=0.0)}
+    expected = SpeculativeEnsemble(members, tokenizer, ensemble, schedule="standard").generate(**job)
+    for tree in ((4, 2, 2), TreePlan(nodes=16)):
+        result = SpeculativeEnsemble(members, tokenizer, ensemble, schedule="tree", drafter=1, tree=tree).generate(
+            **job
+        )
+        assert result.tokens == expected.tokens
+        assert result.text == expected.text
+        assert result.statistics.forwards[0] <= 12  # two tokens or more for a forward of the target
 
 
 def test_sampled_text_is_reproduced_by_its_seed_and_streams_as_it_reads(smollm2, expert, tokenizer):

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from specens.kv_cache import is_recurrent
+
+TREE_ATTENTION = ("sdpa", "eager")
+
 
 class CausalLM:
     """One loaded model: forward on a cache, and the facts about it that a member asks for.
 
     model: a causal LM of transformers, or one wrapped by PEFT; it is put into eval mode.
+    make_cache: an empty cache from the model's configuration; None takes a DynamicCache.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, make_cache: Callable[[Any], Any] | None = None) -> None:
         self.model = model.eval()
+        self.make_cache = make_cache
         names = inspect.signature(self._base.forward).parameters
         cache_names = [name for name in ("cache", "past_key_values") if name in names]
         if not cache_names:
             raise ValueError(f"members: expected a model with a key-value cache, got {type(self._base).__name__}")
         self._cache_name = cache_names[0]
         self._slices_logits = "logits_to_keep" in names
+        self._takes_positions = {"attention_mask", "position_ids"} <= set(names)
 
     @property
     def _base(self) -> PreTrainedModel:
@@ -33,6 +42,11 @@ class CausalLM:
     def device(self) -> torch.device:
         """Where token ids go in."""
         return self._base.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the embeddings, and so of the attention's scores."""
+        return self._base.get_input_embeddings().weight.dtype
 
     @property
     def num_embeddings(self) -> int:
@@ -51,19 +65,51 @@ class CausalLM:
 
     def new_cache(self) -> Any:
         """An empty cache of the class that the model's layers need."""
-        return DynamicCache(config=self._base.config)
+        config = self._base.config
+        return DynamicCache(config=config) if self.make_cache is None else self.make_cache(config)
+
+    @cached_property
+    def reads_several(self) -> bool:
+        """Whether one forward of several tokens goes on from a recurrent state; in some models it starts from nothing.
+
+        Found out by trying: reading 6 tokens as 3 and 3 must be as near to reading them at once as 3 and 1 and 1 and 1.
+        """
+        if not is_recurrent(self.new_cache()):
+            return True
+        whole, halves, singles = (self._last_logits(parts) for parts in ((6,), (3, 3), (3, 1, 1, 1)))
+        noise = (singles - whole).abs().max() + 1e-5 * whole.abs().max()
+        return bool((halves - whole).abs().max() <= 3 * noise)
+
+    @torch.inference_mode()
+    def _last_logits(self, parts: tuple[int, ...]) -> Tensor:
+        """Logits [vocab] behind the first ids, fed in parts of these lengths."""
+        cache = self.new_cache()
+        ids = torch.arange(sum(parts), device=self.device) % self.num_embeddings
+        logits = [self.forward(part[None], cache, 1) for part in ids.split(list(parts))]
+        return logits[-1][0, -1].float()
+
+    def check_reads_trees(self) -> None:
+        """Raise ValueError where the model does not take the attention mask and the positions of a draft tree."""
+        kind, attention = type(self._base).__name__, getattr(self._base.config, "_attn_implementation", None)
+        if not self._takes_positions:
+            raise ValueError(f"members: expected a model that takes position ids under schedule 'tree', got {kind}")
+        if attention not in TREE_ATTENTION:
+            raise ValueError(
+                f"members: expected {kind} with attention {' or '.join(TREE_ATTENTION)} under schedule 'tree', "
+                f"got {attention}"
+            )
 
     def weights_key(self) -> tuple:
         """Equal for two models exactly if they compute the same function from the same memory."""
         storages = tuple((weight.data_ptr(), weight.shape, weight.stride()) for weight in self.model.parameters())
         return type(self._base), str(self._base.config.to_dict()), storages
 
-    def forward(self, input_ids: Tensor, cache: Any, rows: int, **padding: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
         """Feed input_ids [batch, new] behind the cache; logits [batch, rows, vocab] of the last `rows` positions.
 
-        padding: attention_mask and position_ids of a left-padded batch.
+        attention: attention_mask and position_ids, of a left-padded batch or of the nodes of a draft tree.
         """
-        arguments = {self._cache_name: cache, **padding}
+        arguments = {self._cache_name: cache, **attention}
         if self._slices_logits:
             arguments["logits_to_keep"] = rows
         output = self.model(input_ids=input_ids, use_cache=True, **arguments)

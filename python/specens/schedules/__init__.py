@@ -2,13 +2,15 @@
 
 from specens.schedules.alternate import Alternate
 from specens.schedules.fixed import Fixed
-from specens.schedules.plan import Plan
+from specens.schedules.plan import Plan, TreePlan
 from specens.schedules.standard import Standard
+from specens.schedules.tree import Tree
 
-SCHEDULES: dict[str, type[Standard] | type[Fixed] | type[Alternate]] = {
+SCHEDULES: dict[str, type[Standard] | type[Fixed] | type[Alternate] | type[Tree]] = {
     "standard": Standard,
     "fixed": Fixed,
     "alternate": Alternate,
+    "tree": Tree,
 }
 
-__all__ = ["SCHEDULES", "Alternate", "Fixed", "Plan", "Standard"]
+__all__ = ["SCHEDULES", "Alternate", "Fixed", "Plan", "Standard", "Tree", "TreePlan"]

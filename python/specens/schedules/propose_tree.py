@@ -1,0 +1,95 @@
+"""A member drafts a tree from its own distribution, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specens.draft_tree import DraftTree
+from specens.request import Request
+from specens.schedules.plan import TreePlan
+from specens_kernels import TokenTree
+
+
+class TreeReader:
+    """The drafter's reading of the nodes it has proposed so far, in an order of its own.
+
+    rows: its logits behind the settled text and behind each node read, [1, 1 + nodes, vocab] when joined.
+    """
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.tokens: list[int] = []
+        self.rows = [request.members[index].score_next(request.sequence)[:, None]]
+        self._parents: list[int] = []
+        self._member, self._sequence = request.members[index], request.sequence
+
+    def read(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        """Read nodes below earlier ones, or below the text (-1); logits [nodes, vocab] behind them."""
+        self.tokens += [max(token, 0) for token in tokens]
+        self._parents += parents
+        self.rows.append(self._member.score_nodes(self._sequence, self.tokens, self._parents)[:, -len(tokens) :])
+        return self.rows[-1][0]
+
+    def finish(self, tree: TokenTree, tokens: list[int], drawn: bool, slots: list[int]) -> DraftTree:
+        """The tree whose nodes were read in these places, or are past the last one."""
+        rows = torch.cat([*self.rows, torch.zeros_like(self.rows[0])], dim=1)
+        places = [0, *(min(slot, len(self.tokens)) + 1 for slot in slots)]
+        return DraftTree(tree, tokens, drawn, rows[:, places], slots)
+
+
+def propose_tree(request: Request, index: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
+    """Let member `index` draft a tree behind the settled tokens, no deeper than tokens may still be emitted.
+
+    One forward for each level. reads_leaves: whether its logits are wanted behind the last level too.
+    """
+    propose = _propose_static if plan.nodes is None else _propose_grown
+    draft = propose(request, index, plan, reads_leaves)
+    request.statistics.drafted[index] += len(draft.tokens) - draft.tokens.count(-1)
+    return draft
+
+
+def _propose_static(request: Request, index: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
+    branches = plan.branches[: request.remaining]
+    tree = TokenTree.branching(branches)
+    parents = tree.parents.tolist()
+    tokens: list[int] = []
+    drawn = plan.children == "sampled" and not request.is_greedy
+    reader = TreeReader(request, index)
+    logits = reader.rows[0][0]  # [nodes of the level above, vocab]
+    for level, count in enumerate(branches):
+        first = len(tokens)
+        if drawn:
+            for row in logits:
+                tokens += request.draw_siblings(row, count, len(tokens))
+        else:
+            tokens += logits.topk(count, dim=-1).indices.flatten().tolist()
+        if level + 1 < len(branches) or reads_leaves:
+            logits = reader.read(tokens[first:], parents[first : len(tokens)])
+    return reader.finish(tree, tokens, drawn, list(range(len(tokens))))
+
+
+def _propose_grown(request: Request, index: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
+    assert plan.nodes is not None
+    growth = TokenTree.grow(plan.nodes, plan.width, max_levels=min(plan.levels, request.remaining))
+    reader = TreeReader(request, index)
+    logits = reader.rows[0][0]
+    parents: list[int] = []  # of all candidates, as places of the reader
+    tokens: list[int] = []
+    places = {-1: -1}  # of the candidates that were read
+    while len(frontier := growth.frontier.tolist()):
+        if frontier != [-1]:
+            places |= {candidate: len(reader.tokens) + row for row, candidate in enumerate(frontier)}
+            logits = reader.read([tokens[i] for i in frontier], [parents[i] for i in frontier])
+        chances, ids = logits.float().softmax(dim=-1).topk(min(plan.width, logits.shape[-1]), dim=-1)
+        growth.add(ids.cpu().numpy(), chances.cpu().numpy())
+        tokens += ids.flatten().tolist()
+        parents += [places[candidate] for candidate in frontier for _ in range(ids.shape[1])]
+    tree, kept_tokens, candidates = growth.prune()
+    unread = [candidate for candidate in candidates.tolist() if candidate not in places]
+    if unread and reads_leaves:
+        places |= {candidate: len(reader.tokens) + row for row, candidate in enumerate(unread)}
+        reader.read([tokens[i] for i in unread], [parents[i] for i in unread])
+    slots = [places.get(candidate, len(reader.tokens)) for candidate in candidates.tolist()]
+    return reader.finish(tree, kept_tokens.tolist(), False, slots)

@@ -1,0 +1,42 @@
+"""One member drafts a tree, all score it, the ensemble accepts a path [Miao et al., SpecInfer, ASPLOS 2024]."""
+
+from __future__ import annotations
+
+from specens.request import Request
+from specens.schedules.plan import Plan
+from specens.schedules.propose_tree import propose_tree
+
+
+class Tree:
+    """Member `drafter` drafts a tree in every round; behind the accepted path always comes one more token.
+
+    The drafter reads its tree level by level, and the last level only where its distribution is a part of the target:
+    with weight 0 it is an outside drafter, and the ensemble is the others.
+    """
+
+    speculates = True
+
+    def __init__(self, plan: Plan) -> None:
+        if plan.num_members < 2:
+            raise ValueError(f"schedule: expected two members or more for 'tree', got {plan.num_members}")
+        self.drafter = plan.drafter
+        self.plan = plan.tree
+        self.reads_leaves = plan.drafter_counts
+
+    def run_round(self, request: Request) -> None:
+        """Propose, score, verify, commit."""
+        members, statistics = request.members, request.statistics
+        draft = propose_tree(request, self.drafter, self.plan, self.reads_leaves)
+        statistics.end_phase("propose")
+
+        parents = draft.tree.parents.tolist()
+        logits = [
+            draft.logits if index == self.drafter else member.score_nodes(request.sequence, draft.readable, parents)
+            for index, member in enumerate(members)
+        ]
+        statistics.end_phase("score")
+
+        path = request.verify_tree(logits, draft, self.drafter, self.plan.rule)
+        for index, member in enumerate(members):
+            member.keep_path([draft.slots[node] for node in path] if index == self.drafter else path)
+        statistics.end_phase("verify")

@@ -1,0 +1,36 @@
+"""What a model needs to read draft tree nodes in one forward: who sees whom, and where each token stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.adapters.causal_lm import CausalLM
+from specens_kernels import tree_mask
+
+
+def tree_arguments(
+    parents: Sequence[int], num_chain: int, num_cached: int, num_fed: int, cache: Any, model: CausalLM
+) -> dict[str, Tensor]:
+    """Attention mask and position ids of `num_chain` tokens in a line and the nodes of a tree behind them.
+
+    parents: of all nodes, -1 below the last token before the tree. num_cached: slots in use before the chain and the
+        nodes; num_fed: of the nodes, how many lie in the cache already, and are not fed again.
+    Returns attention_mask [1, 1, new, slots], 0 where a token is seen, else -inf, and position_ids [1, new].
+    """
+    chain = range(-1, num_chain - 1)
+    tree = [parent + num_chain for parent in parents]  # a chain is a tree too
+    table = torch.tensor([[*chain, *tree]], device=model.device)
+    prefix = torch.tensor([num_cached], device=model.device)
+    mask, positions = tree_mask(table, prefix, layout="additive", max_prefix=num_cached, dtype=model.dtype)
+    new = slice(num_fed, None)
+    mask = mask[:, :, new]
+    slots, _ = cache.get_mask_sizes(mask.shape[2], 0)  # static caches show all their slots
+    unused = slots - mask.shape[3]
+    return {
+        "attention_mask": torch.nn.functional.pad(mask, (0, unused), value=float("-inf")),
+        "position_ids": positions[:, new],
+    }

@@ -1,0 +1,228 @@
+"""The schedule `tree` against `standard`, and what draft trees leave in caches."""
+
+import random
+
+import pytest
+import torch
+from driver.cache_models import CACHES, tiny_model
+from driver.test_schedules import ENSEMBLES, GREEDY, chi_square_probability
+from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
+from specens import SpeculativeEnsemble, TreePlan
+from specens.adapters.causal_lm import CausalLM
+from specens.member import Member
+from specens.statistics import Statistics
+from transformers import Gemma3ForCausalLM, QuantizedCache
+
+from specens_kernels import Mixture, Sampling, TokenTree, target_logprobs
+
+PLANS = {
+    "static": TreePlan((4, 2, 2)),
+    "chain": TreePlan((1, 1, 1)),
+    "grown": TreePlan(nodes=10, width=3, levels=3),
+    "traversal": TreePlan((3, 2), rule="traversal"),
+}
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    first = tiny_llama(0)
+    return [first, relative_of(first, 1, noise=0.2)]
+
+
+def generate(members, plan, ensemble=None, drafter=0, **arguments):
+    return SpeculativeEnsemble(members, ensemble=ensemble, schedule="tree", tree=plan, drafter=drafter).generate(
+        PROMPT, **({"max_new_tokens": 40, "seed": 3} | arguments)
+    )
+
+
+def standard(members, ensemble=None, **arguments):
+    return SpeculativeEnsemble(members, ensemble=ensemble, schedule="standard").generate(
+        PROMPT, **({"max_new_tokens": 40, "seed": 3} | arguments)
+    )
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_greedy_trees_write_the_tokens_of_standard(pair, name):
+    expected = standard(pair, ENSEMBLES[name], sampling=GREEDY)
+    results = [generate(pair, plan, ENSEMBLES[name], drafter=1, sampling=GREEDY) for plan in PLANS.values()]
+    assert [result.tokens for result in results] == [expected.tokens] * len(PLANS)
+    assert sum(sum(result.statistics.accepted) for result in results) >= 40  # all kinds of tokens were put to the test
+    assert sum(result.statistics.recovered for result in results) >= 2
+    assert sum(result.statistics.bonus for result in results) >= 4
+
+
+def test_greedy_trees_of_three_members_write_the_tokens_of_standard(pair):
+    members = [*pair, relative_of(pair[0], 2)]
+    ensemble = Mixture((0.5, 0.3, 0.2))
+    expected = standard(members, ensemble, sampling=GREEDY)
+    for drafter in range(3):
+        assert generate(members, (2, 2), ensemble, drafter, sampling=GREEDY).tokens == expected.tokens
+
+
+def test_a_member_of_weight_zero_does_not_read_the_last_level(pair):
+    outside = generate(pair, (2, 2, 2), Mixture((1.0, 0.0)), drafter=1)
+    inside = generate(pair, (2, 2, 2), Mixture((0.5, 0.5)), drafter=1)
+    assert outside.statistics.forwards[1] <= 3 * outside.statistics.rounds
+    assert inside.statistics.forwards[1] > 3 * inside.statistics.rounds
+
+
+class TreeBigram(Bigram):
+    """Takes what a model needs to read trees, and needs none of it."""
+
+    def __init__(self, logits):
+        super().__init__(logits)
+        self.config._attn_implementation = "sdpa"
+
+    def forward(self, input_ids, cache=None, attention_mask=None, position_ids=None, use_cache=None, logits_to_keep=0):  # noqa: ARG002
+        return super().forward(input_ids, logits_to_keep=logits_to_keep)
+
+
+@pytest.mark.parametrize("name", ["mixture", "single_target", "contrastive"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        TreePlan((2, 2)),
+        TreePlan((2, 1), rule="traversal"),
+        TreePlan((2, 2), children="sampled"),
+        TreePlan((3, 2), children="sampled", rule="traversal"),
+        TreePlan(nodes=4, width=2, levels=3),
+    ],
+    ids=lambda plan: f"{plan} {plan.rule}",
+)
+def test_sampled_texts_of_trees_follow_the_law_of_the_ensemble(name, plan):
+    vocab, length, texts = 3, 3, 800
+    generator = torch.Generator().manual_seed(4)
+    tables = [1.5 * torch.randn(vocab, vocab, generator=generator) for _ in range(2)]
+    transition = target_logprobs([tables[0], tables[1]], ensemble=ENSEMBLES[name]).double().exp()
+    ensemble = SpeculativeEnsemble(
+        [TreeBigram(table) for table in tables], ensemble=ENSEMBLES[name], schedule="tree", tree=plan, drafter=1
+    )
+    counts = torch.zeros(vocab**length, dtype=torch.float64)
+    for seed in range(texts):
+        a, b, c = ensemble.generate([0], max_new_tokens=length, seed=seed).tokens
+        counts[(a * vocab + b) * vocab + c] += 1
+    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
+    assert chi_square_probability(counts, texts * law.flatten() / law.sum()) > 1e-4
+
+
+def test_sampled_siblings_end_where_the_draft_distribution_does(pair):
+    plan = TreePlan((4, 4), children="sampled")
+    narrow = generate(pair, plan, sampling=Sampling(top_k=2), max_new_tokens=30)
+    assert len(narrow.tokens) == 30
+    assert sum(narrow.statistics.drafted) <= narrow.statistics.rounds * (2 + 4 * 4)
+    assert not narrow.statistics.status
+
+
+@pytest.mark.parametrize("plan", [*PLANS.values(), TreePlan((2, 2), children="sampled")], ids=str)
+def test_statistics_of_trees_account_for_every_token(pair, plan):
+    result = generate(pair, plan, logprobs=True)
+    statistics, kinds = result.statistics, [event.kind for event in result.events]
+    assert statistics.emitted == len(result.tokens) == len(result.logprobs) == 40
+    assert sum(statistics.accepted) == kinds.count("draft accepted")
+    assert statistics.recovered == kinds.count("recovered")
+    assert statistics.bonus == kinds.count("bonus")
+    assert len(kinds) == sum(statistics.accepted) + statistics.recovered + statistics.bonus
+    assert sum(statistics.tested) == sum(statistics.accepted) + statistics.recovered
+    ids = torch.tensor([PROMPT + result.tokens])
+    with torch.inference_mode():
+        logits = [member(ids).logits[0, len(PROMPT) - 1 : -1] for member in pair]
+    expected = target_logprobs(logits, ensemble=Mixture((0.5, 0.5))).gather(1, torch.tensor(result.tokens)[:, None])
+    torch.testing.assert_close(torch.tensor(result.logprobs), expected[:, 0], **TOLERANCE)
+
+
+def test_the_text_ends_with_the_first_end_of_sequence_in_an_accepted_path(pair):
+    endless = standard(pair, sampling=GREEDY).tokens
+    kinds = set()
+    for stop in set(endless):
+        result = generate(pair, (3, 2, 2), sampling=GREEDY, stop_tokens=[stop])
+        assert result.tokens == endless[: endless.index(stop) + 1]
+        assert result.finish_reason == "stop"
+        kinds.add(result.events[-1].kind)
+    assert "draft accepted" in kinds
+
+
+def test_a_seed_reproduces_the_text_of_trees(pair):
+    first, again, other = (generate(pair, PLANS["grown"], seed=seed) for seed in (11, 11, 12))
+    assert first.tokens == again.tokens != other.tokens
+
+
+@pytest.mark.parametrize(("kind", "cache"), [("full", "dynamic"), ("full", "static"), ("sliding_hybrid", "dynamic")])
+@torch.inference_mode()
+def test_logits_at_the_nodes_are_those_of_each_path_read_afresh(kind, cache):
+    model = CausalLM(tiny_model(kind, **({"sliding_window": 300} if kind != "full" else {})), CACHES[cache])
+    member = Member(model, [PROMPT], [0], Statistics.of(1))
+    generator, settled, tree = random.Random(0), [], TokenTree.branching((3, 2, 2))
+    parents = tree.parents.tolist()
+    paths = [[node for node in line if node >= 0] for line in tree.path_matrix.tolist()]
+    for number in range(12):
+        tokens = [generator.randrange(61) for _ in parents]
+        parts = [3, len(parents)] if number % 2 else [len(parents)]  # a level at first, as a drafter reads them
+        rows = [member.score_nodes(settled, tokens[:end], parents[:end]) for end in parts]
+        logits = torch.cat(rows, dim=1)[0]
+        for path in paths:
+            whole = model.model(torch.tensor([PROMPT + settled + [tokens[node] for node in path]])).logits[0]
+            torch.testing.assert_close(logits[[0, *(node + 1 for node in path)]], whole[-4:], **TOLERANCE)
+        accepted = generator.choice(paths)[: number % 4]
+        member.keep_path(accepted)
+        settled = settled + [tokens[node] for node in accepted]
+        assert int(member.cache.get_seq_length()) == len(PROMPT) + len(settled)
+        settled.append(generator.randrange(61))
+
+
+@pytest.mark.parametrize(
+    ("kind", "make_cache", "message"),
+    [
+        ("gated_delta", None, "DynamicCache with layers LinearAttentionLayer cannot hold draft trees"),
+        ("full", lambda config: QuantizedCache("fp8", config), "with layers Fp8QuantizedLayer cannot hold draft trees"),
+    ],
+)
+def test_caches_that_cannot_hold_trees_are_refused_before_anything_is_generated(kind, make_cache, message):
+    members = [CausalLM(tiny_model(kind, seed), make_cache) for seed in range(2)]
+    with pytest.raises(ValueError, match=message):
+        SpeculativeEnsemble(members, schedule="tree")
+
+
+def test_models_that_cannot_read_trees_are_refused():
+    table = torch.zeros(3, 3)
+    with pytest.raises(ValueError, match="a model that takes position ids under schedule 'tree', got Bigram"):
+        SpeculativeEnsemble([Bigram(table), Bigram(table)], schedule="tree")
+    other = TreeBigram(table)
+    other.config._attn_implementation = "flex_attention"
+    with pytest.raises(ValueError, match="with attention sdpa or eager under schedule 'tree', got flex_attention"):
+        SpeculativeEnsemble([TreeBigram(table), other], schedule="tree", tree=(3, 2))
+    with pytest.raises(ValueError, match="tree: expected at most 3 children"):
+        SpeculativeEnsemble([TreeBigram(table)] * 2, schedule="tree")
+
+
+def test_trees_behind_a_text_longer_than_a_sliding_window_are_refused():
+    first = tiny_model("sliding_hybrid", sliding_window=24)
+    assert isinstance(first, Gemma3ForCausalLM)
+    members = [first, relative_of(first, 1)]
+    job = {"max_new_tokens": 13, "sampling": GREEDY}
+    assert generate(members, (2, 2), **job).tokens == standard(members, **job).tokens
+    with pytest.raises(ValueError, match="shorter than the sliding window of 24 tokens under schedule 'tree', got 24"):
+        generate(members, (2, 2), max_new_tokens=14)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ((), "tree: expected a number of children >= 1 for each level"),
+        ((2, 0), "tree: expected a number of children >= 1 for each level"),
+        ("4,2", "tree: expected the number of children on each level or a TreePlan, got '4,2'"),
+    ],
+)
+def test_a_wrong_tree_is_refused(pair, tree, message):
+    with pytest.raises(ValueError, match=message):
+        SpeculativeEnsemble(pair, schedule="tree", tree=tree)
+    with pytest.raises(ValueError, match="expected two members or more for 'tree', got 1"):
+        SpeculativeEnsemble(pair[:1], schedule="tree")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"nodes": 0}, {"nodes": 5, "children": "sampled"}, {"rule": "typical"}, {"width": True}], ids=str
+)
+def test_a_wrong_plan_is_refused(settings):
+    with pytest.raises(ValueError, match="tree: expected"):
+        TreePlan(**settings)
