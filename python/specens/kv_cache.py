@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from specens_kernels import compact_kv
 
 TREE_LAYERS = ("DynamicLayer", "StaticLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 
@@ -98,12 +101,11 @@ def check_holds_trees(cache: Any, num_tokens: int = 0) -> None:
 
 def keep_slots(cache: Any, start: int, slots: Sequence[int]) -> None:
     """Move the keys and values at `slots`, which ascend, to the slots from `start` on; buffers keep their address."""
-    if list(slots) == list(range(start, start + len(slots))):
-        return
-    for layer in cache.layers:
-        if layer.keys is not None:
-            for states in (layer.keys, layer.values):  # [batch, heads, slots, head_dim]
-                states[:, :, start : start + len(slots)] = states[:, :, list(slots)]
+    layers = [layer for layer in cache.layers if layer.keys is not None]
+    caches = [states for layer in layers for states in (layer.keys, layer.values)]  # [batch, heads, slots, head_dim]
+    if slots and caches:
+        path = torch.tensor([[slot - start for slot in slots]], device=caches[0].device)
+        compact_kv(caches, path, torch.tensor([start], device=path.device))
 
 
 def _check(cache: Any) -> None:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from driver.test_kv_cache import tiny_gemma
+from driver.cache_models import tiny_model
 from driver.tiny_models import tiny_llama
 from ops.test_tree_mask import path_to
 from specens.adapters.causal_lm import CausalLM
@@ -28,6 +28,11 @@ TREES = [TokenTree.branching([3, 2, 1]), TokenTree.chains(2, 4)]
 BATCH = {name: torch.from_numpy(array) for name, array in TokenTree.batch(TREES).items()}
 PARENTS = BATCH["parents"]
 TOKENS = torch.randint(61, PARENTS.shape, generator=torch.Generator().manual_seed(0))
+
+
+def tiny_gemma(seed):
+    """A model of which every second layer forgets all but the last tokens."""
+    return tiny_model("sliding_hybrid", seed)
 
 
 def tiny_qwen(seed):
