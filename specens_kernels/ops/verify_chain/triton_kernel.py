@@ -53,7 +53,7 @@ from specens_kernels.parts.target import TargetView, batch_of, target_view
 from specens_kernels.types import RuleKind
 
 STREAM_NEXT = 1
-RESIDUAL_WARPS, EDITED_RESIDUAL_WARPS, DRAW_WARPS = 8, 16, 16  # edits of logits need more registers
+RESIDUAL_WARPS, DRAW_WARPS = 8, 16
 LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, statistics of a plane read for them
 
 
@@ -202,8 +202,7 @@ def launches(
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
         arguments["masses_ptr"] = masses
-        warps = RESIDUAL_WARPS if target.edits is None else EDITED_RESIDUAL_WARPS
-        yield Launch(_residual_kernel, (batch, blocks), arguments, warps)
+        yield Launch(_residual_kernel, (batch, blocks), arguments, RESIDUAL_WARPS)
     yield Launch(
         _next_token_kernel, (batch,), arguments | {"first_step": first_step, "coin_stream": stream}, DRAW_WARPS
     )
