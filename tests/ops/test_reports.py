@@ -10,7 +10,7 @@ import torch
 from problems import LOGPROBS, Problem, random_problem
 from torch import Tensor
 
-from specens_kernels import Processing, Sampling, Verdict, sample, target_logprobs, verify_chain
+from specens_kernels import Processing, Sampling, Synthetic, Verdict, sample, target_logprobs, verify_chain
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpp"])
 VOCABS = (1, 33, 200)
@@ -192,3 +192,18 @@ def test_what_was_not_asked_for_is_none(backend, vocab):
     draw = sample(logits[:, 0], uniforms=torch.tensor([0.5]), top_logprobs=1, backend=backend)
     assert draw.logprobs is not None
     assert draw.top_tokens.shape == (1, 1)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_a_draft_that_only_the_drafter_knows_has_no_probability(backend):
+    verdict = verify_chain(
+        torch.zeros(1, 2, 3),
+        torch.tensor([[5]]),
+        draft_logits=torch.zeros(1, 1, 8),
+        rule=Synthetic(1.0),
+        uniforms=coins(0.5, 0.5),
+        logprobs=True,
+        backend=backend,
+    )
+    assert verdict.tokens[0, 0] == 5
+    assert verdict.logprobs[0, 0] == -torch.inf

@@ -38,11 +38,13 @@ def most_likely(logprobs: Tensor, count: int, chosen: Tensor) -> list[Tensor]:
     most likely first, the lowest id on a tie; -1 and -inf where fewer have mass.
     """
     emitted = chosen >= 0
-    own = logprobs.gather(-1, chosen.clamp(min=0)[..., None])[..., 0]
+    vocab = logprobs.shape[-1]
+    own = logprobs.gather(-1, chosen.clamp(0, vocab - 1)[..., None])[..., 0]
+    own = torch.where(chosen < vocab, own, -math.inf)  # synthetic acceptance takes drafts that only the drafter knows
     reported = [torch.where(emitted, own, 0.0).float()]
     if count == 0:
         return reported
-    missing = max(0, count - logprobs.shape[-1])
+    missing = max(0, count - vocab)
     padded = torch.nn.functional.pad(logprobs, (0, missing), value=-math.inf)
     values, tokens = padded.sort(dim=-1, descending=True, stable=True)
     values = torch.where(emitted[..., None], values[..., :count], -math.inf)
