@@ -1,4 +1,4 @@
-# make demo | test | sanitize | check | bench | wheel | clean
+# make demo | test | test-full | sanitize | check | bench | wheel | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -7,13 +7,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu)
 
-.PHONY: demo test sanitize check bench wheel clean
+.PHONY: demo test test-full sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Ten times as many random problems, and the shapes that Triton's interpreter is slow at.
+test-full: $(VENV)/.installed
+	SPECENS_TEST_FULL=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The C++ of the operators under the address and undefined-behaviour sanitizers; the plain build is put back afterwards.
 sanitize: $(VENV)/.installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYOUTS = ("contiguous", "sliced", "steps first", "expanded")
 TEMPERATURES: tuple[float | str, ...] = (1.0, 0.7, 0.0, "requests")
 DEGENERATES = ("-inf", "nan", "+inf", "dead row")
+# `make test-full` takes ten times as many random problems, and for Triton the shapes that the interpreter is slow at.
+FULL = bool(os.environ.get("SPECENS_TEST_FULL"))
+FULL_FACTOR = 10
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,11 @@ def _requests(value: Any, index: Tensor) -> Any:
     if isinstance(value, Mixture | LogitMixture) and isinstance(value.weights, Tensor):
         return type(value)(value.weights[index])
     return value
+
+
+def many(count: int) -> int:
+    """So many random problems, or more in a full test."""
+    return count * FULL_FACTOR if FULL else count
 
 
 def random_recipe(rng: random.Random, vocabs: Sequence[int], batches: Sequence[int]) -> Recipe:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import many
 from torch import Tensor
 
 from specens_kernels import (
@@ -140,12 +141,12 @@ def test_cpp_verifies_filtered_chains_under_every_rule_as_the_reference():
 
 
 def test_triton_verifies_filtered_chains_under_every_rule_as_the_reference():
-    verify_problems("triton", range(20), TRITON_SHAPES, at_least=20)
+    verify_problems("triton", range(many(20)), TRITON_SHAPES, at_least=20)
 
 
 @pytest.mark.parametrize(("backend", "seeds", "shapes"), [("cpp", 150, CPP_SHAPES), ("triton", 6, TRITON_SHAPES)])
 def test_filtered_draws_and_distributions_are_those_of_the_reference(backend, seeds, shapes):
-    for seed in range(seeds):
+    for seed in range(many(seeds)):
         logits, _, arguments = random_problem(seed, shapes)
         given = {name: arguments[name] for name in ("ensemble", "sampling")}
         if logits[0].shape[1] == 0:

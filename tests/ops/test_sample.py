@@ -15,6 +15,7 @@ from cases import (
     Recipe,
     build,
     far_apart,
+    many,
     operator_arguments,
     random_recipe,
     tensors_of,
@@ -27,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import specens_kernels.ops.sample as room
 from specens_kernels import Contrastive, Draw, LogitMixture, Mixture, Sampling, sample, uniforms, verify_chain
 
-RANDOM_CASES = {"cpp": 300, "triton": 20}
+RANDOM_CASES = {"cpp": many(300), "triton": many(20)}
 RANDOM_VOCABS = {"cpp": (1, 2, 7, 33, 1025), "triton": (1, 2, 33)}
 MIXED = Recipe(batch=2, draft_len=1, vocabs=(33, 40), ensemble="mixture rows", temperature="requests")
 

@@ -16,6 +16,7 @@ from cases import (
     Recipe,
     build,
     far_apart,
+    many,
     operator_arguments,
     random_recipe,
     with_threads,
@@ -27,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import specens_kernels.ops.target_logprobs as room
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
 
-RANDOM_CASES = {"cpp": 300, "triton": 20}
+RANDOM_CASES = {"cpp": many(300), "triton": many(20)}
 RANDOM_VOCABS = {"cpp": (1, 2, 7, 33, 1025), "triton": (1, 2, 33)}
 MIXED = Recipe(batch=2, draft_len=1, vocabs=(33, 40), ensemble="mixture rows", temperature="requests")
 

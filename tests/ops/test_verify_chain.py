@@ -13,11 +13,13 @@ from cases import (
     DRAFTERS,
     DTYPES,
     ENSEMBLES,
+    FULL,
     LAYOUTS,
     Recipe,
     build,
     far_apart,
     lay_out,
+    many,
     operator_arguments,
     random_recipe,
     tensors_of,
@@ -32,7 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import specens_kernels.ops.verify_chain as room
 from specens_kernels import Contrastive, Mixture, Sampling, Verdict, verify_chain
 
-RANDOM_CASES = {"cpp": 300, "triton": 20}  # Triton's interpreter takes a tenth of a second for each row
+RANDOM_CASES = {"cpp": many(300), "triton": many(20)}  # Triton's interpreter takes a tenth of a second for each row
 RANDOM_VOCABS = {"cpp": (1, 2, 7, 33, 1025), "triton": (1, 2, 33)}
 
 
@@ -82,7 +84,8 @@ def test_every_ensemble_and_drafter_gives_the_tokens_of_the_reference(backend, d
     comparison = Comparison()
     plain = Recipe(1, 1, vocabs=(33, 30), ensemble=ensemble, drafter=drafter)
     varied = replace(plain, batch=33, draft_len=3, temperature="requests", ragged=True)
-    for recipe in (plain,) if backend == "triton" else (plain, varied, replace(varied, bonus=False)):
+    quick = backend == "triton" and not FULL
+    for recipe in (plain,) if quick else (plain, varied, replace(varied, bonus=False)):
         case = build(recipe, 2, device)
         comparison.verify(case, case.verify(backend), case.verify("reference"))
     comparison.finish(at_least=1)
