@@ -233,3 +233,10 @@ def test_filters_out_of_range_in_a_tensor_give_a_status_where_they_cannot_be_rea
     )
     assert verdict.status.tolist() == [verdict.status.tolist()[0] & 127, 128]
     assert verdict.num_tokens.tolist() == [verdict.num_tokens.tolist()[0], 0]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_greedy_requests_accept_the_most_likely_token_whatever_is_typical(backend):
+    logits = torch.tensor([[[0.0, 3.0], [2.0, 0.0], [0.0, 1.0]]])
+    arguments = {"sampling": Sampling(temperature=0.0), "rule": Typical(1.0, 1.0), "backend": backend}
+    assert verify_chain(logits, torch.tensor([[1, 1]]), **arguments).tokens.tolist() == [[1, 0, -1]]

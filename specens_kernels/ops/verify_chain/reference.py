@@ -32,7 +32,7 @@ from specens_kernels.ops.target_logprobs.reference import (
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.layout import padded
-from specens_kernels.ops.verify_chain.rules import Chain, apply_rule
+from specens_kernels.ops.verify_chain.rules import Chain, apply_rule, token_rule
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind, Status
 
 
@@ -144,8 +144,11 @@ def verify_chain(*flat: Any) -> list[Tensor]:
     end = chain_end(chain_draft, lens, vocab)
     coinless = rows.greedy & (arguments.rule.kind != RuleKind.SYNTHETIC)
     coins = torch.where(coinless[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
-    accepted = apply_rule(arguments.rule, Chain(target, draft, draft_tokens, coins, end))
+    chain = Chain(target, draft, draft_tokens, coins, end)
+    accepted = apply_rule(arguments.rule, chain)
     num_accepted = accepted.num_accepted
+    if arguments.rule.kind == RuleKind.TYPICAL:  # greedy requests take the most likely token, whatever the threshold
+        num_accepted = torch.where(rows.greedy, token_rule(chain).num_accepted, num_accepted)
 
     # the next token: from the residual after a rejection, from the target after the whole chain
     has_row = num_accepted < num_rows
