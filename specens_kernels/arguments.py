@@ -37,11 +37,6 @@ class SamplingArguments(NamedTuple):
     min_p: float  # 0 is off
 
     @property
-    def greedy(self) -> bool:
-        """Whether every request is known to be greedy."""
-        return self.temperatures is None and self.temperature == 0
-
-    @property
     def filters(self) -> bool:
         """Whether any request may be filtered."""
         tensors = self.top_ks is not None or self.top_ps is not None or self.min_ps is not None

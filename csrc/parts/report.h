@@ -1,6 +1,8 @@
 // What is told of the emitted tokens: log-probabilities and the most likely tokens.
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "parts/target_arguments.h"
@@ -21,11 +23,28 @@ struct ReportArguments {
     bool reads_again() const { return kind != Kind::none && !only_chosen(); }
 };
 
-// Where the report of one emitted token goes.
+// Where the report of one emitted token goes, or of several that follow each other; nullptr where it is not asked for.
 struct ReportPlace {
     float* logprob;
     int64_t* top_tokens;  // [top], most likely first, -1 where fewer have mass
     float* top_logprobs;  // [top]
+
+    // The place so many tokens behind.
+    ReportPlace behind(int64_t tokens, int64_t top) const {
+        return {logprob != nullptr ? logprob + tokens : nullptr,
+                top_tokens != nullptr ? top_tokens + tokens * top : nullptr,
+                top_logprobs != nullptr ? top_logprobs + tokens * top : nullptr};
+    }
+    // Writes what stands where no token was emitted.
+    void pad(int64_t tokens, int64_t top) const {
+        if (logprob != nullptr) {
+            std::fill_n(logprob, tokens, 0.0f);
+        }
+        if (top_tokens != nullptr) {
+            std::fill_n(top_tokens, tokens * top, int64_t{-1});
+            std::fill_n(top_logprobs, tokens * top, -std::numeric_limits<float>::infinity());
+        }
+    }
 };
 
 class Reporter {

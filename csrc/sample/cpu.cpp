@@ -50,12 +50,11 @@ class Sampler {
     }
     // What is reported of the token that was drawn last.
     void report(const SampleArguments& call, int64_t request, const ReportPlace& place) {
+        place.pad(1, call.report.top);
         *place.logprob = logprob;
         if (token >= 0 && call.report.reads_again()) {
-            reporter_.write(call.target, call.report, request, 0, edits(call, request), token, place);
-        } else if (call.report.top > 0) {
-            std::fill_n(place.top_tokens, call.report.top, int64_t{-1});
-            std::fill_n(place.top_logprobs, call.report.top, -std::numeric_limits<float>::infinity());
+            const RowEdits* edits = call.target.edited() ? &edits_ : nullptr;  // still at the row
+            reporter_.write(call.target, call.report, request, 0, edits, token, place);
         }
     }
     int64_t token = -1;
@@ -105,9 +104,7 @@ std::vector<Tensor> sample_cpu(const std::vector<Tensor>& member_logits, const s
             token_out[request] = sampler.token;
             status_out[request] = sampler.status;
             if (place.logprob != nullptr) {
-                const int64_t first = top > 0 ? request * top : 0;
-                sampler.report(call, request,
-                               {place.logprob + request, place.top_tokens + first, place.top_logprobs + first});
+                sampler.report(call, request, place.behind(request, top));
             }
         }
     });

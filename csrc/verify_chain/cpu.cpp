@@ -47,18 +47,9 @@ struct ChainOutput {
     // A request's places, filled with padding.
     RequestOutput request(int64_t index) const {
         const int64_t first = index * width;
-        RequestOutput own{tokens + first, {}};
+        const RequestOutput own{tokens + first, report.behind(first, top)};
         std::fill_n(own.tokens, width, int64_t{-1});
-        if (report.logprob != nullptr) {
-            own.report.logprob = report.logprob + first;
-            std::fill_n(own.report.logprob, width, 0.0f);
-        }
-        if (report.top_tokens != nullptr) {
-            own.report.top_tokens = report.top_tokens + first * top;
-            own.report.top_logprobs = report.top_logprobs + first * top;
-            std::fill_n(own.report.top_tokens, width * top, int64_t{-1});
-            std::fill_n(own.report.top_logprobs, width * top, -std::numeric_limits<float>::infinity());
-        }
+        own.report.pad(width, top);
         return own;
     }
 };

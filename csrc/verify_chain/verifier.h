@@ -232,11 +232,8 @@ class Verifier {
         return chain_->report.only_chosen() && token >= 0 ? static_cast<float>(target_.logprob(token)) : 0.0f;
     }
     void report() {
-        const int64_t top = chain_->report.top;
         for (int64_t step = 0; step < num_accepted + (next_token >= 0 ? 1 : 0); ++step) {
-            const ReportPlace& first = output_.report;
-            const ReportPlace place{first.logprob + step, top > 0 ? first.top_tokens + step * top : nullptr,
-                                    top > 0 ? first.top_logprobs + step * top : nullptr};
+            const ReportPlace place = output_.report.behind(step, chain_->report.top);
             reporter_.write(chain_->target, chain_->report, request_, step, edits_at(step), output_.tokens[step],
                             place);
         }

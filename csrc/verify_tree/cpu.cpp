@@ -32,10 +32,7 @@ struct TreeResults {
     }
     TreeOutput request(int64_t index) const {
         const int64_t first = index * (levels + 1);
-        const ReportPlace own{report.logprob != nullptr ? report.logprob + first : nullptr,
-                              top > 0 ? report.top_tokens + first * top : nullptr,
-                              top > 0 ? report.top_logprobs + first * top : nullptr};
-        return {tokens + first, path + index * levels, own};
+        return {tokens + first, path + index * levels, report.behind(first, top)};
     }
 
   private:

@@ -238,12 +238,9 @@ class TreeVerifier {
         }
     }
     void report(const TreeOutput& output) {
-        const int64_t top = call_->report.top;
         for (int64_t step = 0; step < num_accepted + (next_token >= 0 ? 1 : 0); ++step) {
             const int64_t row = step == 0 ? 0 : output.path[step - 1] + 1;
-            const ReportPlace& first = output.report;
-            const ReportPlace place{first.logprob + step, top > 0 ? first.top_tokens + step * top : nullptr,
-                                    top > 0 ? first.top_logprobs + step * top : nullptr};
+            const ReportPlace place = output.report.behind(step, call_->report.top);
             reporter_.write(call_->target, call_->report, request_, row, edits_at(row), output.tokens[step], place);
         }
     }
