@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
-from specens.kv_cache import check_capacity, check_holds_trees
-from specens.member import Member
+from specens.kv_cache import Rollback, check_capacity, check_holds_trees
 from specens.request import Ensemble, Task
 from specens.schedules import Plan, TreePlan
-from specens_kernels import Contrastive, Mixture, Sampling
+from specens_kernels import Contrastive, Mixture, Processing, Sampling
 
 
 def make_plan(
@@ -100,14 +100,59 @@ def as_stop_tokens(stop_tokens: Sequence[int]) -> frozenset[int]:
     return frozenset(stop_tokens)
 
 
+def as_stop_strings(stop_strings: Sequence[str], tokenizer: Any | None) -> tuple[str, ...]:
+    """Stop strings as a tuple. Raises ValueError where they are something else, or there is no tokenizer for them."""
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+    if not all(isinstance(stop, str) and stop for stop in strings):
+        raise ValueError(f"stop_strings: expected a list of texts that are not empty, got {stop_strings!r}")
+    if strings and tokenizer is None:
+        raise ValueError("stop_strings: text needs a tokenizer; pass tokenizer= to SpeculativeEnsemble")
+    return strings
+
+
+def with_numbers(task: Task) -> Task:
+    """The task with numbers in the place of tensors [1] and [1, members], so that tasks can be compared.
+
+    Raises ValueError where a tensor is for more requests than one.
+    """
+    sampling = replace(task.sampling, **_numbers("sampling", task.sampling))
+    weights = getattr(task.ensemble, "weights", None)
+    ensemble: Any = task.ensemble
+    if isinstance(weights, Tensor):
+        if weights.shape[0] != 1:
+            raise ValueError(f"ensemble: expected the weights of one request, got those of {weights.shape[0]}")
+        ensemble = replace(ensemble, weights=tuple(weights[0].tolist()))
+    return replace(task, sampling=sampling, ensemble=ensemble)
+
+
+def _numbers(name: str, settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are tensors [1], as numbers."""
+    tensors = {f.name: value for f in fields(settings) if isinstance(value := getattr(settings, f.name), Tensor)}
+    for field, value in tensors.items():
+        if value.numel() != 1:
+            raise ValueError(f"{name}: expected one number as {field}, got {list(value.shape)}")
+    return {field: value.item() for field, value in tensors.items()}
+
+
 def check_task(task: Task) -> None:
     """Raise ValueError where a setting of a generation is out of range."""
     if not isinstance(task.sampling, Sampling):
         raise ValueError(f"sampling: expected specens_kernels.Sampling, got {type(task.sampling).__name__}")
     if not _is_count(task.seed) or not -(2**63) <= task.seed < 2**63:
         raise ValueError(f"seed: expected an integer of 64 bits, got {task.seed!r}")
-    if not _is_count(task.max_new_tokens) or task.max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens: expected an integer >= 0, got {task.max_new_tokens!r}")
+    for name in ("max_new_tokens", "min_new_tokens"):
+        value = getattr(task, name)
+        if not _is_count(value) or value < 0:
+            raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
+    own = task.processing
+    if own is not None and not isinstance(own, Processing):
+        raise ValueError(f"processing: expected specens_kernels.Processing, got {type(own).__name__}")
+    tables = ("end_tokens", "prompt_tokens", "output_tokens")
+    given = [name for name in tables if own is not None and getattr(own, name) is not None]
+    if given:
+        raise ValueError(
+            f"processing: expected no {given[0]}, which the driver keeps (min_new_tokens= holds ends back)"
+        )
 
 
 def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_new_tokens: int) -> None:
@@ -122,22 +167,28 @@ def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_
             )
 
 
-def check_trees(models: Sequence[CausalLM], members: Sequence[Member], tree: TreePlan) -> None:
+def check_speculation(models: Sequence[CausalLM]) -> None:
+    """Raise ValueError where a model's cache cannot forget what was rejected."""
+    for model in models:
+        Rollback(model.new_cache())
+
+
+def check_trees(models: Sequence[CausalLM], tree: TreePlan) -> None:
     """Raise ValueError where a model or its cache is not made for draft trees, or a tree is too wide for one."""
-    for model, member in zip(models, members, strict=True):
-        check_holds_trees(member.cache)
+    for model in models:
+        check_holds_trees(model.new_cache())
         model.check_reads_trees()
         if tree.nodes is None and max(tree.branches) > model.num_embeddings:
             raise ValueError(f"tree: expected at most {model.num_embeddings} children, one a token; got {tree}")
 
 
-def check_caches(members: Sequence[Member], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
-    """Raise ValueError where a member's cache is too small for the text, and the nodes of a draft tree behind it."""
-    for member in members:
-        num_tokens = max(len(prompts[index]) for index in member.indices) + max_new_tokens + num_nodes
-        check_capacity(member.cache, num_tokens)
+def check_caches(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
+    """Raise ValueError where a model's cache is too small for the text, and the nodes of a draft tree behind it."""
+    for model, prompt in zip(models, prompts, strict=True):
+        cache = model.new_cache()
+        check_capacity(cache, len(prompt) + max_new_tokens + num_nodes)
         if num_nodes:
-            check_holds_trees(member.cache, num_tokens)
+            check_holds_trees(cache, len(prompt) + max_new_tokens + num_nodes)
 
 
 def _check_embeddings(models: Sequence[CausalLM], tokenizer: Any | None) -> None:

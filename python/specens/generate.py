@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specens.arguments import (
-    as_stop_tokens,
-    check_caches,
-    check_lengths,
-    check_task,
+    check_speculation,
     check_trees,
     complete_ensemble,
     group_by_weights,
@@ -22,22 +17,26 @@ from specens.arguments import (
     make_plan,
     with_weight_of_drafter,
 )
-from specens.member import Member
-from specens.prompts import prompts_for_members
+from specens.batch import Batch
+from specens.jobs import Job, Settings, TaskMaker
+from specens.ragged_cache import RaggedCache
 from specens.request import Ensemble, Event, Request, Task
-from specens.schedules import SCHEDULES, Tree, TreePlan
+from specens.schedules import SCHEDULES, Fixed, Tree, TreePlan
+from specens.scorer import Scorer
 from specens.statistics import Statistics
-from specens.text_stream import TextStream
-from specens_kernels import Sampling
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass
 class Generation:
     """A generated text.
 
-    tokens: all emitted ids, the end of sequence included. text: of the tokens, without special tokens; the joined texts
-        of the events. logprobs: under the target distribution, one a token, or None unless asked for.
-    finish_reason: "stop" (end of sequence), "length" (max_new_tokens) or "interrupted". seed: reproduces the text.
+    tokens: all emitted ids, the end of sequence included. text: of the tokens, without special tokens and up to a stop
+        string; the joined texts of the events. logprobs: under the target distribution, one a token, or None unless
+        asked for. finish_reason: "stop" (end of sequence, stop string), "length" (max_new_tokens) or "interrupted".
+    seed: reproduces the text. index: the number of its prompt, sample: of the text among those of this prompt.
     """
 
     text: str
@@ -47,6 +46,8 @@ class Generation:
     statistics: Statistics
     finish_reason: str
     seed: int
+    index: int = 0
+    sample: int = 0
 
     @property
     def interrupted(self) -> bool:
@@ -62,6 +63,8 @@ class Generation:
             "finish_reason": self.finish_reason,
             "interrupted": self.interrupted,
             "seed": self.seed,
+            "index": self.index,
+            "sample": self.sample,
             "statistics": self.statistics.to_dict(),
             "events": [event.to_dict() for event in self.events],
         }
@@ -76,7 +79,7 @@ class SpeculativeEnsemble:
     ensemble: Mixture, LogitMixture or Contrastive; None is the lone member, or the equal-weight Mixture of several.
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member.
-    schedule: "standard", "fixed" (member `drafter` drafts), "alternate" (two members draft for each other) or "tree"
+    schedule: "standard", "fixed" (member `drafter` drafts), "alternate" (members draft for each other) or "tree"
         (member `drafter` drafts trees).
     tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
     dtype, device: for members given as specs.
@@ -106,48 +109,83 @@ class SpeculativeEnsemble:
         self.ensemble = complete_ensemble(ensemble, plan.num_members)
         self.plan = with_weight_of_drafter(plan, self.ensemble)
         self.models, self.tokenizer = load_members(members, tokenizer, dtype, device)
-        fresh = self._members([[0]] * plan.num_members, Statistics.of(plan.num_members))
+        if self.schedule.speculates:
+            check_speculation(self.models)
         if self.uses_trees:
-            check_trees(self.models, fresh, plan.tree)
+            check_trees(self.models, plan.tree)
 
     def generate(
-        self,
-        prompt: Any,
-        *,
-        max_new_tokens: int = 256,
-        sampling: Sampling | None = None,
-        seed: int | None = None,
-        chat: bool = False,
-        stop_tokens: Sequence[int] | None = None,
-        logprobs: bool = False,
-        on_tokens: Callable[[list[Event]], None] | None = None,
+        self, prompt: Any, *, on_tokens: Callable[[list[Event]], None] | None = None, **settings: Unpack[Settings]
     ) -> Generation:
-        """Generate from one prompt for all members, or a list with one for each. Batch 1.
+        """Generate from one prompt for all members, or a list with one for each.
 
-        prompt: text, token ids or chat messages; chat: put text through the chat template.
-        sampling: temperature 1 by default. seed: of the text's randomness, None draws one.
-        stop_tokens: ids that end the text, None takes the end of sequence of models and tokenizer; () never stops.
-        on_tokens: called after each round with the events of its tokens, to stream them.
+        prompt: text, token ids or chat messages. on_tokens: called after each round with the events of its tokens, to
+        stream them. settings: see `Settings`.
         KeyboardInterrupt ends the generation and returns what was settled, with `interrupted` True.
         Raises ValueError where an argument is wrong; RuntimeError where no token has positive probability.
         """
-        prompts = prompts_for_members(prompt, self.plan.num_members, self.tokenizer, chat)
-        task = Task(
-            ensemble=self.ensemble,
-            sampling=Sampling() if sampling is None else sampling,
-            seed=secrets.randbits(63) if seed is None else seed,
-            max_new_tokens=max_new_tokens,
-            stop_tokens=frozenset(self.end_of_sequence) if stop_tokens is None else as_stop_tokens(stop_tokens),
-            logprobs=logprobs,
-        )
-        check_task(task)
-        check_lengths(self.models, prompts, max_new_tokens)
-        statistics = Statistics.of(self.plan.num_members)
-        members = self._members(prompts, statistics)
-        check_caches(members, prompts, max_new_tokens, self.plan.tree.most_nodes if self.uses_trees else 0)
-        request = Request(members, task, statistics, TextStream(self.tokenizer))
-        interrupted = self._run(request, on_tokens)
+        make_task = TaskMaker(self, settings)
+        request = self._request(make_task(Job(prompt), 0, 0))
+        batch = self._batch(1, None if on_tokens is None else lambda _, events: on_tokens(events))
+        interrupted = False
+        try:
+            with torch.inference_mode():
+                list(batch.run([request]))
+        except KeyboardInterrupt:
+            interrupted = True
+            request.finish()
         return _generation(request, interrupted)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Any],
+        *,
+        batch_size: int = 8,
+        samples: int = 1,
+        on_tokens: Callable[[int, int, list[Event]], None] | None = None,
+        **settings: Unpack[Settings],
+    ) -> Iterator[Generation]:
+        """Generate from many prompts, `batch_size` at a time; yields each text as it is finished, with its index.
+
+        Requests accept different numbers of drafts, end at different times and leave, and the next prompts take their
+        places, so the prompts may be a generator without an end. A request's text depends on its own prompt and seed
+        only, not on the batch around it.
+
+        prompts: each as for `generate`, or a Job with settings of its own. samples: texts of each prompt.
+        on_tokens: called after each round with a prompt's number, the sample and the events of its tokens.
+        settings: of every text, see `Settings`.
+        Raises as `generate`; KeyboardInterrupt passes through, after all finished texts have been yielded.
+        """
+        for name, value in (("batch_size", batch_size), ("samples", samples)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
+        make_task = TaskMaker(self, settings, samples)
+        return self._generate_many(prompts, batch_size, samples, on_tokens, make_task)
+
+    def _generate_many(
+        self,
+        prompts: Iterable[Any],
+        batch_size: int,
+        samples: int,
+        on_tokens: Callable[[int, int, list[Event]], None] | None,
+        make_task: TaskMaker,
+    ) -> Iterator[Generation]:
+        jobs = (prompt if isinstance(prompt, Job) else Job(prompt) for prompt in prompts)
+        requests = (
+            self._request(make_task(job, index, sample)) for index, job in enumerate(jobs) for sample in range(samples)
+        )
+
+        def report(request: Request, events: list[Event]) -> None:
+            assert on_tokens is not None
+            on_tokens(request.task.index, request.task.sample, events)
+
+        finished = self._batch(batch_size, None if on_tokens is None else report).run(requests)
+        while True:
+            with torch.inference_mode():  # not while the caller has the turn
+                request = next(finished, None)
+            if request is None:
+                return
+            yield _generation(request, interrupted=False)
 
     @property
     def uses_trees(self) -> bool:
@@ -161,45 +199,41 @@ class SpeculativeEnsemble:
         own = getattr(self.tokenizer, "eos_token_id", None)
         return ids if own is None else ids | {own}
 
-    @torch.inference_mode()
-    def _run(self, request: Request, on_tokens: Callable[[list[Event]], None] | None) -> bool:
-        """Run rounds to the end; True if it was interrupted."""
-        schedule = self.schedule(self.plan)
-        started = time.perf_counter()
-        request.statistics.start_clock()
-        try:
-            while not request.finished:
-                schedule.run_round(request)
-                request.statistics.rounds += 1
-                if on_tokens is not None:
-                    on_tokens(request.take_new_events())
-                    request.statistics.start_clock()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            request.statistics.seconds = time.perf_counter() - started
-        return False
+    def _request(self, task: Task) -> Request:
+        return Request(task, self.tokenizer, min(model.num_embeddings for model in self.models))
 
-    def _members(self, prompts: list[list[int]], statistics: Statistics) -> list[Member]:
-        """Members with fresh caches; where nothing is rolled back, those that share weights are one."""
-        speculates = self.schedule.speculates
-        groups = [[index] for index in range(len(self.models))] if speculates else group_by_weights(self.models)
-        return [
-            Member(self.models[group[0]], [prompts[index] for index in group], group, statistics, speculates)
-            for group in groups
-        ]
+    def _batch(self, size: int, on_tokens: Callable[[Request, list[Event]], None] | None) -> Batch:
+        """A batch with caches of its own."""
+        scorers: list[Scorer] = []
+        for places in self._groups():
+            model = self.models[places[0]]
+            together = size > 1 and not self.uses_trees and RaggedCache.suits(model)
+            speculates = self.schedule.speculates
+            scorers.append(Scorer(len(scorers), model, places, shares_forwards=together, can_roll_back=speculates))
+        return Batch(self.schedule(self.plan), scorers, size, on_tokens)
+
+    def _groups(self) -> list[list[int]]:
+        """The places that are scored by the same forwards: those of members that share weights."""
+        alone = [[place] for place in range(len(self.models))]
+        groups = group_by_weights(self.models)
+        if self.uses_trees:
+            return alone
+        if self.schedule is Fixed:  # the drafter is fed before the others
+            drafter = self.plan.drafter
+            rest = [[place for place in group if place != drafter] for group in groups]
+            return sorted([[drafter], *filter(None, rest)])
+        return groups if len(groups) > 1 or not self.schedule.speculates else alone
 
 
 def _generation(request: Request, interrupted: bool) -> Generation:
-    tokens = [event.token for event in request.events]
-    request.statistics.emitted = len(tokens)
-    stopped = bool(tokens) and request.ends_at(tokens[-1])
     return Generation(
         text="".join(event.text for event in request.events),
-        tokens=tokens,
+        tokens=[event.token for event in request.events],
         logprobs=[event.logprob for event in request.events] if request.task.logprobs else None,
         events=request.events,
         statistics=request.statistics,
-        finish_reason="interrupted" if interrupted else "stop" if stopped else "length",
+        finish_reason="interrupted" if interrupted else "stop" if request.stopped else "length",
         seed=request.task.seed,
+        index=request.task.index,
+        sample=request.task.sample,
     )

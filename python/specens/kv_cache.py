@@ -47,14 +47,19 @@ class Rollback:
         left = min(num_tokens, length)
         if self.by_snapshots:
             self._snapshots = [snapshot for snapshot in self._snapshots if snapshot[0] <= length]
-            left, states = self._snapshots[-1]
-            del self._snapshots[:-1]
+            self.settle(length)
+            left, states = self._snapshots[0]
             if left < num_tokens:
                 self._put_back(states)
         for layer in self._cut_layers():
             if num_tokens > left or hasattr(layer, "activate_past_recording"):
                 layer.crop(left - num_tokens)
         return left
+
+    def settle(self, length: int) -> None:
+        """Forget how to return to fewer tokens than `length`, the settled ones."""
+        while len(self._snapshots) > 1 and self._snapshots[1][0] <= length:
+            del self._snapshots[0]
 
     def _put_back(self, states: Sequence[dict[str, Any]]) -> None:
         for layer, state in zip(self._snapshot_layers(), states, strict=True):

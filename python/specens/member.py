@@ -75,6 +75,15 @@ class Member:
         if left < self.num_seen:
             self.num_seen, self.next_logits = left, None
 
+    def settle(self, length: int) -> None:
+        """The first `length` generated tokens will never be taken back; those behind them stay under test."""
+        assert self._rollback is not None
+        if self.num_seen <= length:
+            self.roll_back(length)
+        else:
+            self._num_settled = length
+            self._rollback.settle(length)
+
     def score_nodes(self, sequence: list[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Feed the nodes from `num_nodes` on of a draft tree behind `sequence`, with what is new of that; one forward.
 
@@ -157,18 +166,8 @@ class Member:
         return {"attention_mask": (places >= 0).long(), "position_ids": places[:, num_cached:].clamp(min=0)}
 
     def _check_ids(self, tokens: list[int]) -> None:
-        if tokens and max(tokens) >= self._model.num_embeddings:
-            raise ValueError(
-                f"members: token {max(tokens)} was generated, but member {self.indices[0]} has embeddings only for ids "
-                f"below {self._model.num_embeddings}; do the members share one tokenizer?"
-            )
+        self._model.check_generated(tokens, self.indices[0])
 
     def _count(self, num_new: int, seconds: float) -> None:
-        statistics = self._statistics
-        statistics.model_calls += 1
-        if not self._prompt_fed:
-            statistics.prompt_seconds += seconds
-        for index, prompt in zip(self.indices, self._prompts, strict=True):
-            statistics.forwards[index] += 1
-            statistics.tokens_fed[index] += num_new if self._prompt_fed else len(prompt) + num_new
-            statistics.forward_seconds[index] += seconds / len(self.indices)
+        lens = [num_new if self._prompt_fed else len(prompt) + num_new for prompt in self._prompts]
+        self._statistics.count_forward(self.indices, lens, seconds, reads_prompt=not self._prompt_fed)

@@ -1,33 +1,24 @@
-"""One generation under way: what is settled, what is drafted, and the randomness of each round."""
+"""One generation under way: what is settled, what is drafted, and where its text ends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens.draft_tree import DraftTree
-from specens.member import Member
+from specens.logit_rows import LogitRows
 from specens.statistics import Statistics
 from specens.text_stream import TextStream
-from specens_kernels import (
-    Contrastive,
-    LogitMixture,
-    Mixture,
-    Sampling,
-    Status,
-    Verdict,
-    sample,
-    target_logprobs,
-    verify_chain,
-    verify_tree,
-)
+from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, Status
 
-NEXT_TOKEN_STREAM = 1
+OUTSIDE = -1  # in place of the member that drafted: a drafter that is none
 
 Ensemble = Mixture | LogitMixture | Contrastive
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -52,35 +43,77 @@ class Event:
 
 @dataclass(frozen=True)
 class Task:
-    """What a generation has to do: the target distribution, the seed and where to stop."""
+    """What a generation has to do: the target distribution, the seed and where to stop.
 
+    prompts: token ids for each member. processing: logit bias and penalties of this request, without token tables.
+    logits_processors: called with ids [1, tokens] and logits [1, vocab] of a member, as those of transformers.
+    constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next.
+    index: the number of the prompt, sample: of the text among those of its prompt.
+    """
+
+    prompts: Sequence[list[int]]
     ensemble: Ensemble | None
     sampling: Sampling
     seed: int
     max_new_tokens: int
     stop_tokens: frozenset[int]
-    logprobs: bool
+    logprobs: bool = False
+    min_new_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
+    processing: Processing | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    constraint: Callable[[list[int]], Tensor] | None = None
+    index: int = 0
+    sample: int = 0
+
+
+@dataclass
+class Chain:
+    """Draft tokens under test behind the settled ones: who proposed each, and the logits of an outside drafter."""
+
+    proposers: list[int] = field(default_factory=list)
+    rows: LogitRows = field(default_factory=LogitRows)
+
+    def __len__(self) -> int:
+        return len(self.proposers)
+
+
+def counted_places(ensemble: Ensemble | None, num_places: int) -> tuple[int, ...]:
+    """The places whose weight is not 0; the others can only draft."""
+    if ensemble is None or isinstance(ensemble, Contrastive):
+        return tuple(range(num_places))
+    return tuple(place for place, weight in enumerate(ensemble.weights) if weight != 0)
 
 
 class Request:
-    """The state that a schedule works on, and its two operations on it: draw or verify, then settle.
+    """The state of one generation that schedules, drafters and tests work on.
 
-    members: serve the places of the ensemble in order. sequence: the settled tokens, then the drafts under test.
-
-    Coins belong to a seed, the position of the round's first token, the offset in the round and a stream; a round emits
-    at least one token, so no coin is used by two rounds, nor by a draft and its test.
+    sequence: the settled tokens, then the drafts. counted: the places in the ensemble with a part in the target.
+    rows: for each place the logits that its member has computed at the positions behind the settled tokens.
+    lanes: where each set of weights reads it (`specens.scorer`). drafter_state: what its drafter remembers.
+    num_readable: tokens below it have an embedding in every member. num_turns: how many turns an alternating schedule
+    has given it, last_turns: in which each lane read last.
     """
 
-    def __init__(self, members: Sequence[Member], task: Task, statistics: Statistics, text: TextStream) -> None:
-        self.members = members
+    def __init__(self, task: Task, tokenizer: Any | None, num_readable: int) -> None:
+        num_places = len(task.prompts)
         self.task = task
-        self.statistics = statistics
+        self.num_readable = num_readable
+        self.statistics = Statistics.of(num_places)
         self.sequence: list[int] = []
         self.num_settled = 0
+        self.drafts = Chain()
+        self.rows = [LogitRows() for _ in range(num_places)]
+        self.counted = counted_places(task.ensemble, num_places)
+        self.lanes: dict[int, Any] = {}
+        self.drafter_state: Any = None
         self.events: list[Event] = []
-        self._text = text
+        self.num_turns = 0
+        self.last_turns: dict[int, int] = {}
+        self._started = time.perf_counter()
+        self._text = TextStream(tokenizer, task.stop_strings)
+        self._masks: dict[int, Tensor] = {}
         self._num_delivered = 0
-        self._seeds = torch.tensor([task.seed])
 
     @property
     def remaining(self) -> int:
@@ -89,8 +122,25 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        """Whether the text has its end of sequence, or all the tokens that were asked for."""
-        return self.remaining <= 0 or (self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1]))
+        """Whether the text has come to its end, or to the number of tokens that was asked for."""
+        return self.remaining <= 0 or self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the settled tokens end with an end of sequence or a stop string."""
+        return self._text.stopped or (self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1]))
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether a token behind the last one could ever be used."""
+        ended = len(self.drafts) > 0 and (self.ends_at(self.sequence[-1]) or self.sequence[-1] >= self.num_readable)
+        return not (self.finished or ended) and len(self.drafts) < self.remaining
+
+    @property
+    def readable(self) -> list[int]:
+        """The sequence without a last draft that some member has no embedding for: it is tested, but never read."""
+        hidden = len(self.drafts) > 0 and self.sequence[-1] >= self.num_readable
+        return self.sequence[:-1] if hidden else self.sequence
 
     @property
     def is_greedy(self) -> bool:
@@ -101,96 +151,107 @@ class Request:
         """Whether a text stops with this token."""
         return token in self.task.stop_tokens
 
-    def draft(self, index: int, logits: Tensor, step: int) -> int:
-        """Draw a draft token from one member's own distribution, logits [1, vocab], and append it to the sequence."""
-        seeds, positions = self._coin_seeds(logits), self._positions(logits)
-        draw = sample([logits], sampling=self.task.sampling, seeds=seeds, positions=positions, step=step)
-        token = int(draw.tokens)
-        self._check(token >= 0, draw.status)
+    def mask(self, position: int) -> Tensor:
+        """The bit mask of the tokens that may stand at a position, by the request's constraint."""
+        assert self.task.constraint is not None
+        if position not in self._masks:
+            mask = self.task.constraint(self.sequence[:position])
+            if mask.dtype != torch.int32 or mask.dim() != 1:
+                got = f"{mask.dtype} {list(mask.shape)}"
+                raise ValueError(f"constraint: expected it to return an int32 tensor [words], got {got}")
+            self._masks[position] = mask
+        return self._masks[position]
+
+    def add_draft(self, token: int, proposer: int, row: Tensor | None = None) -> None:
+        """Append a draft token.
+
+        proposer: the member from whose distribution it was drawn, or OUTSIDE: then row [vocab] are the logits that it
+        was drawn from, and None says that it was not drawn at all.
+        """
+        if row is not None:
+            self.drafts.rows.add(len(self.sequence), row[None])
         self.sequence.append(token)
-        self.statistics.drafted[index] += 1
-        return token
+        self.drafts.proposers.append(proposer)
+        self.statistics.drafted[proposer] += 1
 
-    def draw_siblings(self, logits: Tensor, count: int, first_node: int) -> list[int]:
-        """Draw draft tokens from one member's distribution, logits [vocab], each without those before it.
+    def settle_chain(self, tokens: list[int], num_accepted: int, num_tested: int, logprobs: list[float] | None) -> None:
+        """Settle what the test of the first `num_tested` drafts emitted: accepted ones, and perhaps a token behind.
 
-        first_node: the number of the first sibling in its tree. -1 stands where no probability is left.
+        Drafts behind accepted ones stay under test, and members forget what was rejected. Whatever comes behind the end
+        of the text is dropped.
         """
-        seeds, positions = self._coin_seeds(logits), self._positions(logits)
-        left = target_logprobs([logits[None]], sampling=self.task.sampling)
-        tokens = []
-        for node in range(first_node, first_node + count):
-            tokens.append(int(sample([left], seeds=seeds, positions=positions, step=node).tokens))
-            if tokens[-1] >= 0:
-                left[0, tokens[-1]] = float("-inf")
-        return tokens
+        proposers = self.drafts.proposers[:num_accepted]
+        rejected = self.drafts.proposers[num_accepted:num_tested][:1]
+        num_next = len(tokens) - num_accepted
+        kinds = ["draft accepted"] * num_accepted + ["recovered" if rejected else "bonus"] * num_next
+        known, left = self.num_settled + num_accepted, self.sequence[self.num_settled + num_accepted :]
+        settled = self.settle(tokens, kinds, [*proposers, *[OUTSIDE] * num_next], logprobs)
+        for proposer in proposers[:settled] + (rejected if settled > num_accepted else []):
+            self.statistics.tested[proposer] += 1
+        if num_next or self.finished:
+            self.forget_drafts()
+            for lane in self.lanes.values():
+                lane.roll_back(min(known, self.num_settled))
+        else:
+            self._keep_drafts(left)
 
-    def draw(self, logits: Sequence[Tensor], kind: str, step: int = 0) -> None:
-        """Draw a token from the target distribution, logits [1, vocab] of every place, and settle it."""
-        device = logits[0].device
-        draw = sample(
-            [row.to(device) for row in logits],
-            ensemble=self.task.ensemble,
-            sampling=self.task.sampling,
-            seeds=self._coin_seeds(logits[0]),
-            positions=self._positions(logits[0], behind=step),
-            step=step,
-            stream=NEXT_TOKEN_STREAM,
-            logprobs=self.task.logprobs,
-        )
-        token = int(draw.tokens)
-        self._check(token >= 0, draw.status)
-        self._settle([token], [kind], None, draw.logprobs)
+    def _keep_drafts(self, left: list[int]) -> None:
+        self.sequence += left
+        del self.drafts.proposers[: len(self.drafts) - len(left)]
+        for rows in (*self.rows, self.drafts.rows):
+            rows.forget_before(self.num_settled)
+        for lane in self.lanes.values():
+            lane.settle(self.num_settled)
 
-    def verify(self, logits: Sequence[Tensor], drafts: list[int], proposer: int) -> int:
-        """Test the drafts at the end of the sequence and settle what the test emits; the number of accepted ones.
+    def settle_path(
+        self, tokens: list[int], path: list[int], at_leaf: bool, drafter: int, logprobs: list[float] | None
+    ) -> list[int]:
+        """Settle the tokens of an accepted path and the one behind it; the nodes of the path that were settled.
 
-        logits: [1, len(drafts), vocab] of every place; proposer: the place whose distribution the drafts came from.
+        at_leaf: whether the path goes to the end of its tree. What comes behind the end of the text is dropped.
         """
-        device = logits[0].device
-        verdict = verify_chain(
-            [rows.to(device) for rows in logits],
-            torch.tensor([drafts], device=device),
-            ensemble=self.task.ensemble,
-            sampling=self.task.sampling,
-            drafter=proposer,
-            seeds=self._coin_seeds(logits[0]),
-            positions=self._positions(logits[0]),
-            logprobs=self.task.logprobs,
-        )
-        num_accepted, tokens = self._emitted(verdict)
-        self._check(len(tokens) > num_accepted or num_accepted == len(drafts), verdict.status)
-        self._settle_accepted(tokens, num_accepted, "recovered", proposer, verdict.logprobs)
-        self.statistics.tested[proposer] += min(num_accepted + 1, len(drafts))
-        return num_accepted
+        kinds = ["draft accepted"] * len(path) + ["bonus" if at_leaf else "recovered"]
+        settled = self.settle(tokens, kinds, [*[drafter] * len(path), OUTSIDE], logprobs)
+        rejected = settled > len(path) and not at_leaf
+        self.statistics.tested[drafter] += min(settled, len(path)) + rejected
+        self.forget_drafts()
+        return path[:settled]
 
-    def verify_tree(self, logits: Sequence[Tensor], draft: DraftTree, proposer: int, rule: str) -> list[int]:
-        """Test a draft tree behind the sequence and settle what the test emits; the accepted nodes that were settled.
+    def forget_drafts(self) -> None:
+        """Drop the drafts under test, and every row: the text in front of them is another one now."""
+        self.drafts = Chain()
+        self._masks.clear()
+        for rows in self.rows:
+            rows.forget_all()
 
-        logits: [1, nodes + 1, vocab] of every place; proposer: the place that drafted. What the test emits behind the
-        end of the text is dropped.
-        """
-        device = logits[0].device
-        verdict = verify_tree(
-            [rows.to(device) for rows in logits],
-            ensemble=self.task.ensemble,
-            sampling=self.task.sampling,
-            rule=rule,
-            **draft.test_arguments(proposer, device),
-            seeds=self._coin_seeds(logits[0]),
-            positions=self._positions(logits[0]),
-            logprobs=self.task.logprobs,
-        )
-        num_accepted, tokens = self._emitted(verdict)
-        self._check(len(tokens) > num_accepted, verdict.status)
-        assert verdict.path is not None
-        path = verdict.path[0, :num_accepted].tolist()
-        at_leaf = bool(path) and draft.tree.first_child[path[-1]] < 0
-        tokens = self._cut(tokens)
-        path = path[: len(tokens)]
-        self._settle_accepted(tokens, len(path), "bonus" if at_leaf else "recovered", proposer, verdict.logprobs)
-        self.statistics.tested[proposer] += len(path) + (len(tokens) > len(path) and not at_leaf)
-        return path
+    def settle(self, tokens: list[int], kinds: list[str], proposers: list[int], logprobs: list[float] | None) -> int:
+        """Append tokens to the settled ones, up to the end of the text; how many there were until then."""
+        del self.sequence[self.num_settled :]
+        for place, (token, kind, proposer) in enumerate(zip(tokens, kinds, proposers, strict=True)):
+            if self.finished:
+                return place
+            self.sequence.append(token)
+            self.num_settled += 1
+            text = self._text.push(token)
+            owner = None if proposer == OUTSIDE else proposer
+            self.events.append(Event(token, kind, owner, text, None if logprobs is None else logprobs[place]))
+            self._count(kind, proposer)
+            if self.finished:
+                self.events[-1].text += self._text.finish()
+        return len(tokens)
+
+    def _count(self, kind: str, proposer: int) -> None:
+        if kind == "draft accepted":
+            self.statistics.accepted[proposer] += 1
+        elif kind == "recovered":
+            self.statistics.recovered += 1
+        elif kind == "bonus":
+            self.statistics.bonus += 1
+
+    def finish(self) -> None:
+        """Close the statistics."""
+        self.statistics.emitted = self.num_settled
+        self.statistics.seconds = time.perf_counter() - self._started
 
     def take_new_events(self) -> list[Event]:
         """The events since the last call."""
@@ -198,48 +259,9 @@ class Request:
         self._num_delivered = len(self.events)
         return new
 
-    @staticmethod
-    def _emitted(verdict: Verdict) -> tuple[int, list[int]]:
-        return int(verdict.num_accepted), [token for token in verdict.tokens[0].tolist() if token >= 0]
-
-    def _cut(self, tokens: list[int]) -> list[int]:
-        """Up to the first end of sequence, and no more than may still be settled."""
-        end = next((place + 1 for place, token in enumerate(tokens) if self.ends_at(token)), len(tokens))
-        return tokens[: min(end, self.remaining)]
-
-    def _settle_accepted(
-        self, tokens: list[int], num_accepted: int, next_kind: str, proposer: int, logprobs: Tensor | None
-    ) -> None:
-        """Settle accepted drafts and the token behind them, if there is one, and count them."""
-        num_next = len(tokens) - num_accepted
-        self.statistics.accepted[proposer] += num_accepted
-        if next_kind == "bonus":
-            self.statistics.bonus += num_next
-        else:
-            self.statistics.recovered += num_next
-        self._settle(tokens, ["draft accepted"] * num_accepted + [next_kind] * num_next, proposer, logprobs)
-
-    def _settle(self, tokens: list[int], kinds: list[str], proposer: int | None, logprobs: Tensor | None) -> None:
-        del self.sequence[self.num_settled :]
-        self.sequence += tokens
-        self.num_settled = len(self.sequence)
-        values = [None] * len(tokens) if logprobs is None else logprobs.flatten().tolist()
-        for token, kind, logprob in zip(tokens, kinds, values[: len(tokens)], strict=True):
-            owner = proposer if kind == "draft accepted" else None
-            self.events.append(Event(token, kind, owner, self._text.push(token), logprob))
-        if self.finished:
-            self.events[-1].text += self._text.finish()
-
-    def _coin_seeds(self, logits: Tensor) -> Tensor:
-        return self._seeds.to(logits.device)
-
-    def _positions(self, logits: Tensor, behind: int = 0) -> Tensor:
-        """The position of the round's first token: `behind` settled tokens before the next one."""
-        return torch.tensor([self.num_settled - behind], device=logits.device)
-
-    def _check(self, emitted: bool, status: Tensor) -> None:
-        """Keep the status bits; a distribution without any token ends the generation with an error."""
-        flags = Status(int(status))
+    def note_status(self, status: int, *, emitted: bool) -> None:
+        """Keep the status bits; a distribution without any token ends the generation with a RuntimeError."""
+        flags = Status(status)
         self.statistics.status |= flags
         if not emitted:
             names = ", ".join(flag.name or str(flag.value) for flag in Status if flag and flag in flags)

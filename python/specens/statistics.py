@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specens_kernels import Status
 
@@ -13,11 +13,13 @@ from specens_kernels import Status
 class Statistics:
     """Counts and times of one generation. Lists have one entry a member.
 
+    Of a forward that several generations share, each is charged an equal part of the time.
+
     forwards, tokens_fed, forward_seconds: what went through each member, its prompt included; a batched forward counts
         for every member in it, and its time is divided among them. model_calls: forwards as the machine sees them.
     prompt_seconds: of the forwards that read the prompts.
-    drafted, tested, accepted: draft tokens by the member that proposed them. A draft behind the first rejection of its
-        chain is never tested.
+    drafted, tested, accepted: draft tokens by the member that proposed them; the last of one entry more is for those
+        of a drafter that is no member. A draft behind the first rejection of its chain is never tested.
     recovered, bonus: tokens drawn after a rejection, and after a fully accepted chain. emitted: all tokens of the text.
     seconds: of the whole generation; propose_seconds, score_seconds, verify_seconds: of its phases, each with the
         forwards in it. On a GPU a phase that does not wait for the device hands its time on to the next that does.
@@ -41,12 +43,12 @@ class Statistics:
     score_seconds: float = 0.0
     verify_seconds: float = 0.0
     status: Status = Status.OK
-    _mark: float = field(default=0.0, repr=False)
 
     @classmethod
     def of(cls, num_members: int) -> Statistics:
         """Empty statistics of an ensemble."""
-        forwards, tokens_fed, drafted, tested, accepted = ([0] * num_members for _ in range(5))
+        forwards, tokens_fed = ([0] * num_members for _ in range(2))
+        drafted, tested, accepted = ([0] * (num_members + 1) for _ in range(3))
         return cls(forwards, tokens_fed, [0.0] * num_members, drafted, tested, accepted)
 
     @property
@@ -70,20 +72,25 @@ class Statistics:
         later = sum(self.forwards) - len(self.forwards)
         return (sum(self.forward_seconds) - self.prompt_seconds) / later if later > 0 else 0.0
 
-    def start_clock(self) -> None:
-        """Begin a phase."""
-        self._mark = time.perf_counter()
+    def count_forward(
+        self, indices: Sequence[int], num_tokens: Sequence[int], seconds: float, *, reads_prompt: bool
+    ) -> None:
+        """Book a forward that read so many tokens for each of these members; seconds: this generation's part of it."""
+        self.model_calls += 1
+        self.prompt_seconds += seconds * reads_prompt
+        for index, num_read in zip(indices, num_tokens, strict=True):
+            self.forwards[index] += 1
+            self.tokens_fed[index] += num_read
+            self.forward_seconds[index] += seconds / len(indices)
 
-    def end_phase(self, name: str) -> None:
-        """Book the time since the last mark under `propose`, `score` or `verify`, and begin the next phase."""
-        now = time.perf_counter()
-        field_name = f"{name}_seconds"
-        setattr(self, field_name, getattr(self, field_name) + now - self._mark)
-        self._mark = now
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Book time under `propose`, `score` or `verify`."""
+        name = f"{phase}_seconds"
+        setattr(self, name, getattr(self, name) + seconds)
 
     def to_dict(self) -> dict:
         """Everything as plain values for JSON."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if not f.name.startswith("_")}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["status"] = [flag.name for flag in Status if flag and flag in self.status]
         for name in ("acceptance_rate", "tokens_per_second", "overhead_seconds"):
             values[name] = getattr(self, name)

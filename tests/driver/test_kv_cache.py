@@ -53,9 +53,7 @@ def test_members_score_as_if_they_had_never_seen_a_rejected_draft(monkeypatch, k
 
 
 def test_roll_back_keeps_the_settled_tokens_in_place():
-    model = tiny_llama(0)
-    ensemble = SpeculativeEnsemble([model, relative_of(model, 1)])
-    member = ensemble._members([PROMPT, PROMPT], Statistics.of(2))[0]
+    member = Member(CausalLM(tiny_llama(0)), [PROMPT], [0], Statistics.of(1))
     with torch.inference_mode():
         member.score([1, 2, 3], 1)
         before = member.cache.layers[0].keys

@@ -3,7 +3,7 @@
 import copy
 from types import SimpleNamespace
 
-import specens.generate
+import specens.scorer
 import torch
 from specens.member import Member
 from tokenizers import Tokenizer
@@ -72,7 +72,7 @@ def record_members(monkeypatch, member_class=Member):
             super().__init__(*arguments)
             members.append(self)
 
-    monkeypatch.setattr(specens.generate, "Member", Recorded)
+    monkeypatch.setattr(specens.scorer, "Member", Recorded)
     return members
 
 

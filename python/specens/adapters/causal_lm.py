@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from specens.kv_cache import is_recurrent
 
-TREE_ATTENTION = ("sdpa", "eager")
+MASKED_ATTENTION = ("sdpa", "eager")
 
 
 class CausalLM:
@@ -88,15 +88,32 @@ class CausalLM:
         logits = [self.forward(part[None], cache, 1) for part in ids.split(list(parts))]
         return logits[-1][0, -1].float()
 
+    @property
+    def takes_masks(self) -> bool:
+        """Whether an attention mask of any form, and positions, can be handed over."""
+        return self._takes_positions and self._attention in MASKED_ATTENTION
+
+    @property
+    def _attention(self) -> str | None:
+        return getattr(self._base.config, "_attn_implementation", None)
+
     def check_reads_trees(self) -> None:
         """Raise ValueError where the model does not take the attention mask and the positions of a draft tree."""
-        kind, attention = type(self._base).__name__, getattr(self._base.config, "_attn_implementation", None)
+        kind, attention = type(self._base).__name__, self._attention
         if not self._takes_positions:
             raise ValueError(f"members: expected a model that takes position ids under schedule 'tree', got {kind}")
-        if attention not in TREE_ATTENTION:
+        if attention not in MASKED_ATTENTION:
             raise ValueError(
-                f"members: expected {kind} with attention {' or '.join(TREE_ATTENTION)} under schedule 'tree', "
+                f"members: expected {kind} with attention {' or '.join(MASKED_ATTENTION)} under schedule 'tree', "
                 f"got {attention}"
+            )
+
+    def check_generated(self, tokens: list[int], index: int) -> None:
+        """Raise ValueError where the model, member `index` of its ensemble, has no embedding for a generated token."""
+        if tokens and max(tokens) >= self.num_embeddings:
+            raise ValueError(
+                f"members: token {max(tokens)} was generated, but member {index} has embeddings only for ids below "
+                f"{self.num_embeddings}; do the members share one tokenizer?"
             )
 
     def weights_key(self) -> tuple:

@@ -1,52 +1,74 @@
-"""Two members draft for each other [Fu et al., Speculative Ensemble, ICML 2025, sections 3.3 and 3.4]."""
+"""Members draft for each other [Fu et al., Speculative Ensemble, ICML 2025, sections 3.3 and 3.4, algorithm 2]."""
 
 from __future__ import annotations
 
+from specens.batch import Batch
+from specens.drafters import MemberDrafter
 from specens.request import Request
 from specens.schedules.plan import Plan
-from specens.schedules.propose import propose
+from specens.scorer import Scorer
+from specens.verification import verify
 
 
 class Alternate:
-    """The member that verifies a chain knows its own distribution behind it, and opens the next chain from there.
+    """In each turn the member that lags behind reads the drafts of the others, and drafts on behind them.
 
-    While drafts are accepted, one forward tests a chain and proposes the start of the next: with draft_lens (1, 1) one
-    forward for one token, where `standard` needs two. A rejection costs one forward, since the member that opens the
-    next chain then knows nothing behind the recovered token. With acceptance rate a that is 2 - a forwards a token, so
-    2 / (2 - a) times the speed of `standard` at equal costs, and never more forwards than `standard`.
+    A position is verified as soon as all members have scored it. A member that scores a chain knows its own
+    distribution behind it, so the first token that it adds costs no forward: while drafts are accepted, n members with
+    draft_lens 1 need one forward for one token, where `standard` needs n. A rejection makes all of them begin again at
+    the same place. With two members and acceptance rate a that is 2 - a forwards a token, so 2 / (2 - a) times the
+    speed of `standard` at equal costs, and never more forwards than `standard`.
+
+    Whose turn it is follows from a request's own text alone, so a batch around it changes nothing.
     """
 
     speculates = True
 
     def __init__(self, plan: Plan) -> None:
-        if plan.num_members != 2:
-            raise ValueError(f"schedule: expected two members for 'alternate', got {plan.num_members}")
+        if plan.num_members < 2:
+            raise ValueError(f"schedule: expected two members or more for 'alternate', got {plan.num_members}")
         self.draft_lens = plan.draft_lens
-        self.proposer = 0 if self.draft_lens[0] >= self.draft_lens[1] else 1
 
-    def run_round(self, request: Request) -> None:
-        """Propose, score, verify, commit."""
-        proposer, verifier, start = self.proposer, 1 - self.proposer, request.num_settled
-        drafts, draft_logits = propose(request, proposer, self.draft_lens[proposer])
-        request.statistics.end_phase("propose")
+    def run_round(self, batch: Batch) -> None:
+        """Score, verify and commit, and propose: one turn of the member that most requests wait for."""
+        waiting: dict[int, list[Request]] = {}
+        for request in batch.requests:
+            waiting.setdefault(self._next(batch, request).index, []).append(request)
+        index, requests = max(waiting.items(), key=lambda item: len(item[1]))
+        scorer = batch.scorers[index]
+        for request in requests:
+            request.last_turns[index] = request.num_turns
+            request.num_turns += 1
+        scorer.score(requests)
+        batch.end_phase("score", requests)
 
-        scored = request.members[verifier].score(request.sequence, len(drafts) + 1)
-        request.statistics.end_phase("score")
+        verify(requests)
+        batch.end_phase("verify", requests)
 
-        logits = {proposer: draft_logits, verifier: scored[:, : len(drafts)]}
-        num_accepted = request.verify([logits[0], logits[1]], drafts, proposer)
-        for member in request.members:
-            member.roll_back(start + num_accepted)
-        self.proposer = verifier if num_accepted == len(drafts) else self._opener(verifier)
-        request.statistics.end_phase("verify")
+        place = self._proposer(scorer, requests[0])
+        accepted = [request for request in requests if request.rows[place].end > request.num_settled]
+        MemberDrafter(place).propose(batch, accepted, self.draft_lens[place])
+        batch.end_phase("propose", requests)
 
-    def _opener(self, verifier: int) -> int:
-        """Who opens a chain after a rejection, when both members have seen the same tokens: all but the recovered one.
+    def _next(self, batch: Batch, request: Request) -> Scorer:
+        """Who has scored the fewest positions.
 
-        Whoever opens, its forward serves as its own score of the position, so none is wasted. The member with the
-        longer chains goes, since it is the one whose forwards are cheap; with equal lengths the verifier, so that a
-        rejected proposer hands over and the member with the better drafts opens more chains.
+        After a rejection all are equal: then the member with the longest chains goes, since it is the one whose
+        forwards are cheap; among equal ones the one whose last turn is longest ago, so that the turns of a batch, in
+        which some requests have had a rejection and others not, stay the same.
         """
-        if self.draft_lens[0] != self.draft_lens[1]:
-            return 0 if self.draft_lens[0] > self.draft_lens[1] else 1
-        return verifier
+
+        def order(scorer: Scorer) -> tuple[int, int, int]:
+            place = self._proposer(scorer, request)
+            scored = max(request.rows[place].end, request.num_settled)
+            return scored, -self.draft_lens[place], request.last_turns.get(scorer.index, -1)
+
+        return min(batch.scorers, key=order)
+
+    @staticmethod
+    def _proposer(scorer: Scorer, request: Request) -> int:
+        """Which of the members that share weights drafts: the one with the largest weight."""
+        if len(scorer.places) == 1:
+            return scorer.places[0]
+        weights = getattr(request.task.ensemble, "weights", None)
+        return max(scorer.places, key=lambda place: 0.0 if weights is None else abs(weights[place]))

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from specens.draft_tree import DraftTree
+from specens.member import Member
 from specens.request import Request
 from specens.schedules.plan import TreePlan
+from specens.verification import draw_siblings
 from specens_kernels import TokenTree
 
 
@@ -19,11 +21,11 @@ class TreeReader:
     rows: its logits behind the settled text and behind each node read, [1, 1 + nodes, vocab] when joined.
     """
 
-    def __init__(self, request: Request, index: int) -> None:
+    def __init__(self, request: Request, member: Member) -> None:
         self.tokens: list[int] = []
-        self.rows = [request.members[index].score_next(request.sequence)[:, None]]
+        self.rows = [member.score_next(request.sequence)[:, None]]
         self._parents: list[int] = []
-        self._member, self._sequence = request.members[index], request.sequence
+        self._member, self._sequence = member, request.sequence
 
     def read(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Read nodes below earlier ones, or below the text (-1); logits [nodes, vocab] behind them."""
@@ -39,30 +41,30 @@ class TreeReader:
         return DraftTree(tree, tokens, drawn, rows[:, places], slots)
 
 
-def propose_tree(request: Request, index: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
-    """Let member `index` draft a tree behind the settled tokens, no deeper than tokens may still be emitted.
+def propose_tree(request: Request, member: Member, place: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
+    """Let the member at a place draft a tree behind the settled tokens, no deeper than tokens may still be emitted.
 
     One forward for each level. reads_leaves: whether its logits are wanted behind the last level too.
     """
     propose = _propose_static if plan.nodes is None else _propose_grown
-    draft = propose(request, index, plan, reads_leaves)
-    request.statistics.drafted[index] += len(draft.tokens) - draft.tokens.count(-1)
+    draft = propose(request, member, plan, reads_leaves)
+    request.statistics.drafted[place] += len(draft.tokens) - draft.tokens.count(-1)
     return draft
 
 
-def _propose_static(request: Request, index: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
+def _propose_static(request: Request, member: Member, plan: TreePlan, reads_leaves: bool) -> DraftTree:
     branches = plan.branches[: request.remaining]
     tree = TokenTree.branching(branches)
     parents = tree.parents.tolist()
     tokens: list[int] = []
     drawn = plan.children == "sampled" and not request.is_greedy
-    reader = TreeReader(request, index)
+    reader = TreeReader(request, member)
     logits = reader.rows[0][0]  # [nodes of the level above, vocab]
     for level, count in enumerate(branches):
         first = len(tokens)
         if drawn:
             for row in logits:
-                tokens += request.draw_siblings(row, count, len(tokens))
+                tokens += draw_siblings(request, row, count, len(tokens))
         else:
             tokens += logits.topk(count, dim=-1).indices.flatten().tolist()
         if level + 1 < len(branches) or reads_leaves:
@@ -70,10 +72,10 @@ def _propose_static(request: Request, index: int, plan: TreePlan, reads_leaves: 
     return reader.finish(tree, tokens, drawn, list(range(len(tokens))))
 
 
-def _propose_grown(request: Request, index: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
+def _propose_grown(request: Request, member: Member, plan: TreePlan, reads_leaves: bool) -> DraftTree:
     assert plan.nodes is not None
     growth = TokenTree.grow(plan.nodes, plan.width, max_levels=min(plan.levels, request.remaining))
-    reader = TreeReader(request, index)
+    reader = TreeReader(request, member)
     logits = reader.rows[0][0]
     parents: list[int] = []  # of all candidates, as places of the reader
     tokens: list[int] = []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from specens.request import Request
+from specens.batch import Batch
 from specens.schedules.plan import Plan
+from specens.verification import draw
 
 
 class Standard:
@@ -17,15 +16,13 @@ class Standard:
     speculates = False
 
     def __init__(self, plan: Plan) -> None:
-        self.num_members = plan.num_members
+        pass
 
-    def run_round(self, request: Request) -> None:
+    def run_round(self, batch: Batch) -> None:
         """Score, draw, commit."""
-        logits: dict[int, Tensor] = {}
-        for member in request.members:
-            rows = member.score(request.sequence, 1)
-            logits.update({index: rows[place : place + 1, -1] for place, index in enumerate(member.indices)})
-        request.statistics.end_phase("score")
+        for scorer in batch.scorers:
+            scorer.score(batch.requests)
+        batch.end_phase("score", batch.requests)
 
-        request.draw([logits[index] for index in range(self.num_members)], "standard")
-        request.statistics.end_phase("verify")
+        draw(batch.requests, "standard")
+        batch.end_phase("verify", batch.requests)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from specens.batch import Batch
 from specens.request import Request
 from specens.schedules.plan import Plan
 from specens.schedules.propose_tree import propose_tree
+from specens.verification import verify_draft_tree
 
 
 class Tree:
@@ -23,20 +25,24 @@ class Tree:
         self.plan = plan.tree
         self.reads_leaves = plan.drafter_counts
 
-    def run_round(self, request: Request) -> None:
-        """Propose, score, verify, commit."""
-        members, statistics = request.members, request.statistics
-        draft = propose_tree(request, self.drafter, self.plan, self.reads_leaves)
-        statistics.end_phase("propose")
+    def run_round(self, batch: Batch) -> None:
+        """Propose, score, verify, commit, for one request after another."""
+        for request in list(batch.requests):
+            self._run_round(batch, request)
+
+    def _run_round(self, batch: Batch, request: Request) -> None:
+        members = [request.lanes[scorer.index] for scorer in batch.scorers]
+        draft = propose_tree(request, members[self.drafter], self.drafter, self.plan, self.reads_leaves)
+        batch.end_phase("propose", [request])
 
         parents = draft.tree.parents.tolist()
         logits = [
             draft.logits if index == self.drafter else member.score_nodes(request.sequence, draft.readable, parents)
             for index, member in enumerate(members)
         ]
-        statistics.end_phase("score")
+        batch.end_phase("score", [request])
 
-        path = request.verify_tree(logits, draft, self.drafter, self.plan.rule)
+        path = verify_draft_tree(request, logits, draft, self.drafter, self.plan.rule)
         for index, member in enumerate(members):
             member.keep_path([draft.slots[node] for node in path] if index == self.drafter else path)
-        statistics.end_phase("verify")
+        batch.end_phase("verify", [request])

@@ -1,0 +1,125 @@
+"""What a user asks for, prompt by prompt, turned into tasks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torch import Tensor
+
+from specens.arguments import (
+    as_stop_strings,
+    as_stop_tokens,
+    check_caches,
+    check_lengths,
+    check_task,
+    complete_ensemble,
+    with_numbers,
+)
+from specens.prompts import prompts_for_members
+from specens.request import Ensemble, LogitsProcessor, Task
+from specens_kernels import Processing, Sampling
+
+if TYPE_CHECKING:
+    from specens.generate import SpeculativeEnsemble
+
+SEEDS = 2**63  # from -SEEDS to SEEDS - 1
+
+
+class Settings(TypedDict, total=False):
+    """The keyword arguments of `SpeculativeEnsemble.generate` and `generate_many`.
+
+    max_new_tokens (256), min_new_tokens (0): how long a text is. stop_tokens: ids that end it; None takes the end of
+        sequence of models and tokenizer, () never stops. stop_strings: what ends it, also across the borders of tokens,
+        and is no part of it.
+    sampling: temperature 1 by default. seed: of the first text's randomness, None draws one for each; further texts
+        have the numbers that follow. chat: put text through the chat template. logprobs: return them.
+    processing: a `specens_kernels.Processing` with logit bias and penalties, without tables of tokens. The prompt that
+        a repetition penalty looks at is member 0's.
+    logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
+        every member's logits. constraint: a function of the generated tokens that returns the bit mask int32 [words] of
+        the tokens that may come next, in the layout of xgrammar; also asked behind drafts that the mask forbids.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int
+    sampling: Sampling | None
+    seed: int | None
+    chat: bool
+    stop_tokens: Sequence[int] | None
+    stop_strings: Sequence[str]
+    logprobs: bool
+    processing: Processing | None
+    logits_processors: Sequence[LogitsProcessor]
+    constraint: Callable[[list[int]], Tensor] | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt for `generate_many` with settings of its own; what is None is as in that call.
+
+    ensemble: of the same kind or another than the others', for the same members: weights a request.
+    """
+
+    prompt: Any
+    ensemble: Ensemble | None = None
+    sampling: Sampling | None = None
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    processing: Processing | None = None
+
+    def over(self, settings: Settings) -> Settings:
+        """The settings of a call, and in their place those of this job."""
+        names = ("sampling", "seed", "max_new_tokens", "min_new_tokens", "processing")
+        own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {**settings, **own}  # type: ignore[typeddict-item]
+
+
+class TaskMaker:
+    """Turns the jobs of one call into tasks. Raises TypeError where the call has a setting that there is none of."""
+
+    def __init__(self, owner: SpeculativeEnsemble, settings: Settings, samples: int = 1) -> None:
+        unknown = sorted(set(settings) - set(Settings.__annotations__))
+        if unknown:
+            raise TypeError(f"{unknown[0]}: no such setting; there are {', '.join(Settings.__annotations__)}")
+        self._owner = owner
+        self._settings = settings
+        self._samples = samples
+        self._end_of_sequence = frozenset(owner.end_of_sequence)
+
+    def __call__(self, job: Job, index: int, sample: int) -> Task:
+        """The task of one text of a prompt; raises ValueError where a setting is wrong."""
+        owner, own = self._owner, job.over(self._settings)
+        num_members = owner.plan.num_members
+        stop_tokens = own.get("stop_tokens")
+        task = Task(
+            prompts=prompts_for_members(job.prompt, num_members, owner.tokenizer, own.get("chat", False)),
+            ensemble=owner.ensemble if job.ensemble is None else complete_ensemble(job.ensemble, num_members),
+            sampling=own.get("sampling") or Sampling(),
+            seed=secrets.randbits(63) if own.get("seed") is None else own["seed"],  # type: ignore[arg-type]
+            max_new_tokens=own.get("max_new_tokens", 256),
+            min_new_tokens=own.get("min_new_tokens", 0),
+            stop_tokens=self._end_of_sequence if stop_tokens is None else as_stop_tokens(stop_tokens),
+            stop_strings=as_stop_strings(own.get("stop_strings", ()), owner.tokenizer),
+            logprobs=own.get("logprobs", False),
+            processing=own.get("processing"),
+            logits_processors=tuple(own.get("logits_processors", ())),
+            constraint=own.get("constraint"),
+            index=index,
+            sample=sample,
+        )
+        self._check(task)
+        offset = sample if job.seed is not None else index * self._samples + sample
+        return replace(with_numbers(task), seed=(task.seed + offset + SEEDS) % (2 * SEEDS) - SEEDS)
+
+    def _check(self, task: Task) -> None:
+        owner = self._owner
+        check_task(task)
+        check_lengths(owner.models, task.prompts, task.max_new_tokens)
+        num_nodes = owner.plan.tree.most_nodes if owner.uses_trees else 0
+        if num_nodes and (task.processing or task.logits_processors or task.constraint or task.min_new_tokens):
+            raise ValueError("processing: expected none of it, nor a constraint, under schedule 'tree'")
+        check_caches(owner.models, task.prompts, task.max_new_tokens, num_nodes)

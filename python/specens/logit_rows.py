@@ -1,0 +1,50 @@
+"""Logits at consecutive positions, as they come from forwards."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class LogitRows:
+    """Logits of one model at the positions from `start` to `end` - 1 of a text.
+
+    A stretch that came from one forward is handed out as a view of what the model returned.
+    """
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.end = 0
+        self._parts: list[Tensor] = []  # [rows, vocab]
+
+    def add(self, position: int, rows: Tensor) -> None:
+        """Append rows [n, vocab] at `position` and behind it, which is where the others end, unless there are none."""
+        assert not self._parts or position == self.end
+        if not self._parts:
+            self.start = self.end = position
+        self._parts.append(rows)
+        self.end += len(rows)
+
+    def take(self, start: int, end: int) -> Tensor:
+        """Logits [end - start, vocab] of these positions, all of which are here."""
+        assert self.start <= start < end <= self.end
+        found, place = [], self.start
+        for part in self._parts:
+            piece = part[max(start - place, 0) : max(end - place, 0)]
+            if len(piece):
+                found.append(piece)
+            place += len(part)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def forget_before(self, position: int) -> None:
+        """Drop the rows of earlier positions."""
+        while self._parts and self.start + len(self._parts[0]) <= position:
+            self.start += len(self._parts.pop(0))
+        if self._parts and self.start < position:
+            self._parts[0] = self._parts[0][position - self.start :]
+            self.start = position
+
+    def forget_all(self) -> None:
+        """Drop every row: the text before them has changed."""
+        self.start = self.end = 0
+        self._parts.clear()

@@ -1,0 +1,140 @@
+"""What one set of weights reads for all requests of a batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specens.adapters.causal_lm import CausalLM
+from specens.member import Member
+from specens.ragged_cache import RaggedCache
+from specens.request import Request
+
+
+@dataclass
+class Lane:
+    """A request in the rows of a RaggedCache, one for each place in the ensemble; num_seen: of its generated tokens."""
+
+    rows: list[int]
+    num_seen: int = 0
+    prompt_fed: bool = False
+
+    def roll_back(self, length: int) -> None:
+        """Forget the tokens behind the first `length` generated ones: the next ones are written over them."""
+        self.num_seen = min(self.num_seen, length)
+
+    def settle(self, length: int) -> None:
+        """Nothing: any token can be taken back."""
+
+
+class Scorer:
+    """Computes logits with one model, which may serve several places of the ensemble with prompts of their own.
+
+    index: its number among the scorers of a batch, and of its lane in a request. shares_forwards: whether one forward
+    reads the tokens of all requests; else each has a cache of its own, of whatever kind the model needs.
+    """
+
+    def __init__(
+        self, index: int, model: CausalLM, places: Sequence[int], *, shares_forwards: bool, can_roll_back: bool
+    ) -> None:
+        self.index = index
+        self.places = tuple(places)
+        self._model = model
+        self._can_roll_back = can_roll_back
+        self._cache = RaggedCache(model) if shares_forwards else None
+        self._lanes: list[Lane] = []  # in the order of their rows
+
+    def admit(self, request: Request) -> None:
+        """Make room for a request."""
+        if self._cache is None:
+            prompts = [request.task.prompts[place] for place in self.places]
+            member = Member(self._model, prompts, self.places, request.statistics, self._can_roll_back)
+            request.lanes[self.index] = member
+        else:
+            lane = Lane([self._cache.add_row() for _ in self.places])
+            request.lanes[self.index] = lane
+            self._lanes.append(lane)
+
+    def release(self, request: Request) -> None:
+        """Forget a request; the last one moves into its rows."""
+        lane = request.lanes.pop(self.index)
+        if self._cache is None:
+            return
+        last = self._lanes.pop()
+        for row in reversed(lane.rows):
+            self._cache.remove_row(row)
+        if last is not lane:
+            last.rows = lane.rows
+            self._lanes[self._lanes.index(lane)] = last
+
+    def score(self, requests: Sequence[Request]) -> None:
+        """Read what is new to the model, so that every request has its logits behind its last token."""
+        waiting = [request for request in requests if self._num_rows(request)]
+        if self._cache is not None:  # in the order of their rows, so that a forward of all reads its buffers in place
+            waiting.sort(key=lambda request: request.lanes[self.index].rows)
+        if self._cache is None:
+            for request in waiting:
+                self._keep(request, request.lanes[self.index].score(request.readable, self._num_rows(request)))
+            return
+        fed = [request for request in waiting if request.lanes[self.index].prompt_fed]
+        fresh = [request for request in waiting if not request.lanes[self.index].prompt_fed]
+        for together in filter(None, (fresh, fed)):  # prompts are much longer than what comes behind them
+            self._score_together(together, self._cache)
+
+    def _num_rows(self, request: Request) -> int:
+        """How many rows of logits the request lacks; the last one is behind its last token."""
+        first = max(request.rows[self.places[0]].end, request.num_settled)
+        return len(request.readable) + 1 - first
+
+    def _score_together(self, requests: list[Request], cache: RaggedCache) -> None:
+        started = time.perf_counter()
+        rows: list[int] = []
+        lengths: list[int] = []
+        tokens: list[list[int]] = []
+        for request in requests:
+            lane: Lane = request.lanes[self.index]
+            new = request.readable[lane.num_seen :]
+            self._model.check_generated(new, self.places[0])
+            for row, place in zip(lane.rows, self.places, strict=True):
+                prompt = request.task.prompts[place]
+                rows.append(row)
+                lengths.append(len(prompt) + lane.num_seen if lane.prompt_fed else 0)
+                tokens.append(new if lane.prompt_fed else prompt + new)
+        counts = [self._num_rows(request) for request in requests]
+        logits = cache.forward(rows, lengths, tokens, max(counts))
+        seconds = (time.perf_counter() - started) / len(requests)
+        for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
+            own = slice(number * len(self.places), (number + 1) * len(self.places))
+            self._note(request, [len(new) for new in tokens[own]], seconds)
+            self._keep(request, logits[own, -count:])
+
+    def _note(self, request: Request, num_read: list[int], seconds: float) -> None:
+        lane: Lane = request.lanes[self.index]
+        request.statistics.count_forward(self.places, num_read, seconds, reads_prompt=not lane.prompt_fed)
+        lane.num_seen, lane.prompt_fed = len(request.readable), True
+
+    def _keep(self, request: Request, logits: Tensor) -> None:
+        """Keep logits [places, rows, vocab], as the request's processors leave them."""
+        for place, rows in zip(self.places, logits, strict=True):
+            first = len(request.readable) + 1 - len(rows)
+            request.rows[place].add(first, _processed(request, place, rows, first))
+
+
+def _processed(request: Request, place: int, rows: Tensor, first: int) -> Tensor:
+    """Logits [rows, vocab] of the positions from `first` on, each edited for the tokens before it."""
+    processors = request.task.logits_processors
+    if not processors:
+        return rows
+    ids = torch.tensor([request.task.prompts[place] + request.sequence], device=rows.device)
+    num_before = len(request.task.prompts[place]) + first
+    edited = []
+    for offset, row in enumerate(rows):
+        row = row[None].float()
+        for processor in processors:
+            row = processor(ids[:, : num_before + offset], row)
+        edited.append(row)
+    return torch.cat(edited)

@@ -1,0 +1,232 @@
+"""The operations of `specens_kernels` on the requests of a batch: draw drafts, test them, draw from the target.
+
+Coins belong to a seed, the position of the first token that is not settled, the offset behind it and a stream. Every
+test settles at least one token, so no coin is used twice, nor by a draft and its test; and a request's coins, like its
+text, do not depend on the batch around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.draft_tree import DraftTree
+from specens.request import OUTSIDE, Request
+from specens.settings import alike, batch_settings, padded, row_masks, target_of
+from specens_kernels import sample, target_logprobs, uniforms, verify_chain, verify_tree
+
+NEXT_TOKEN_STREAM = 1
+DRAFT_STREAM = 2
+NO_TOKEN = -1
+
+
+def draft(requests: Sequence[Request], place: int) -> None:
+    """Draw a draft token for each request from the distribution of member `place`, which has scored all before it."""
+    for group in alike(requests):
+        positions = [len(request.sequence) for request in group]
+        logits = _rows(group, place, positions)
+        coins = _coins(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
+        settings = batch_settings(group, logits.device, lone_member=True)
+        draw = sample([logits], **settings, **_mask(group, positions, logits.device), **coins)
+        for request, token, status in zip(group, draw.tokens.tolist(), draw.status.tolist(), strict=True):
+            request.note_status(status, emitted=token >= 0)
+            request.add_draft(token, place)
+
+
+def draw(requests: Sequence[Request], kind: str) -> None:
+    """Draw and settle a token of each request from the target distribution, whose members have scored all before it."""
+    for group in alike(requests):
+        positions = [request.num_settled for request in group]
+        logits = [_rows(group, place, positions) for place in group[0].counted]
+        device = logits[0].device
+        draw = sample(
+            [rows.to(device) for rows in logits],
+            ensemble=target_of(group, group[0].counted, device),
+            **batch_settings(group, device),
+            **_mask(group, positions, device),
+            **_coins(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
+            logprobs=group[0].task.logprobs,
+        )
+        for place, (request, token) in enumerate(zip(group, draw.tokens.tolist(), strict=True)):
+            request.note_status(int(draw.status[place]), emitted=token >= 0)
+            logprobs = None if draw.logprobs is None else [float(draw.logprobs[place])]
+            request.settle([token], [kind], [OUTSIDE], logprobs)
+            request.forget_drafts()
+            request.statistics.rounds += kind != "bonus"
+
+
+def num_scored(request: Request) -> int:
+    """How many positions behind the settled tokens have been scored by all members that have a weight."""
+    return max(min(request.rows[place].end for place in request.counted) - request.num_settled, 0)
+
+
+def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
+    """Test the drafts at the positions that all members have scored, and settle what the test emits.
+
+    bonus: also draw a token behind a fully accepted chain, where all members have scored that position too.
+    """
+    ready = [request for request in requests if num_scored(request) and len(request.drafts)]
+    for group in alike(ready):
+        counts = [min(len(request.drafts), num_scored(request)) for request in group]
+        with_bonus = bonus and all(num_scored(request) > len(request.drafts) for request in group)
+        _verify_chains(group, counts, with_bonus)
+
+
+def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
+    places, origin = _origin(group, counts)
+    with_bonus = with_bonus and places == group[0].counted
+    logits, layout = _chain_rows(group, places, [count + with_bonus for count in counts])
+    device = logits[0].device
+    drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
+    verdict = verify_chain(
+        logits,
+        padded(drafts, NO_TOKEN, device),
+        ensemble=target_of(group, places, device),
+        **_on_device(origin | layout, device),
+        **batch_settings(group, device),
+        **_seeds(group, device),
+        logprobs=group[0].task.logprobs,
+    )
+    status, accepted, tokens = verdict.status.tolist(), verdict.num_accepted.tolist(), verdict.tokens.tolist()
+    all_logprobs = verdict.logprobs.tolist() if verdict.logprobs is not None else [None] * len(group)
+    for row, (request, count) in enumerate(zip(group, counts, strict=True)):
+        emitted = [token for token in tokens[row] if token >= 0]
+        complete = accepted[row] == count and not with_bonus
+        request.note_status(status[row], emitted=complete or len(emitted) > accepted[row])
+        request.statistics.rounds += 1
+        request.settle_chain(emitted, accepted[row], count, all_logprobs[row])
+
+
+def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The places whose logits the test needs, and whose the drafts are: of members, of an outside drafter, of nobody.
+
+    A member without a weight is an outside drafter too, unless the drafts are of several members.
+    """
+    counted = group[0].counted
+    proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
+    lens = {"draft_lens": torch.tensor(counts)} if len(group) > 1 else {}
+    drafters = {proposer for line in proposers for proposer in line}
+    if group[0].drafts.rows.end:  # all of a group are alike in it
+        return counted, lens | {"draft_logits": _draft_logits(group, counts, OUTSIDE)}
+    if drafters == {OUTSIDE}:
+        return counted, lens
+    if len(drafters) == 1 and (drafter := min(drafters)) not in counted:
+        return counted, lens | {"draft_logits": _draft_logits(group, counts, drafter)}
+    places = counted + tuple(sorted(drafters - {OUTSIDE, *counted}))
+    numbers = {place: number for number, place in enumerate(places)} | {OUTSIDE: OUTSIDE}
+    lines = [[numbers[proposer] for proposer in line] for line in proposers]
+    alone = len(drafters) == 1
+    return places, lens | {"drafter": lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))}
+
+
+def _draft_logits(group: list[Request], counts: list[int], drafter: int) -> Tensor:
+    """Logits [requests, drafts, vocab] that the drafts were drawn from, padded behind."""
+    lines = []
+    for request, count in zip(group, counts, strict=True):
+        rows = request.drafts.rows if drafter == OUTSIDE else request.rows[drafter]
+        lines.append(rows.take(request.num_settled, request.num_settled + count))
+    return lines[0][None] if len(lines) == 1 else torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+
+
+def _chain_rows(
+    group: list[Request], places: Sequence[int], num_rows: list[int]
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """Logits of the members at the rows of each chain, dense for a lone request, else packed; masks and offsets."""
+    starts = [request.num_settled for request in group]
+    positions = [range(start, start + count) for start, count in zip(starts, num_rows, strict=True)]
+    members: list[Tensor] = []
+    for place in places:
+        parts = [
+            request.rows[place].take(start, start + count)
+            for request, start, count in zip(group, starts, num_rows, strict=True)
+        ]
+        rows = parts[0][None] if len(parts) == 1 else torch.cat(parts)
+        members.append(rows.to(members[0].device) if members else rows)
+    device = members[0].device
+    masks = row_masks(group, positions, device)
+    if len(group) == 1:
+        return members, {"allowed": masks[0][None]} if masks else {}
+    offsets = torch.tensor([0, *num_rows], device=device).cumsum(0)
+    return members, {"row_offsets": offsets} | ({"allowed": torch.cat(masks)} if masks else {})
+
+
+def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int) -> list[int]:
+    """Draw draft tokens from one member's distribution, logits [vocab], each without those before it.
+
+    first_node: the number of the first sibling in its tree. -1 stands where no probability is left.
+    """
+    seeds = _seeds([request], logits.device)
+    left = target_logprobs([logits[None]], sampling=request.task.sampling)
+    tokens = []
+    for node in range(first_node, first_node + count):
+        tokens.append(int(sample([left], **seeds, step=node).tokens))
+        if tokens[-1] >= 0:
+            left[0, tokens[-1]] = float("-inf")
+    return tokens
+
+
+def verify_draft_tree(
+    request: Request, logits: Sequence[Tensor], draft: DraftTree, drafter: int, rule: str
+) -> list[int]:
+    """Test a draft tree behind the settled tokens and settle what the test emits; the accepted nodes that were settled.
+
+    logits: [1, nodes + 1, vocab] of every place; drafter: the place that drafted. What the test emits behind the end of
+    the text is dropped.
+    """
+    device = logits[0].device
+    verdict = verify_tree(
+        [rows.to(device) for rows in logits],
+        ensemble=request.task.ensemble,
+        sampling=request.task.sampling,
+        rule=rule,
+        **draft.test_arguments(drafter, device),
+        **_seeds([request], device),
+        logprobs=request.task.logprobs,
+    )
+    num_accepted = int(verdict.num_accepted)
+    tokens = [token for token in verdict.tokens[0].tolist() if token >= 0]
+    request.note_status(int(verdict.status), emitted=len(tokens) > num_accepted)
+    assert verdict.path is not None
+    path = verdict.path[0, :num_accepted].tolist()
+    at_leaf = bool(path) and draft.tree.first_child[path[-1]] < 0
+    request.statistics.rounds += 1
+    return request.settle_path(tokens, path, at_leaf, drafter, _first_row(verdict.logprobs))
+
+
+def _first_row(values: Tensor | None) -> list[float] | None:
+    return None if values is None else values[0].tolist()
+
+
+def _rows(requests: Sequence[Request], place: int, positions: Iterable[int]) -> Tensor:
+    """Logits [requests, vocab] of one member at a position of each."""
+    parts = [
+        request.rows[place].take(position, position + 1) for request, position in zip(requests, positions, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:
+    masks = row_masks(requests, [[position] for position in positions], device)
+    return {"allowed": torch.cat(masks)} if masks else {}
+
+
+def _on_device(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+
+
+def _seeds(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
+    return {
+        "seeds": torch.tensor([request.task.seed for request in requests], device=device),
+        "positions": torch.tensor([request.num_settled for request in requests], device=device),
+    }
+
+
+def _coins(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
+    """The arguments of `sample` that say which coin each request draws with; offsets may differ between them."""
+    seeds = _seeds(requests, device)
+    if len(set(steps)) == 1:
+        return seeds | {"step": steps[0], "stream": stream}
+    return {"uniforms": uniforms(**seeds, step=torch.tensor(steps, device=device), stream=stream)}
