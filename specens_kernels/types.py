@@ -86,6 +86,11 @@ def _as_weights(weights: Sequence[float] | Tensor) -> tuple[float, ...] | Tensor
         raise ValueError(f"weights: expected numbers or a tensor [batch, members], got {weights!r}") from None
 
 
+def _check_plausibility(value: float | None) -> None:
+    if value is not None and not 0 < value <= 1:
+        raise ValueError(f"plausibility: expected None or a number in (0, 1], got {value}")
+
+
 @dataclass(frozen=True)
 class Mixture:
     """The target is the weighted mean of the members' probabilities: sum_i weight_i * softmax(logits_i / temperature).
@@ -114,17 +119,21 @@ class LogitMixture:
     """The target is softmax(sum_i weight_i * logits_i / temperature): a product of experts, guidance, proxy tuning.
 
     weights: one float a member, or a tensor [batch, members]; any sign, any sum, finite.
+    plausibility: in (0, 1]; tokens whose probability under member 0 (temperature 1) is below plausibility times its
+        largest are excluded. None: no such constraint.
     A token that is -inf under a member of non-zero weight is excluded.
     """
 
     weights: tuple[float, ...] | Tensor
+    plausibility: float | None = None
 
-    def __init__(self, weights: Sequence[float] | Tensor) -> None:
+    def __init__(self, weights: Sequence[float] | Tensor, plausibility: float | None = None) -> None:
         object.__setattr__(self, "weights", _as_weights(weights))
+        object.__setattr__(self, "plausibility", plausibility)
         _check_weights(self.weights, mixture=False)
+        _check_plausibility(plausibility)
 
     kind = EnsembleKind.LOGIT_MIXTURE
-    plausibility = None
 
 
 @dataclass(frozen=True)
@@ -142,8 +151,7 @@ class Contrastive:
     def __post_init__(self) -> None:
         if not math.isfinite(self.amateur_weight):
             raise ValueError(f"amateur_weight: expected a finite number, got {self.amateur_weight}")
-        if self.plausibility is not None and not 0 < self.plausibility <= 1:
-            raise ValueError(f"plausibility: expected None or a number in (0, 1], got {self.plausibility}")
+        _check_plausibility(self.plausibility)
 
     kind = EnsembleKind.LOGIT_MIXTURE
 

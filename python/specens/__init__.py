@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specens.generate import Generation, SpeculativeEnsemble
+    from specens.jobs import Job, Settings
     from specens.request import Event
     from specens.schedules.plan import TreePlan
     from specens.statistics import Statistics
 
-__all__ = ["Event", "Generation", "SpeculativeEnsemble", "Statistics", "TreePlan"]
+__all__ = ["Event", "Generation", "Job", "Settings", "SpeculativeEnsemble", "Statistics", "TreePlan"]
 
 # Loaded on first use: the command line answers --help, and `doctor` explains a broken installation, without torch.
 _HOMES = {
     "Event": "specens.request",
     "Generation": "specens.generate",
+    "Job": "specens.jobs",
+    "Settings": "specens.jobs",
     "SpeculativeEnsemble": "specens.generate",
     "Statistics": "specens.statistics",
     "TreePlan": "specens.schedules.plan",

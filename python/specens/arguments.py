@@ -15,6 +15,7 @@ from specens.adapters.load import load_model, load_tokenizer
 from specens.kv_cache import Rollback, check_capacity, check_holds_trees
 from specens.request import Ensemble, Task
 from specens.schedules import Plan, TreePlan
+from specens.targets import DenseTarget
 from specens_kernels import Contrastive, Mixture, Processing, Sampling
 
 
@@ -42,12 +43,14 @@ def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble |
     """The ensemble, by default the equal-weight Mixture of several members. Raises ValueError on a wrong number."""
     if ensemble is None:
         return Mixture((1 / num_members,) * num_members) if num_members > 1 else None
-    if isinstance(ensemble, Contrastive):
+    if isinstance(ensemble, DenseTarget):
+        expected = ensemble.num_members or num_members
+    elif isinstance(ensemble, Contrastive):
         expected = 2
     else:
         expected = ensemble.weights.shape[1] if isinstance(ensemble.weights, torch.Tensor) else len(ensemble.weights)
     if expected != num_members:
-        raise ValueError(f"ensemble: expected weights for the {num_members} members, got {expected} in {ensemble}")
+        raise ValueError(f"ensemble: expected one for the {num_members} members, got {ensemble}, for {expected}")
     return ensemble
 
 

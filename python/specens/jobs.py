@@ -20,6 +20,7 @@ from specens.arguments import (
 )
 from specens.prompts import prompts_for_members
 from specens.request import Ensemble, LogitsProcessor, Task
+from specens.targets import DenseTarget
 from specens_kernels import Processing, Sampling
 
 if TYPE_CHECKING:
@@ -120,6 +121,9 @@ class TaskMaker:
         check_task(task)
         check_lengths(owner.models, task.prompts, task.max_new_tokens)
         num_nodes = owner.plan.tree.most_nodes if owner.uses_trees else 0
+        if isinstance(task.ensemble, DenseTarget) and (num_nodes or task.processing or task.min_new_tokens):
+            kind = type(task.ensemble).__name__
+            raise ValueError(f"ensemble: expected none of kind {kind} with processing, min_new_tokens or trees")
         if num_nodes and (task.processing or task.logits_processors or task.constraint or task.min_new_tokens):
             raise ValueError("processing: expected none of it, nor a constraint, under schedule 'tree'")
         check_caches(owner.models, task.prompts, task.max_new_tokens, num_nodes)

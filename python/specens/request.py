@@ -12,12 +12,13 @@ from torch import Tensor
 
 from specens.logit_rows import LogitRows
 from specens.statistics import Statistics
+from specens.targets import DenseTarget
 from specens.text_stream import TextStream
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, Status
 
 OUTSIDE = -1  # in place of the member that drafted: a drafter that is none
 
-Ensemble = Mixture | LogitMixture | Contrastive
+Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -80,9 +81,9 @@ class Chain:
 
 def counted_places(ensemble: Ensemble | None, num_places: int) -> tuple[int, ...]:
     """The places whose weight is not 0; the others can only draft."""
-    if ensemble is None or isinstance(ensemble, Contrastive):
-        return tuple(range(num_places))
-    return tuple(place for place, weight in enumerate(ensemble.weights) if weight != 0)
+    if isinstance(ensemble, Mixture | LogitMixture) and ensemble.plausibility is None:
+        return tuple(place for place, weight in enumerate(ensemble.weights) if weight != 0)
+    return tuple(range(num_places))
 
 
 class Request:

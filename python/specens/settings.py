@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens.request import Ensemble, Request
-from specens_kernels import Contrastive, Mixture, Processing, Sampling
+from specens.request import Request
+from specens.targets import DenseTarget
+from specens_kernels import LogitMixture, Mixture, Processing, Sampling
 
 PADDING = -1  # in tables of tokens
 
@@ -23,27 +24,53 @@ def alike(requests: Sequence[Request]) -> list[list[Request]]:
     return list(groups.values())
 
 
-def batch_settings(requests: Sequence[Request], device: torch.device, *, lone_member: bool = False) -> dict[str, Any]:
-    """sampling and processing of the requests, which are alike, at the first position that is not settled.
+def draft_sampling(requests: Sequence[Request], device: torch.device) -> Sampling:
+    """What the requests, which are alike, draw their drafts with."""
+    return _common([request.task.sampling for request in requests], _merge_sampling, device)
 
-    lone_member: of the distribution that one member drafts from, behind the drafts so far.
+
+def edits(requests: Sequence[Request], device: torch.device, *, behind_drafts: bool = False) -> dict[str, Any]:
+    """The processing of the requests, which are alike, at the first position not settled, or behind their drafts."""
+    if not _edits(requests[0]):
+        return {}
+    texts = [request.sequence if behind_drafts else request.sequence[: request.num_settled] for request in requests]
+    return {"processing": _merge_processing(requests, texts, device)}
+
+
+def target_arguments(
+    requests: Sequence[Request], places: Sequence[int], logits: list[Tensor], counts: Sequence[int]
+) -> dict[str, Any]:
+    """member_logits, ensemble and sampling of the requests, which are alike.
+
+    logits: of these places, the others having no weight: [..., vocab], `counts` rows in all of each request.
     """
+    device = logits[0].device
     tasks = [request.task for request in requests]
-    arguments: dict[str, Any] = {"sampling": _common([task.sampling for task in tasks], _merge_sampling, device)}
-    if _edits(requests[0]):
-        texts = [request.sequence if lone_member else request.sequence[: request.num_settled] for request in requests]
-        arguments["processing"] = _merge_processing(requests, texts, device)
-    return arguments
+    sampling = _common([task.sampling for task in tasks], _merge_sampling, device)
+    target = tasks[0].ensemble
+    if not isinstance(target, DenseTarget):
+        ensembles = [_restricted(task.ensemble, places) for task in tasks]
+        return {
+            "member_logits": logits,
+            "ensemble": _common(ensembles, _merge_ensembles, device),
+            "sampling": sampling,
+        }
+    temperatures = [float(task.sampling.temperature) for task in tasks]
+    of_rows = torch.tensor([value or 1.0 for value in temperatures], device=device).repeat_interleave(
+        torch.tensor(counts, device=device)
+    )
+    shape = logits[0].shape[:-1]
+    combined = target.combine([rows.flatten(0, -2).float() for rows in logits], of_rows)
+    done = torch.tensor([float(value > 0) for value in temperatures], device=device)
+    return {
+        "member_logits": [combined.unflatten(0, shape)],
+        "ensemble": None,
+        "sampling": replace(sampling, temperature=done),
+    }
 
 
-def target_of(requests: Sequence[Request], places: Sequence[int], device: torch.device) -> Ensemble | None:
-    """The ensemble of the requests, which are alike, for the logits of these places; the others have no weight."""
-    ensembles = [_restricted(request.task.ensemble, places) for request in requests]
-    return _common(ensembles, _merge_ensembles, device)
-
-
-def _restricted(ensemble: Ensemble | None, places: Sequence[int]) -> Ensemble | None:
-    if ensemble is None or isinstance(ensemble, Contrastive):
+def _restricted(ensemble: Any, places: Sequence[int]) -> Any:
+    if not isinstance(ensemble, Mixture | LogitMixture) or ensemble.plausibility is not None:
         return ensemble
     weights = tuple(float(ensemble.weights[place]) for place in places)
     alone = len(weights) == 1 and (isinstance(ensemble, Mixture) or weights == (1.0,))
@@ -64,6 +91,7 @@ def _kind(request: Request) -> tuple:
     task = request.task
     sampling, ensemble = task.sampling, task.ensemble
     mixing = [getattr(ensemble, name, None) for name in ("filter", "plausibility", "amateur_weight")]
+    mixing += [ensemble] if isinstance(ensemble, DenseTarget) else []
     edits = (_edits(request), task.constraint is not None)
     outside = request.drafts.rows.end > 0
     return type(ensemble), *mixing, request.counted, sampling.filter_order, task.logprobs, *edits, outside
@@ -88,7 +116,7 @@ def _merge_sampling(values: list[Sampling], device: torch.device) -> Sampling:
     return Sampling(temperature, **filters, filter_order=values[0].filter_order)
 
 
-def _merge_ensembles(values: list[Any], device: torch.device) -> Ensemble:
+def _merge_ensembles(values: list[Any], device: torch.device) -> Any:
     weights = torch.tensor([value.weights for value in values], dtype=torch.float64, device=device)
     return replace(values[0], weights=weights)
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from specens.draft_tree import DraftTree
 from specens.request import OUTSIDE, Request
-from specens.settings import alike, batch_settings, padded, row_masks, target_of
+from specens.settings import alike, draft_sampling, edits, padded, row_masks, target_arguments
+from specens.targets import DenseTarget
 from specens_kernels import sample, target_logprobs, uniforms, verify_chain, verify_tree
 
 NEXT_TOKEN_STREAM = 1
@@ -29,8 +30,13 @@ def draft(requests: Sequence[Request], place: int) -> None:
         positions = [len(request.sequence) for request in group]
         logits = _rows(group, place, positions)
         coins = _coins(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
-        settings = batch_settings(group, logits.device, lone_member=True)
-        draw = sample([logits], **settings, **_mask(group, positions, logits.device), **coins)
+        draw = sample(
+            [logits],
+            sampling=draft_sampling(group, logits.device),
+            **edits(group, logits.device, behind_drafts=True),
+            **_mask(group, positions, logits.device),
+            **coins,
+        )
         for request, token, status in zip(group, draw.tokens.tolist(), draw.status.tolist(), strict=True):
             request.note_status(status, emitted=token >= 0)
             request.add_draft(token, place)
@@ -40,12 +46,12 @@ def draw(requests: Sequence[Request], kind: str) -> None:
     """Draw and settle a token of each request from the target distribution, whose members have scored all before it."""
     for group in alike(requests):
         positions = [request.num_settled for request in group]
-        logits = [_rows(group, place, positions) for place in group[0].counted]
+        places = group[0].counted
+        logits = [_rows(group, place, positions) for place in places]
         device = logits[0].device
         draw = sample(
-            [rows.to(device) for rows in logits],
-            ensemble=target_of(group, group[0].counted, device),
-            **batch_settings(group, device),
+            **target_arguments(group, places, [rows.to(device) for rows in logits], [1] * len(group)),
+            **edits(group, device),
             **_mask(group, positions, device),
             **_coins(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
             logprobs=group[0].task.logprobs,
@@ -82,11 +88,11 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
     device = logits[0].device
     drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
     verdict = verify_chain(
-        logits,
-        padded(drafts, NO_TOKEN, device),
-        ensemble=target_of(group, places, device),
+        **target_arguments(group, places, logits, [count + with_bonus for count in counts]),
+        draft_tokens=padded(drafts, NO_TOKEN, device),
+        draft_sampling=draft_sampling(group, device),
         **_on_device(origin | layout, device),
-        **batch_settings(group, device),
+        **edits(group, device),
         **_seeds(group, device),
         logprobs=group[0].task.logprobs,
     )
@@ -109,12 +115,12 @@ def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], d
     proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
     lens = {"draft_lens": torch.tensor(counts)} if len(group) > 1 else {}
     drafters = {proposer for line in proposers for proposer in line}
-    if group[0].drafts.rows.end:  # all of a group are alike in it
-        return counted, lens | {"draft_logits": _draft_logits(group, counts, OUTSIDE)}
-    if drafters == {OUTSIDE}:
+    has_rows = group[0].drafts.rows.end > 0  # all of a group are alike in it
+    if drafters == {OUTSIDE} and not has_rows:
         return counted, lens
-    if len(drafters) == 1 and (drafter := min(drafters)) not in counted:
-        return counted, lens | {"draft_logits": _draft_logits(group, counts, drafter)}
+    outsiders = has_rows or (len(drafters) == 1 and not drafters <= set(counted))
+    if outsiders or isinstance(group[0].task.ensemble, DenseTarget):
+        return counted, lens | {"draft_logits": _draft_logits(group, proposers)}
     places = counted + tuple(sorted(drafters - {OUTSIDE, *counted}))
     numbers = {place: number for number, place in enumerate(places)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]
@@ -122,13 +128,27 @@ def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], d
     return places, lens | {"drafter": lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))}
 
 
-def _draft_logits(group: list[Request], counts: list[int], drafter: int) -> Tensor:
-    """Logits [requests, drafts, vocab] that the drafts were drawn from, padded behind."""
+def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
+    """Logits [requests, drafts, vocab] that the drafts were drawn from, padded behind; one-hot where they were not."""
     lines = []
-    for request, count in zip(group, counts, strict=True):
-        rows = request.drafts.rows if drafter == OUTSIDE else request.rows[drafter]
-        lines.append(rows.take(request.num_settled, request.num_settled + count))
+    for request, line in zip(group, proposers, strict=True):
+        own = request.drafts.rows
+        start, end = request.num_settled, request.num_settled + len(line)
+        if len(set(line)) == 1 and (line[0] != OUTSIDE or own.start <= start < end <= own.end):
+            lines.append((own if line[0] == OUTSIDE else request.rows[line[0]]).take(start, end))
+        else:
+            lines.append(torch.cat([_draft_row(request, start + step, who) for step, who in enumerate(line)]))
     return lines[0][None] if len(lines) == 1 else torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+
+
+def _draft_row(request: Request, position: int, proposer: int) -> Tensor:
+    """Logits [1, vocab] that one draft was drawn from."""
+    rows = request.drafts.rows if proposer == OUTSIDE else request.rows[proposer]
+    if rows.start <= position < rows.end:
+        return rows.take(position, position + 1)
+    like = next(rows for rows in request.rows if rows.start <= position < rows.end).take(position, position + 1)
+    token = request.sequence[position]
+    return torch.full_like(like, float("-inf")).index_fill_(1, torch.tensor([token], device=like.device), 0.0)
 
 
 def _chain_rows(
@@ -176,10 +196,11 @@ def verify_draft_tree(
     logits: [1, nodes + 1, vocab] of every place; drafter: the place that drafted. What the test emits behind the end of
     the text is dropped.
     """
-    device = logits[0].device
+    device, ensemble = logits[0].device, request.task.ensemble
+    assert not isinstance(ensemble, DenseTarget)  # `specens.jobs` refuses them
     verdict = verify_tree(
         [rows.to(device) for rows in logits],
-        ensemble=request.task.ensemble,
+        ensemble=ensemble,
         sampling=request.task.sampling,
         rule=rule,
         **draft.test_arguments(drafter, device),
