@@ -1,11 +1,13 @@
-"""Inputs whose drafts are accepted at a given rate."""
+"""Inputs whose drafts are accepted at a given rate, and texts with a known draft."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.check import shifted
@@ -32,6 +34,16 @@ class Acceptance:
 
 
 ACCEPTANCES = {"natural": Acceptance(0.71, 0.4), "all": Acceptance(0.995, 1.0)}
+
+
+@dataclass(frozen=True)
+class LookupInputs:
+    """text: int64 [tokens]. expected: the draft behind it, int64 [draft_len]. ngram_size: the most the rivals match."""
+
+    text: NDArray[np.int64]
+    expected: Tensor
+    draft_len: int
+    ngram_size: int
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from specens_kernels.types import (
 )
 
 if TYPE_CHECKING:
-    from specens_kernels._host import TokenTree, TreeGrowth
+    from specens_kernels._host import NgramIndex, TokenTree, TreeGrowth
 
 __version__ = "0.1.0"
 
@@ -38,6 +38,7 @@ __all__ = [
     "Draw",
     "LogitMixture",
     "Mixture",
+    "NgramIndex",
     "Processing",
     "Sampling",
     "Status",
@@ -60,7 +61,7 @@ __all__ = [
     "verify_tree",
 ]
 
-HOST_OBJECTS = ("TokenTree", "TreeGrowth")
+HOST_OBJECTS = ("NgramIndex", "TokenTree", "TreeGrowth")
 
 
 def __getattr__(name: str) -> Any:

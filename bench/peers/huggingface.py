@@ -1,7 +1,7 @@
-"""transformers' verification of a chain; one request at a time, with random numbers of its own.
+"""transformers' verification of a chain, one request at a time, with random numbers of its own; its prompt lookup.
 
-As in its generate: a float32 copy of the target logits, the processors on a row at a time, then the test. The drafter's
-processed logits are handed in, since there the drafter made them.
+The chain is verified as in its generate: a float32 copy of the target logits, the processors on a row at a time, then
+the test. The drafter's processed logits are handed in, since there the drafter made them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 from transformers.generation.utils import _speculative_sampling
 
 from bench.case import Rival
-from bench.inputs import ChainInputs
+from bench.inputs import ChainInputs, LookupInputs
 from bench.peers import law
 from specens_kernels import Sampling
 
@@ -24,6 +25,15 @@ def verify_chain(inputs: ChainInputs) -> Rival | None:
     if inputs.draft_tokens.shape[0] > 1 or inputs.draft_logits is None:
         return None
     return Rival(_round(inputs), checked=False, fault=law.fault(_first_tokens, inputs.sampling))
+
+
+def ngram_index(inputs: LookupInputs) -> Rival:
+    """Its prompt lookup, which takes the first place where the n-gram occurs: here there is but one."""
+    draft_len, text = inputs.draft_len, torch.from_numpy(inputs.text)[None]
+    lookup = PromptLookupCandidateGenerator(
+        num_output_tokens=draft_len, max_matching_ngram_size=inputs.ngram_size, max_length=2 * text.shape[1]
+    )
+    return Rival(lambda: lookup.get_candidates(text)[0][0, text.shape[1] :], checked=True)
 
 
 def _round(inputs: ChainInputs) -> Callable[[], tuple[Tensor, Tensor]]:

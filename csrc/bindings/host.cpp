@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "ngram_index/bindings.h"
 #include "parts/instruction_set.h"
 #include "token_tree/bindings.h"
 
@@ -49,4 +50,5 @@ PYBIND11_MODULE(_host, module) {
                "instruction_sets (compiled in), instruction_set (the one this processor runs), cuda_architectures\n"
                "(a list, empty where the CUDA kernels were not built).");
     specens::bind_token_tree(module);
+    specens::bind_ngram_index(module);
 }

@@ -1,0 +1,252 @@
+// NgramIndex for Python.
+#include "ngram_index/bindings.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "bindings/arrays.h"
+#include "ngram_index/index.h"
+
+namespace specens {
+namespace {
+
+namespace py = pybind11;
+
+using Tokens = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+
+constexpr int64_t max_token = std::numeric_limits<int32_t>::max();
+constexpr int64_t max_draft_len = 65536;
+
+// What the drafts of a call have in common.
+struct Drafting {
+    int64_t draft_len, min_match;
+    bool frequent;
+};
+
+struct Proposal {
+    std::vector<int64_t> tokens;
+    int64_t match_len = 0;
+};
+
+Tokens checked_tokens(const py::object& values, const std::string& argument) {
+    const Tokens tokens = as_array<int64_t>(values, argument.c_str(), 1, "iu", "integers of shape [tokens]");
+    for (int64_t place = 0; place < tokens.size(); ++place) {
+        if (tokens.data()[place] < 0 || tokens.data()[place] > max_token) {
+            fail(argument + "[" + std::to_string(place) + "]", "an id from 0 to " + std::to_string(max_token),
+                 std::to_string(tokens.data()[place]));
+        }
+    }
+    return tokens;
+}
+
+Drafting checked_drafting(int64_t draft_len, int64_t min_match, const std::string& choose) {
+    if (draft_len < 0 || draft_len > max_draft_len) {
+        fail("draft_len", "an integer from 0 to " + std::to_string(max_draft_len), std::to_string(draft_len));
+    }
+    if (min_match < 1) {
+        fail("min_match", "an integer >= 1", std::to_string(min_match));
+    }
+    if (choose != "recent" && choose != "frequent") {
+        fail("choose", "'recent' or 'frequent'", "'" + choose + "'");
+    }
+    return {draft_len, min_match, choose == "frequent"};
+}
+
+void extend(NgramIndex& index, const py::object& values) {
+    const Tokens tokens = checked_tokens(values, "tokens");
+    if (index.num_tokens() + index.num_texts() + tokens.size() > max_index_tokens) {
+        fail("tokens", "at most " + std::to_string(max_index_tokens) + " in all",
+             std::to_string(index.num_tokens() + tokens.size()));
+    }
+    index.extend(tokens.data(), tokens.size());
+}
+
+NgramIndex from_tokens(const py::object& tokens, int64_t max_match) {
+    if (max_match < 1 || max_match > max_index_tokens) {
+        fail("max_match", "an integer from 1 to " + std::to_string(max_index_tokens), std::to_string(max_match));
+    }
+    NgramIndex index(static_cast<int32_t>(max_match));
+    extend(index, tokens);
+    return index;
+}
+
+Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& more, const Drafting& drafting) {
+    const int64_t looked_at = std::min<int64_t>(more.size(), index.max_match());  // earlier tokens change nothing
+    const NgramIndex::Match start = looked_at < more.size() ? NgramIndex::Match{} : from;
+    const NgramIndex::Match match = index.after(start, more.data() + more.size() - looked_at, looked_at);
+    Proposal proposal;
+    proposal.tokens.resize(drafting.draft_len);
+    proposal.tokens.resize(index.propose(match, drafting.draft_len, drafting.min_match, drafting.frequent,
+                                         proposal.tokens.data(), &proposal.match_len));
+    return proposal;
+}
+
+py::tuple as_tuple(const Proposal& proposal) { return py::make_tuple(to_array(proposal.tokens), proposal.match_len); }
+
+py::tuple propose_behind_text(const NgramIndex& index, int64_t draft_len, const py::object& tail, int64_t min_match,
+                              const std::string& choose) {
+    const Drafting drafting = checked_drafting(draft_len, min_match, choose);
+    return as_tuple(propose(index, index.end(), checked_tokens(tail, "tail"), drafting));
+}
+
+py::tuple propose_behind_context(const NgramIndex& index, const py::object& context, int64_t draft_len,
+                                 int64_t min_match, const std::string& choose) {
+    const Drafting drafting = checked_drafting(draft_len, min_match, choose);
+    return as_tuple(propose(index, {}, checked_tokens(context, "context"), drafting));
+}
+
+// The last tokens of the open text, as many as an n-gram may have, and the tail.
+Tokens store_context(const NgramIndex* own, const Tokens& tail, int64_t max_match) {
+    int64_t before = 0;
+    if (own != nullptr) {
+        const std::vector<int32_t>& text = own->tokens();
+        const auto most = std::min<int64_t>(max_match, static_cast<int64_t>(text.size()));
+        while (before < most && text[text.size() - 1 - before] != NgramIndex::separator) {
+            ++before;
+        }
+    }
+    Tokens context(before + tail.size());
+    for (int64_t place = 0; place < before; ++place) {
+        context.mutable_data()[place] = own->tokens()[own->tokens().size() - before + place];
+    }
+    std::copy_n(tail.data(), tail.size(), context.mutable_data() + before);
+    return context;
+}
+
+Proposal propose_for(const NgramIndex* own, const NgramIndex* store, const Tokens& tail, const Drafting& drafting) {
+    Proposal best;
+    if (own != nullptr) {
+        best = propose(*own, own->end(), tail, drafting);
+    }
+    if (store != nullptr) {
+        Proposal stored = propose(*store, {}, store_context(own, tail, store->max_match()), drafting);
+        if (stored.match_len > best.match_len) {
+            best = std::move(stored);
+        }
+    }
+    return best;
+}
+
+py::tuple propose_batch(const std::vector<const NgramIndex*>& indices, int64_t draft_len,
+                        const std::optional<std::vector<py::object>>& tails, const NgramIndex* store, int64_t min_match,
+                        const std::string& choose) {
+    const Drafting drafting = checked_drafting(draft_len, min_match, choose);
+    const auto batch = static_cast<int64_t>(indices.size());
+    if (tails && static_cast<int64_t>(tails->size()) != batch) {
+        fail("tails", "one for each of " + std::to_string(batch) + " indices", std::to_string(tails->size()));
+    }
+    py::array_t<int64_t> tokens({batch, draft_len}), draft_lens(batch), match_lens(batch);
+    std::fill_n(tokens.mutable_data(), tokens.size(), int64_t{-1});
+    const Tokens no_tail(0);
+    for (int64_t place = 0; place < batch; ++place) {
+        const Tokens tail = tails ? checked_tokens((*tails)[place], "tails[" + std::to_string(place) + "]") : no_tail;
+        const Proposal proposal = propose_for(indices[place], store, tail, drafting);
+        std::copy(proposal.tokens.begin(), proposal.tokens.end(), tokens.mutable_data() + place * draft_len);
+        draft_lens.mutable_data()[place] = static_cast<int64_t>(proposal.tokens.size());
+        match_lens.mutable_data()[place] = proposal.match_len;
+    }
+    return py::make_tuple(tokens, draft_lens, match_lens);
+}
+
+std::string summary(const NgramIndex& index) {
+    return "<NgramIndex: " + std::to_string(index.num_tokens()) + " tokens, " + std::to_string(index.num_texts()) +
+           " texts, max_match " + std::to_string(index.max_match()) + ">";
+}
+
+py::tuple state(const NgramIndex& index) { return py::make_tuple(to_array(index.tokens()), index.max_match()); }
+
+NgramIndex from_state(const py::tuple& saved) {
+    const auto tokens = saved[0].cast<Tokens>();
+    NgramIndex index(saved[1].cast<int32_t>());
+    for (int64_t place = 0; place < tokens.size(); ++place) {
+        if (tokens.data()[place] == NgramIndex::separator) {
+            index.begin_text();
+        } else {
+            index.extend(tokens.data() + place, 1);
+        }
+    }
+    return index;
+}
+
+constexpr const char* index_doc =
+    R"(An index of what followed each n-gram, which drafts tokens without a model.
+
+Over a request's own tokens it is prompt lookup: extend it by what was settled, and propose what followed the longest
+n-gram that the text ends with. Over other texts it is a datastore that many requests share.
+
+NgramIndex(tokens=(), *, max_match=32)
+tokens: integers [tokens], the beginning of the first text; ids from 0 to 2,147,483,647.
+max_match: the longest n-gram that is looked at. Longer ones are more often right and cost time where texts repeat
+    themselves: adding a token takes a step for each of its repeated n-grams that has followers of its own, a few in
+    natural text, at most max_match.
+
+A draft token is the one that followed the longest n-gram which the context, with the draft so far, ends with, and which
+some token followed in the same text. So a draft goes on where a text ends or repeats itself.
+
+Proposing takes time for the draft and the tail only, about a microsecond; adding a token about two. Memory: 90 to 220 bytes
+a token, 256 at most, the fewer the less its arrays, which double, have room; `nbytes` tells. An index pickles as its texts,
+and is built anew from them.
+The drafts are chosen, not drawn: `verify_chain` gets no draft distribution for them. Raises ValueError that names the
+argument.
+Sources: Saxena, "Prompt Lookup Decoding", 2023; He et al., "REST: Retrieval-Based Speculative Decoding", NAACL 2024; Hu et
+al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024.)";
+
+constexpr const char* propose_doc =
+    R"(Return (tokens, match_len): int64 [at most draft_len], and the length of the n-gram that the first one followed.
+
+draft_len: 0 to 65,536. tail: integers, tokens behind the open text that are not settled yet; the index stays as it is.
+min_match: a shorter n-gram proposes nothing. 0 tokens and match_len 0 where none is found.
+choose: "recent": what followed the n-gram last; "frequent": what followed it most often, the latest on a tie.)";
+
+constexpr const char* after_doc =
+    R"(As `propose`, behind a context of the caller's instead of the open text: a datastore that requests share.
+
+context: integers [tokens]; its last max_match tokens decide.)";
+
+constexpr const char* batch_doc =
+    R"(Drafts of a batch, as `verify_chain` takes them: (draft_tokens, draft_lens, match_lens).
+
+indices: an NgramIndex a request, or None for one without. tails: integers a request, as in `propose`, or None.
+store: an index that all requests share; where it knows a longer n-gram than the request's own index, it drafts. A
+    request's context is its own open text and its tail.
+draft_len, min_match, choose: as in `propose`.
+
+draft_tokens: int64 [batch, draft_len], padded with -1. draft_lens, match_lens: int64 [batch].)";
+
+constexpr const char* recent = "recent";
+
+void bind_proposals(py::class_<NgramIndex>& index) {
+    index
+        .def("propose", &propose_behind_text, py::arg("draft_len"), py::arg("tail") = py::tuple(), py::kw_only(),
+             py::arg("min_match") = 1, py::arg("choose") = recent, propose_doc)
+        .def("propose_after", &propose_behind_context, py::arg("context"), py::arg("draft_len"), py::kw_only(),
+             py::arg("min_match") = 1, py::arg("choose") = recent, after_doc)
+        .def_static("propose_batch", &propose_batch, py::arg("indices"), py::arg("draft_len"), py::kw_only(),
+                    py::arg("tails") = py::none(), py::arg("store") = py::none(), py::arg("min_match") = 1,
+                    py::arg("choose") = recent, batch_doc);
+}
+
+}  // namespace
+
+void bind_ngram_index(py::module_& module) {
+    py::class_<NgramIndex> index(module, "NgramIndex", index_doc);
+    index.attr("__module__") = "specens_kernels";
+    index.def(py::init(&from_tokens), py::arg("tokens") = py::tuple(), py::kw_only(), py::arg("max_match") = 32)
+        .def("extend", &extend, py::arg("tokens"),
+             "Add tokens to the open text: integers [tokens]. All or, where one is wrong, none.")
+        .def("begin_text", &NgramIndex::begin_text,
+             "Close the open text and begin another: no n-gram and no draft runs from one to the next.")
+        .def_property_readonly("num_texts", &NgramIndex::num_texts, "How many texts have tokens.")
+        .def_property_readonly("max_match", &NgramIndex::max_match)
+        .def_property_readonly("nbytes", &NgramIndex::num_bytes, "Bytes of memory that the index holds.")
+        .def("__len__", &NgramIndex::num_tokens)
+        .def("__repr__", &summary)
+        .def(py::pickle(&state, &from_state));
+    bind_proposals(index);
+}
+
+}  // namespace specens
