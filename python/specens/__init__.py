@@ -9,11 +9,24 @@ if TYPE_CHECKING:
     from specens.request import Event
     from specens.schedules.plan import TreePlan
     from specens.statistics import Statistics
+    from specens.targets import Cascade, Custom
 
-__all__ = ["Event", "Generation", "Job", "Settings", "SpeculativeEnsemble", "Statistics", "TreePlan"]
+__all__ = [
+    "Cascade",
+    "Custom",
+    "Event",
+    "Generation",
+    "Job",
+    "Settings",
+    "SpeculativeEnsemble",
+    "Statistics",
+    "TreePlan",
+]
 
 # Loaded on first use: the command line answers --help, and `doctor` explains a broken installation, without torch.
 _HOMES = {
+    "Cascade": "specens.targets",
+    "Custom": "specens.targets",
     "Event": "specens.request",
     "Generation": "specens.generate",
     "Job": "specens.jobs",

@@ -50,7 +50,7 @@ def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble |
     else:
         expected = ensemble.weights.shape[1] if isinstance(ensemble.weights, torch.Tensor) else len(ensemble.weights)
     if expected != num_members:
-        raise ValueError(f"ensemble: expected one for the {num_members} members, got {ensemble}, for {expected}")
+        raise ValueError(f"ensemble: expected weights for the {num_members} members, got {expected} in {ensemble}")
     return ensemble
 
 
