@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from specens_kernels.backend import BackendInfo, backends
+from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.ops.compact_kv import compact_kv, compaction_pays, freed_blocks
 from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
@@ -21,6 +22,7 @@ from specens_kernels.types import (
     Sampling,
     Status,
     Synthetic,
+    Threshold,
     TreeMask,
     Typical,
     Verdict,
@@ -35,14 +37,17 @@ __all__ = [
     "BackendInfo",
     "Compaction",
     "Contrastive",
+    "DecisionTree",
     "Draw",
     "LogitMixture",
     "Mixture",
     "NgramIndex",
     "Processing",
+    "Replacement",
     "Sampling",
     "Status",
     "Synthetic",
+    "Threshold",
     "TokenTree",
     "TreeGrowth",
     "TreeMask",

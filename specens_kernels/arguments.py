@@ -124,9 +124,9 @@ class Rule(NamedTuple):
     """The acceptance rule of a chain or a tree."""
 
     kind: int
-    threshold: float  # of the typical rule
-    alpha: float
-    rates: tuple[float, ...] = ()  # of synthetic acceptance
+    threshold: float  # of typical and threshold acceptance; a replacement's alpha
+    alpha: float  # of typical acceptance; a replacement's beta
+    table: tuple[float, ...] = ()  # rates of synthetic acceptance; nodes of a decision tree
 
 
 class Report(NamedTuple):
@@ -160,7 +160,7 @@ class ChainArguments(NamedTuple):
         draft = unpacker.draft(target)
         coins, rule, report = unpacker.group(Coins), unpacker.group(Rule), unpacker.group(Report)
         target = unpacker.weighted(target)
-        return cls(target, draft, coins, rule._replace(rates=unpacker.rest()), report)
+        return cls(target, draft, coins, rule._replace(table=unpacker.rest()), report)
 
 
 class TreeArguments(NamedTuple):
@@ -206,8 +206,8 @@ Flat = tuple[list[Tensor], list[Tensor], list[int], list[float]]
 PROCESSING, DRAFT_SAMPLING = 1, 2  # bits of the groups that may be left out
 
 
-def pack(target: Target, *groups: Any, rates: tuple[float, ...] = ()) -> Flat:
-    """The arguments of an operator: the target's, then those of other groups."""
+def pack(target: Target, *groups: Any, table: tuple[float, ...] = ()) -> Flat:
+    """The arguments of an operator: the target's, then those of other groups, and a rule's table."""
     optional: list[Tensor | None] = []
     integers, numbers = [0, 0], []
     packed: list[Any] = [target, target.sampling]
@@ -235,7 +235,7 @@ def pack(target: Target, *groups: Any, rates: tuple[float, ...] = ()) -> Flat:
             present |= bit
         bit += bit
     integers[0], integers[1] = present, left_in
-    return target.member_logits, tensors, integers, [*numbers, *target.weights, *rates]
+    return target.member_logits, tensors, integers, [*numbers, *target.weights, *table]
 
 
 class Unpacker:
@@ -307,6 +307,14 @@ def sampling_arguments(sampling: Sampling) -> SamplingArguments:
     min_p, min_ps = number_and_rows(0.0 if sampling.min_p is None else sampling.min_p)
     first = int(sampling.filter_order == "vllm")
     return SamplingArguments(temperatures, top_ks, top_ps, min_ps, top_k, first, temperature, top_p, min_p)
+
+
+def never_greedy(sampling: SamplingArguments) -> SamplingArguments:
+    """The same, with 1 for a temperature of 0: for rules that draw nothing."""
+    temperatures = sampling.temperatures
+    if temperatures is not None:
+        temperatures = torch.where(temperatures == 0, 1.0, temperatures)
+    return sampling._replace(temperatures=temperatures, temperature=sampling.temperature or 1.0)
 
 
 def processing_arguments(processing: Processing | None, batch: int) -> ProcessingArguments:

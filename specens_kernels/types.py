@@ -45,6 +45,19 @@ class RuleKind(enum.IntEnum):
     BLOCK = 1
     TYPICAL = 2
     SYNTHETIC = 3
+    THRESHOLD = 4
+    REPLACEMENT = 5
+    DECISION_TREE = 6
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether a rejected draft is followed by a token from the residual, else by one from the target."""
+        return self in (RuleKind.TOKEN, RuleKind.BLOCK)
+
+    @property
+    def compares(self) -> bool:
+        """Whether the draft is weighed against the target's most likely token, which takes its place; without coins."""
+        return self in (RuleKind.REPLACEMENT, RuleKind.DECISION_TREE)
 
 
 def _readable(value: object) -> bool:
@@ -322,6 +335,20 @@ class Typical:
     def __post_init__(self) -> None:
         _check_number("threshold", self.threshold, "a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))
         _check_number("alpha", self.alpha, "a finite number >= 0", lambda x: (x >= 0) & (x < math.inf))
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Threshold acceptance: a draft is accepted while its target probability is at least `probability`.
+
+    Not lossless. The next token is drawn from the target; greedy requests accept the most likely token only.
+    probability: in (0, 1].
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        _check_number("probability", self.probability, "a number in (0, 1]", lambda x: (x > 0) & (x <= 1))
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from specens_kernels import (
     Contrastive,
+    DecisionTree,
     LogitMixture,
     Mixture,
     Processing,
+    Replacement,
     Sampling,
     Synthetic,
+    Threshold,
     Typical,
     Verdict,
     target_logprobs,
@@ -55,7 +58,8 @@ class Problem:
             if "draft_sampling" in self.arguments:
                 moved["draft_sampling"] = _nudged(self.arguments["draft_sampling"], amount)
             coins = {"uniforms": (self.arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
-            for change in (moved, coins, moved | coins):
+            rule = {"rule": _nudged_rule(self.arguments["rule"], amount)}
+            for change in (moved, coins, moved | coins, rule, rule | moved):
                 if self.verify("reference", **change).tokens[request].tolist() == emitted:
                     return True
         return False
@@ -95,6 +99,18 @@ def _nudged(sampling: Sampling, amount: float) -> Sampling:
         return moved if isinstance(value, Tensor) else float(moved)
 
     return replace(sampling, top_p=move(sampling.top_p), min_p=move(sampling.min_p))
+
+
+def _nudged_rule(rule: Any, amount: float) -> Any:
+    """A rule that compares probabilities with numbers, these moved."""
+    factor = 1 + amount
+    if isinstance(rule, Threshold):
+        return Threshold(min(rule.probability * factor, 1.0))
+    if isinstance(rule, Replacement):
+        return Replacement(min(rule.alpha * factor, 1.0), rule.beta * factor)
+    if isinstance(rule, DecisionTree):
+        return replace(rule, threshold=[threshold * factor for threshold in rule.threshold])
+    return rule
 
 
 class Maker:

@@ -25,7 +25,7 @@ def main(device: torch.device) -> None:
     verify_chain(members, tokens, ensemble=Contrastive(0.5, plausibility=0.1), drafter=1, **coins)
     temperatures = torch.tensor([0.0, 0.7, 1.0], device=device)
     verify_chain(members, tokens, ensemble=mixture, sampling=Sampling(temperature=temperatures), **coins)
-    for rule in ("block", "typical"):
+    for rule in ("block", "typical", "replacement"):
         verify_chain(members[0], tokens, draft_logits=outside, rule=rule, sampling=filtered, **coins)
     sample(members[0][:, 0], sampling=filtered, **coins)
     target_logprobs(members, ensemble=mixture)

@@ -142,7 +142,7 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
     verify("one member, filtered, outside drafts", [members[0], outside], filtered, **arguments)
     arguments = {"sampling": FILTERED, "ensemble": Mixture((0.5, 0.5)), "drafter": 0}
     verify("mixture of two, filtered", members[:2], filtered, **arguments)
-    for rule in ("block", "typical"):
+    for rule in ("block", "typical", "replacement"):
         verify(
             f"one member, outside drafts, {rule}", [members[0], outside], (None, None), rule=rule, draft_logits=outside
         )

@@ -4,47 +4,12 @@
 #include <numeric>
 #include <vector>
 
-#include "parts/draft_arguments.h"
 #include "parts/parallel.h"
-#include "parts/report.h"
+#include "verify_chain/arguments.h"
 
 namespace specens {
 
-enum class RuleKind : int64_t { token = 0, block = 1, typical = 2, synthetic = 3 };
 constexpr double empty_residual_mass = 0x1p-20;  // what float rounding can leave of a residual that is nothing
-
-struct RuleArguments {
-    RuleKind kind;
-    double threshold, alpha;    // of typical acceptance
-    std::vector<double> rates;  // of synthetic acceptance, [draft_len]
-
-    explicit RuleArguments(ArgumentReader& reader)
-        : kind(static_cast<RuleKind>(reader.integer())), threshold(reader.number()), alpha(reader.number()) {}
-    // Whether a rejected draft is followed by a token from the residual, else by one from the target.
-    bool subtracts() const { return kind == RuleKind::token || kind == RuleKind::block; }
-};
-
-// What one call hands to every request.
-struct ChainArguments {
-    TargetArguments target;
-    DraftArguments draft;
-    CoinView coins;
-    RuleArguments rule;
-    ReportArguments report;
-
-    ChainArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
-        : target(member_logits, reader),
-          draft(target, reader),
-          coins(reader, target.batch, draft.draft_len + 1),
-          rule(reader),
-          report(reader) {
-        target.read_weights(reader);
-        rule.rates = reader.rest();
-        const bool synthetic = rule.kind == RuleKind::synthetic;
-        require(rule.rates.size() == (synthetic ? static_cast<size_t>(draft.draft_len) : 0), "rates or weights");
-        require(coins.any() || (target.greedy() && !synthetic), "uniforms, or seeds and positions, are needed");
-    }
-};
 
 // Where a request's results go; of `draft_len + 1` tokens each.
 struct RequestOutput {
@@ -99,6 +64,9 @@ class Verifier {
         if (!chain_->target.valid(request_) || !chain_->draft.valid(request_)) {
             return false;
         }
+        if (chain_->rule.compares()) {
+            return true;
+        }
         const bool tests_with_coins = !greedy_ || chain_->rule.kind == RuleKind::synthetic;
         for (int64_t step = 0; tests_with_coins && step < chain_->draft.len(request_); ++step) {
             if (!chain_->coins.valid(request_, step)) {
@@ -128,7 +96,7 @@ class Verifier {
         chain_->target.rows(request_, step, edits, logits_);
         target_.read(logits_, parameters_, chain_->report.only_chosen());
         const bool drafted = has_draft(step);
-        if (drafted && (greedy_ || !chain_->rule.subtracts())) {
+        if (drafted && (greedy_ || !chain_->rule.reads_draft())) {
             draft_.read_token(chain_->draft, request_, step);
         } else if (drafted) {
             draft_.read(chain_->target, target_, chain_->draft, request_, step, edits);
@@ -163,7 +131,18 @@ class Verifier {
         if (chain_->rule.kind == RuleKind::typical) {
             return target > std::min(chain_->rule.threshold, chain_->rule.alpha * std::exp(-target_.entropy()));
         }
+        if (chain_->rule.kind == RuleKind::threshold) {
+            return target >= chain_->rule.threshold;
+        }
+        if (chain_->rule.compares()) {
+            return target > 0 && !gives_way();
+        }
         return coin(num_accepted) * draft_.probability() < target;
+    }
+    // Whether the target's most likely token replaces the draft.
+    bool gives_way() const {
+        const int64_t other = target_.most_likely();
+        return draft_.token() != other && chain_->rule.replaces(draft_.probability(), target_.probability(other));
     }
     double target_probability() const {
         return draft_.token() < target_.vocab() ? target_.probability(draft_.token()) : 0.0;
@@ -239,7 +218,7 @@ class Verifier {
         }
     }
     int64_t next(bool subtracts, double share, double coin) {
-        if (greedy_) {
+        if (greedy_ || chain_->rule.compares()) {
             return target_.most_likely();
         }
         if (subtracts) {

@@ -18,10 +18,19 @@ from specens_kernels.parts.draft import (
     raw_draft_logits,
     row_count,
 )
-from specens_kernels.parts.rules import BLOCK, SYNTHETIC, TYPICAL, block_accepted, rate_of, typical_probability
+from specens_kernels.parts.rules import (
+    BLOCK,
+    SYNTHETIC,
+    THRESHOLD,
+    TYPICAL,
+    block_accepted,
+    rate_of,
+    replaces,
+    typical_probability,
+)
 from specens_kernels.parts.sampling import INFINITY, filters_are_valid
 from specens_kernels.parts.states import draft_state, log_power, log_probability, target_state
-from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, row_marks, top_tokens, union
+from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, NOWHERE, row_marks, top_tokens, union
 from specens_kernels.parts.target import clean, everywhere, raw_logits, target_is_valid, target_temperature
 from specens_kernels.types import Status
 
@@ -122,6 +131,18 @@ def draft_odds(statistics, target, draft, request, step, token, tested, may_be_s
 
 
 @triton.jit
+def stands(rule, statistics, target, request, step, token, log_target, log_draft, tested):
+    """Whether a draft is not replaced by the most likely token of its row; log_target, log_draft: of the draft."""
+    rows = request * target.steps + step
+    other = top_tokens(statistics, rows, tested)
+    known = tested & (other != NOWHERE)
+    state, _ = target_state(statistics, target, request, rows, known)
+    log_other = log_probability(statistics, target, state, request, step, other, known, tl.float64)
+    gives_way = (token != other) & replaces(rule, tl.exp(log_draft), tl.exp(log_other))
+    return known & (tl.exp(log_target) > 0) & (gives_way == 0)
+
+
+@triton.jit
 def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid, writes, BLOCK_STEPS: tl.constexpr):
     """Accept a prefix of the chain and, where `writes`, emit it.
 
@@ -147,20 +168,24 @@ def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid,
             accepted = step < accepted_block
         elif rule.KIND == TYPICAL:
             accepted = tl.exp(log_target) > typical_probability(rule, statistics, draft, request, step, tested)
+        elif rule.KIND == THRESHOLD:
+            accepted = tl.exp(log_target) >= rule.threshold
+        elif rule.COMPARES:
+            accepted = stands(rule, statistics, target, request, step, token, log_target, log_draft, tested)
         elif rule.KIND == SYNTHETIC:
             coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
             accepted = coins_here < rate_of(rule, step)
         else:
             coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
             accepted = coins_here * tl.exp(log_draft) < tl.exp(log_target)
-        if statistics.TOP_PLANE >= 0 and rule.KIND != SYNTHETIC:
+        if statistics.TOP_PLANE >= 0 and rule.KIND != SYNTHETIC and not rule.COMPARES:
             accepted = tl.where(
                 greedy, token == top_tokens(statistics, request * target.steps + step, tested), accepted
             )
         num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted & tested, length, step), 0))
         chain_end = tl.minimum(chain_end, tl.min(tl.where(tested, length, step), 0))
         bits = tl.where(step < num_accepted, row_status, 0)
-        if rule.SUBTRACTS:  # else no draft distribution is looked at
+        if rule.SUBTRACTS or rule.COMPARES:  # else no draft distribution is looked at
             bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
         status |= union(bits, 0, 8)
         if writes:
@@ -205,7 +230,10 @@ def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK
         tested = everywhere(has_row & rejected & (draft_temperature(draft, request) > 0), step)
         _, soft, _ = draft_state(statistics, draft, request, step, rows, draft_marks, tested)
         kind = tl.where(tl.max(soft.to(tl.int32), 0) > 0, FROM_RESIDUAL, kind)
-    kind = tl.where(target_temperature(target, request) == 0, MOST_LIKELY, kind)
+    if rule.COMPARES:
+        kind = tl.where(has_row, MOST_LIKELY, kind)
+    else:
+        kind = tl.where(target_temperature(target, request) == 0, MOST_LIKELY, kind)
     if rule.KIND == SYNTHETIC:  # which accepts drafts of rows without any token, too
         kind = tl.where(has_row & ((tl.max(tl.where(used, row_status, 0), 0) & NO_TOKEN) == 0), kind, NOTHING)
     else:

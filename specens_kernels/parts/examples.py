@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import Draft, ProcessingArguments, SamplingArguments, Target
+from specens_kernels.arguments import Draft, ProcessingArguments, Rule, SamplingArguments, Target
+from specens_kernels.collaborative import DecisionTree
 from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import NO_DRAFTER, DraftView, draft_view
 from specens_kernels.parts.target import TargetView, target_view
-from specens_kernels.types import EnsembleKind
+from specens_kernels.types import EnsembleKind, RuleKind
 
 BATCH, STEPS, VOCAB = 8, 6, 151936
 
@@ -74,6 +75,13 @@ def example_draft(target: TargetView, index: int) -> DraftView:
     sampling = sampling._replace(temperatures=target.temperatures)
     draft = Draft(tokens, drafters, logits, None, lens, drafter, STEPS - 1, 1, sampling)
     return draft_view(target, draft)
+
+
+def example_rule(kind: RuleKind, draft_len: int) -> Rule:
+    """A rule with some settings."""
+    tree = DecisionTree((0, -1, -1), (0.5, 0.0, 0.0), (1, -1, -1), (2, -1, -1), (True, True, False))
+    tables = {RuleKind.SYNTHETIC: (0.8,) * draft_len, RuleKind.DECISION_TREE: tree.table}
+    return Rule(int(kind), 0.3, 0.09, tables.get(kind, ()))
 
 
 def edited_target() -> TargetView:

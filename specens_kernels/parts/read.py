@@ -19,7 +19,7 @@ from specens_kernels.parts.draft import (
 )
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import plausible_threshold
-from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, block_softmax, store_number
+from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, block_softmax, store_number, top_is_wanted
 from specens_kernels.parts.target import (
     clean,
     everywhere,
@@ -86,7 +86,7 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
         )
         bad |= _is_bad(maximum, powers)
     if statistics.TOP_PLANE == 0:
-        store_top_token(statistics, row, block, logits, maximum, tokens, temperature == 0)
+        store_top_token(statistics, row, block, logits, maximum, tokens, top_is_wanted(statistics, temperature))
     return bad, marks, draft_logits
 
 
@@ -116,7 +116,7 @@ def _read_logit_mixture(statistics, target, draft, request, step, row, block, to
             mixed = tl.minimum(mixed, FLOAT_MAX)
     maximum, powers = _store_softmax(statistics, row, 0, 1, block, mixed, logit_scale(temperature))
     if statistics.TOP_PLANE == 0:
-        store_top_token(statistics, row, block, mixed, maximum, tokens, temperature == 0)
+        store_top_token(statistics, row, block, mixed, maximum, tokens, top_is_wanted(statistics, temperature))
     return _is_bad(tl.max(largest, 0), powers) | _is_bad(maximum, powers), marks, draft_logits
 
 

@@ -1,8 +1,9 @@
-"""What rules of a chain need beside the statistics: shares and masses of the block rule, entropies of the typical."""
+"""What rules of a chain need beside the statistics: shares and masses of the block rule, entropies, decision trees."""
 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
+from specens_kernels.collaborative import NODE_FIELDS, longest_path
 from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.sampling import LARGEST_NUMBER
@@ -21,33 +23,41 @@ TOKEN = tl.constexpr(int(RuleKind.TOKEN))
 BLOCK = tl.constexpr(int(RuleKind.BLOCK))
 TYPICAL = tl.constexpr(int(RuleKind.TYPICAL))
 SYNTHETIC = tl.constexpr(int(RuleKind.SYNTHETIC))
+THRESHOLD = tl.constexpr(int(RuleKind.THRESHOLD))
+DECISION_TREE = tl.constexpr(int(RuleKind.DECISION_TREE))
+NODE_NUMBERS = tl.constexpr(NODE_FIELDS)
 SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
 BEHIND = tl.constexpr(-1.0)  # the share behind the end of a chain
 IN_SUMS = tl.constexpr(-1.0)  # a mass that `sums` has
+TREES_KEPT = 64  # on devices
 
 
 class RuleView(NamedTuple):
     """The rule of a chain and, for those that look at more than the draft tokens' probabilities, what they look at."""
 
-    threshold: float  # of the typical rule, as alpha
-    alpha: float
+    threshold: float  # of typical and threshold acceptance; a replacement's alpha
+    alpha: float  # of typical acceptance; a replacement's beta
     shares: Tensor | None  # float64 [batch, 2, draft_len]: of each prefix, or BEHIND; the mass of a row, or IN_SUMS
     sums: Tensor | None  # float32 [batch, draft_len, blocks]: masses of rows, or their sums of probability * logarithm
     rates: tuple[float, ...] | None  # of synthetic acceptance, one a position, in float32
     rate_rests: tuple[float, ...] | None  # what float32 leaves of them
+    nodes: Tensor | None  # float64 [nodes, NODE_NUMBERS], of a decision tree
+    longest_path: int  # of the tree
     KIND: tl.constexpr
     SUBTRACTS: tl.constexpr  # a rejected draft is followed by a token from the residual, else by one from the target
+    COMPARES: tl.constexpr  # weighs the draft against the most likely token, which takes its place
 
 
-def subtracts(kind: int) -> bool:
-    """Whether a rejected draft is followed by a token from the residual, else by one from the target."""
-    return kind in (RuleKind.TOKEN, RuleKind.BLOCK)
+@lru_cache(maxsize=TREES_KEPT)
+def tree_nodes(table: tuple[float, ...], device: torch.device) -> Tensor:
+    """The nodes of a decision tree, float64 [nodes, NODE_NUMBERS]; the first call copies them to the device."""
+    return torch.tensor(table, dtype=torch.float64).reshape(-1, NODE_FIELDS).to(device)
 
 
 def new_rule(statistics: Statistics, draft: DraftView, rule: Rule, batch: int) -> RuleView:
     """A rule with what it needs unwritten."""
     shares = sums = None
-    kind = rule.kind
+    kind = RuleKind(rule.kind)
     if kind in (RuleKind.BLOCK, RuleKind.TYPICAL) and draft.tokens is not None:
         device = statistics.numbers.device
         if kind == RuleKind.BLOCK:
@@ -56,8 +66,9 @@ def new_rule(statistics: Statistics, draft: DraftView, rule: Rule, batch: int) -
             sums = torch.empty(batch, draft.draft_len, statistics.blocks, dtype=torch.float32, device=device)
     rates = rests = None
     if kind == RuleKind.SYNTHETIC and draft.draft_len > 0:
-        rates = tuple(struct.unpack("f", struct.pack("f", rate))[0] for rate in rule.rates)
-        rests = tuple(exact - rate for exact, rate in zip(rule.rates, rates, strict=True))
+        rates = tuple(struct.unpack("f", struct.pack("f", rate))[0] for rate in rule.table)
+        rests = tuple(exact - rate for exact, rate in zip(rule.table, rates, strict=True))
+    nodes = tree_nodes(rule.table, statistics.numbers.device) if kind == RuleKind.DECISION_TREE else None
     return RuleView(
         threshold=rule.threshold,
         alpha=min(rule.alpha, LARGEST_NUMBER),
@@ -65,8 +76,11 @@ def new_rule(statistics: Statistics, draft: DraftView, rule: Rule, batch: int) -
         sums=sums,
         rates=rates,
         rate_rests=rests,
-        KIND=tl.constexpr(kind),
-        SUBTRACTS=tl.constexpr(subtracts(kind)),
+        nodes=nodes,
+        longest_path=0 if nodes is None else longest_path(rule.table),
+        KIND=tl.constexpr(int(kind)),
+        SUBTRACTS=tl.constexpr(kind.subtracts),
+        COMPARES=tl.constexpr(kind.compares),
     )
 
 
@@ -139,3 +153,26 @@ def rate_of(rule, step):
         rate = tl.where(step == index, rule.rates[index], rate)
         rest = tl.where(step == index, rule.rate_rests[index], rest)
     return rate.to(tl.float64) + rest.to(tl.float64)
+
+
+@triton.jit
+def tree_replaces(rule, draft, assistant):
+    """What the decision tree says of two probabilities, float64 [steps]."""
+    node = rule.nodes + (draft * 0).to(tl.int64)
+    for _ in range(rule.longest_path):
+        value = tl.where(tl.load(node) == 1, assistant, draft)
+        child = tl.where(value <= tl.load(node + 1), tl.load(node + 2), tl.load(node + 3))
+        node = rule.nodes + child.to(tl.int64) * NODE_NUMBERS
+    return tl.load(node + 4) > 0
+
+
+@triton.jit
+def replaces(rule, draft, assistant):
+    """Whether the most likely token takes a draft's place.
+
+    draft: the draft token's draft probability. assistant: the other token's target probability. float64 [steps].
+    """
+    if rule.KIND == DECISION_TREE:
+        return tree_replaces(rule, draft, assistant)
+    else:
+        return (draft < rule.threshold) & (assistant > rule.alpha * draft)

@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
     """
 
     numbers: Tensor  # float32 [rows, planes, blocks]
-    marks: Tensor  # int32 [rows, 2, blocks]: status bits; the block's most likely token, for greedy requests
+    marks: Tensor  # int32 [rows, 2, blocks]: status bits; the block's most likely token, where it is wanted
     cuts: Tensor | None  # float32 [rows, slots]
     kept: Tensor | None  # float64 [rows, slots]
     blocks: int
@@ -46,24 +46,25 @@ class Statistics(NamedTuple):
     PLANES: tl.constexpr
     DRAFT_PLANE: tl.constexpr  # the draft's maximum, its sum behind it; 0: the drafter's part; NO_PLANE: all one-hot
     PLAUSIBLE_PLANE: tl.constexpr  # member 0's maximum
-    TOP_PLANE: tl.constexpr  # what the most likely token is chosen by; 0: a lone part; NO_PLANE: no request is greedy
+    TOP_PLANE: tl.constexpr  # what the most likely token is chosen by; 0: a lone part; NO_PLANE: it is not wanted
     SLOTS: tl.constexpr
     TARGET_SLOTS: tl.constexpr  # 0: the target is not filtered
     DRAFT_SLOT: tl.constexpr  # OF_DRAFTER: that of the drafter's part; NO_PLANE: the draft is not filtered
     WHOLE: tl.constexpr  # the target's one slot is that of a whole mixture
+    ALL_TOPS: tl.constexpr  # the most likely token of every row is wanted, else that of greedy requests
     BLOCK_VOCAB: tl.constexpr
     BLOCK_COUNT: tl.constexpr  # the power of two from `blocks`
 
 
-def new_statistics(target: TargetView, draft: DraftView) -> Statistics:
+def new_statistics(target: TargetView, draft: DraftView, all_tops: bool = False) -> Statistics:
     """Unwritten statistics of all rows. Sizes follow from the vocabulary: no result depends on the batch."""
     parts = len(target.logits) if target.MIXTURE.value else 1
-    greedy = target.temperatures is not None or target.temperature == 0
+    tops = all_tops or target.temperatures is not None or target.temperature == 0
     drafts = has_draft_distribution(target, draft)
     shared = draft.logits is None and target.MIXTURE.value and draft.SAME_TEMPERATURE.value and draft.PROCESSED.value
     plausible = target.log_plausibility is not None
     planes = 2 * parts + 2 * (drafts and not shared)
-    top_plane = NO_PLANE if not greedy else 0 if parts == 1 else planes + plausible
+    top_plane = NO_PLANE if not tops else 0 if parts == 1 else planes + plausible
     widest = max(target.vocab, draft.vocab) if drafts else target.vocab
     block_vocab = min(max(triton.next_power_of_2(triton.cdiv(widest, BLOCKS_WANTED)), BLOCK_LIMITS[0]), BLOCK_LIMITS[1])
     blocks = triton.cdiv(widest, block_vocab)
@@ -89,6 +90,7 @@ def new_statistics(target: TargetView, draft: DraftView) -> Statistics:
         TARGET_SLOTS=tl.constexpr(target_slots),
         DRAFT_SLOT=tl.constexpr(draft_slot),
         WHOLE=tl.constexpr(target_slots > 0 and target.WHOLE.value),
+        ALL_TOPS=tl.constexpr(all_tops),
         BLOCK_VOCAB=tl.constexpr(block_vocab),
         BLOCK_COUNT=tl.constexpr(triton.next_power_of_2(blocks)),
     )
@@ -168,8 +170,17 @@ def row_marks(statistics, rows, used):
 
 
 @triton.jit
+def top_is_wanted(statistics, temperature):
+    """Whether the most likely token of a request's rows is wanted."""
+    if statistics.ALL_TOPS:
+        return temperature == temperature
+    else:
+        return temperature == 0
+
+
+@triton.jit
 def top_tokens(statistics, rows, used):
-    """The most likely token of rows of greedy requests, the lowest on a tie; NOWHERE where there is none."""
+    """The most likely token of rows where it is wanted, the lowest on a tie; NOWHERE where there is none."""
     values = load_plane(statistics, rows, statistics.TOP_PLANE, used, -INFINITY)
     tokens = load_marks(statistics, rows, 1, used, NOWHERE)
     best = tl.max(values, 1)

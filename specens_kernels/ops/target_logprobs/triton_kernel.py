@@ -19,8 +19,8 @@ from specens_kernels.parts.read import read_block, store_top_token
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.search import SEARCH_BLOCK, search
 from specens_kernels.parts.slots import slot_filters, slot_is_filtered, slot_source
-from specens_kernels.parts.states import log_probability, may_hold_top, part_probability, target_state
-from specens_kernels.parts.statistics import Statistics, new_statistics, store_number, top_tokens
+from specens_kernels.parts.states import keep_part, log_probability, may_hold_top, part_probability, target_state
+from specens_kernels.parts.statistics import Statistics, new_statistics, store_number, top_is_wanted, top_tokens
 from specens_kernels.parts.target import (
     TargetView,
     batch_of,
@@ -108,7 +108,7 @@ def _filter_kernel(
 
 @triton.jit
 def _mixture_top_kernel(
-    statistics,  # Statistics, its top plane and the most likely tokens written, for greedy requests
+    statistics,  # Statistics, its top plane and the most likely tokens written, where they are wanted
     target,  # TargetView
     draft,  # DraftView
 ):
@@ -117,7 +117,7 @@ def _mixture_top_kernel(
     request = row // target.steps
     step = row % target.steps
     temperature = target_temperature(target, request)
-    if (temperature != 0) | (not _row_is_needed(target, draft, request, step)):
+    if (not top_is_wanted(statistics, temperature)) | (not _row_is_needed(target, draft, request, step)):
         return
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     rows = tl.zeros([1], tl.int64) + row
@@ -126,7 +126,7 @@ def _mixture_top_kernel(
     masses = tl.zeros(tokens.shape, tl.float32)
     for part in tl.static_range(statistics.PARTS):
         logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
-        masses += part_probability(state, part, logits)
+        masses += part_probability(state, part, keep_part(statistics, logits, state[4], part))
     masses = tl.where(masses > 0, masses, -INFINITY)
     top = tl.max(masses, 0)
     store_number(statistics, row, statistics.TOP_PLANE, block, top)

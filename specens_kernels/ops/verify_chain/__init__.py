@@ -15,17 +15,24 @@ from specens_kernels.arguments import (
     SamplingArguments,
     drafter_arguments,
     member_list,
+    never_greedy,
     pack,
     report_arguments,
     sampling_arguments,
     target_arguments,
 )
 from specens_kernels.backend import implementations, run_operator
+from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.ops.verify_chain import reference
-from specens_kernels.ops.verify_chain.checks import ChainCall, check, out_names
-from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Typical, Verdict
+from specens_kernels.ops.verify_chain.checks import ChainCall, ChainRule, check, compares, out_names
+from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Threshold, Typical, Verdict
 
 LOSSLESS_RULES = {"token": Rule(int(RuleKind.TOKEN), 0.0, 0.0), "block": Rule(int(RuleKind.BLOCK), 0.0, 0.0)}
+RULES_WITH_SETTINGS: dict[str, ChainRule] = {
+    "typical": Typical(),
+    "synthetic": Synthetic(),
+    "replacement": Replacement(),
+}
 IMPLEMENTATIONS = implementations("verify_chain", f"({SCHEMA}) -> Tensor[]", reference.verify_chain)
 OUT_IMPLEMENTATIONS = implementations(
     "verify_chain_out",
@@ -45,7 +52,7 @@ def verify_chain(
     drafter: int | Tensor | None = None,
     draft_logits: Tensor | None = None,
     draft_sampling: Sampling | None = None,
-    rule: str | Typical | Synthetic = "token",
+    rule: ChainRule = "token",
     draft_lens: Tensor | None = None,
     max_draft_len: int | None = None,
     row_offsets: Tensor | None = None,
@@ -81,8 +88,9 @@ def verify_chain(
     draft_logits: an outside drafter's logits [batch, draft_len, vocab], or [drafts, vocab] for packed draft_tokens.
     draft_sampling: what the draft tokens were drawn with; default: as sampling. Temperature 0: one-hot.
     rule: "token"; "block" (whole prefixes are tested: longer accepted chains, as lossless); "typical" (accepts what the
-        target finds likely enough; not lossless), or a Typical with settings of its own; "synthetic" (accepts at given
-        rates, to plan capacity), or a Synthetic with rates of its own.
+        target finds likely enough; not lossless), or a Typical with settings of its own; a Threshold (accepts what has
+        that target probability; not lossless); "synthetic" (accepts at given rates, to plan capacity), or a Synthetic
+        with rates of its own; "replacement", a Replacement, or a DecisionTree (see below).
     draft_lens: int64 or int32 [batch], the drafts of each request, 0 to draft_len; default: all, and for packed rows
         one less than the rows of the request.
     max_draft_len: the most drafts of a request, which packed draft_tokens do not tell; only with them.
@@ -106,6 +114,15 @@ def verify_chain(
         fields are those that are asked for.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
+    A Replacement or DecisionTree lets two models write one text (Wang et al., Speculate, then Collaborate, ICML 2025):
+    the target is the assistant, and drafter or draft_logits, of which one is needed, give the draft's probabilities. A
+    draft token is kept unless it differs from the most likely token of the target and the rule replaces it by that
+    token, which ends the round. One that the target excludes (probability 0: masks, filters, vocabularies) is always
+    replaced. Behind a whole chain the target's most likely token follows if there is a bonus row; the paper's text,
+    where the drafter goes on instead, takes rows without. Nothing is drawn, so coins are neither needed nor looked at,
+    and a temperature of 0, the target's or the draft's, counts as 1. The first call with a tree copies it to the GPU:
+    make one before capturing a CUDA graph.
+
     Returns a Verdict. Raises ValueError naming the argument that is wrong, RuntimeError where a backend that was asked
     for by name is not usable. What only the device can read (lengths, offsets, slots, per-request parameters) is
     checked there: `Status.INVALID_PARAMETER`.
@@ -128,10 +145,13 @@ def verify_chain(
 def _flatten(call: ChainCall) -> Flat:
     members = member_list(call.member_logits)
     target = target_arguments(members, call.ensemble, call.sampling, call.processing, call.allowed, call.row_offsets)
-    draft = _draft_arguments(call, target.sampling)
+    draws = not compares(call.rule)
+    if not draws:
+        target = target._replace(sampling=never_greedy(target.sampling))
+    draft = _draft_arguments(call, target.sampling, draws)
     rule = rule_arguments(call.rule, draft.draft_len)
     coins = Coins(call.uniforms, call.seeds, call.positions)
-    return pack(target, draft, coins, rule, report_arguments(call.logprobs, call.top_logprobs), rates=rule.rates)
+    return pack(target, draft, coins, rule, report_arguments(call.logprobs, call.top_logprobs), table=rule.table)
 
 
 def _flatten_with_out(call: ChainCall) -> tuple:
@@ -144,9 +164,13 @@ def _flatten_with_out(call: ChainCall) -> tuple:
     return *flat, buffers
 
 
-def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments) -> Draft:
-    tokens = call.draft_tokens
-    sampling = target_sampling if call.draft_sampling is None else sampling_arguments(call.draft_sampling)
+def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments, draws: bool) -> Draft:
+    tokens, sampling = call.draft_tokens, target_sampling
+    if call.draft_sampling is not None:
+        sampling = sampling_arguments(call.draft_sampling)
+        sampling = sampling if draws else never_greedy(sampling)
+    if not draws and call.drafter is None and call.draft_logits is None:
+        raise ValueError("drafter")
     member, drafters = drafter_arguments(call.drafter)
     draft_len = tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
     if isinstance(draft_len, bool):
@@ -155,15 +179,22 @@ def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments) -> Dra
     return Draft(*tensors, member, draft_len, int(call.process_drafts), sampling)
 
 
-def rule_arguments(rule: str | Typical | Synthetic, draft_len: int) -> Rule:
+def rule_arguments(rule: ChainRule, draft_len: int) -> Rule:
     """The code of a rule and its settings."""
-    if isinstance(rule, str) and rule in LOSSLESS_RULES:
-        return LOSSLESS_RULES[rule]
-    if rule == "typical" or isinstance(rule, Typical):
-        settings = rule if isinstance(rule, Typical) else Typical()
-        return Rule(int(RuleKind.TYPICAL), settings.threshold, settings.alpha)
-    if rule != "synthetic" and not isinstance(rule, Synthetic):
+    if isinstance(rule, str):
+        if rule in LOSSLESS_RULES:
+            return LOSSLESS_RULES[rule]
+        rule = RULES_WITH_SETTINGS.get(rule, rule)
+    if isinstance(rule, Typical):
+        return Rule(int(RuleKind.TYPICAL), rule.threshold, rule.alpha)
+    if isinstance(rule, Threshold):
+        return Rule(int(RuleKind.THRESHOLD), float(rule.probability), 0.0)
+    if isinstance(rule, Replacement):
+        return Rule(int(RuleKind.REPLACEMENT), float(rule.alpha), float(rule.beta))
+    if isinstance(rule, DecisionTree):
+        return Rule(int(RuleKind.DECISION_TREE), 0.0, 0.0, rule.table)
+    if not isinstance(rule, Synthetic):
         raise ValueError("rule")  # `check` says what was expected
-    rates = (rule if isinstance(rule, Synthetic) else Synthetic()).acceptance_rates
+    rates = rule.acceptance_rates
     rates = rates if isinstance(rates, tuple) else (float(rates),) * draft_len
     return Rule(int(RuleKind.SYNTHETIC), 0.0, 0.0, rates)

@@ -20,9 +20,11 @@ from specens_kernels.checks import (
     check_tensor,
     fail,
 )
-from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Typical, Verdict
+from specens_kernels.collaborative import DecisionTree, Replacement
+from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Threshold, Typical, Verdict
 
-RULES = [kind.name.lower() for kind in RuleKind]
+RULES = ("token", "block", "typical", "synthetic", "replacement")
+ChainRule = str | Typical | Threshold | Synthetic | Replacement | DecisionTree
 
 
 class ChainCall(NamedTuple):
@@ -35,7 +37,7 @@ class ChainCall(NamedTuple):
     drafter: int | Tensor | None
     draft_logits: Tensor | None
     draft_sampling: Sampling | None
-    rule: str | Typical | Synthetic
+    rule: ChainRule
     draft_lens: Tensor | None
     max_draft_len: int | None
     row_offsets: Tensor | None
@@ -67,10 +69,11 @@ def check(call: ChainCall) -> None:
     _check_draft_source(call, members, batch, draft_len)
     if call.draft_sampling is not None:
         check_sampling("draft_sampling", call.draft_sampling, batch, device)
-    _check_rule(call.rule, draft_len)
+    _check_rule(call, draft_len)
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
     coinless = call.sampling.greedy and call.rule != "synthetic" and not isinstance(call.rule, Synthetic)
+    coinless = coinless or compares(call.rule)
     check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, not coinless)
     check_report(call.logprobs, call.top_logprobs)
     if call.out is not None:
@@ -120,13 +123,23 @@ def _check_draft_source(call: ChainCall, members: list[Tensor], batch: int, draf
     check_integers("draft_slots", call.draft_slots, (batch,), device)
 
 
-def _check_rule(rule: object, draft_len: int) -> None:
+def compares(rule: object) -> bool:
+    """Whether a rule compares the draft's and the target's probabilities, and draws nothing."""
+    return isinstance(rule, Replacement | DecisionTree) or (isinstance(rule, str) and rule == "replacement")
+
+
+def _check_rule(call: ChainCall, draft_len: int) -> None:
+    rule = call.rule
     if isinstance(rule, Synthetic):
         rates = rule.acceptance_rates
         if isinstance(rates, tuple) and len(rates) != draft_len:
             fail("acceptance_rates", f"a rate for each of {draft_len} positions", f"{len(rates)} rates")
-    elif not isinstance(rule, Typical) and not (isinstance(rule, str) and rule in RULES):
-        fail("rule", f"one of {', '.join(map(repr, RULES))}, a Typical or a Synthetic", repr(rule))
+    elif compares(rule):
+        if call.drafter is None and call.draft_logits is None:
+            fail("drafter", "a drafter or draft_logits, whose probabilities the rule compares", None)
+    elif not isinstance(rule, Typical | Threshold) and not (isinstance(rule, str) and rule in RULES):
+        settings = "a Typical, Threshold, Synthetic, Replacement or DecisionTree"
+        fail("rule", f"one of {', '.join(map(repr, RULES))}, or {settings}", repr(rule))
 
 
 def out_names(call: ChainCall) -> list[str]:

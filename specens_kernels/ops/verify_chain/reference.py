@@ -142,27 +142,31 @@ def verify_chain(*flat: Any) -> list[Tensor]:
     vocab = target.shape[-1]
     draft, draft_status = draft_probs(chain_target, chain_draft, vocab, rows.greedy)
     end = chain_end(chain_draft, lens, vocab)
-    coinless = rows.greedy & (arguments.rule.kind != RuleKind.SYNTHETIC)
-    coins = torch.where(coinless[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
-    chain = Chain(target, draft, draft_tokens, coins, end)
+    kind = RuleKind(arguments.rule.kind)
+    coinless = rows.greedy | kind.compares
+    tested = coinless & (kind != RuleKind.SYNTHETIC)
+    coins = torch.where(tested[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
+    chain = Chain(target, draft, draft_tokens, coins, end, rows.most_likely)
     accepted = apply_rule(arguments.rule, chain)
     num_accepted = accepted.num_accepted
-    if arguments.rule.kind == RuleKind.TYPICAL:  # greedy requests take the most likely token, whatever the threshold
+    if kind in (RuleKind.TYPICAL, RuleKind.THRESHOLD):  # greedy requests take the most likely token all the same
         num_accepted = torch.where(rows.greedy, token_rule(chain).num_accepted, num_accepted)
 
-    # the next token: from the residual after a rejection, from the target after the whole chain
+    # the next token: from the residual after a rejection, from the target after the whole chain, or the most likely
+    if kind.compares:
+        target = one_hot(rows.most_likely, vocab) * (target > 0).any(-1, keepdim=True)
     has_row = num_accepted < num_rows
     rejected = num_accepted < end
     row_target = pick_row(target, num_accepted)
     residual = (accepted.target_share[:, None] * row_target - pick_row(draft, num_accepted)).clamp(min=0)
-    subtracts = rejected & accepted.subtracts
+    subtracts = rejected & kind.subtracts
     empty = subtracts & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
-    coin = torch.where(rows.greedy, 0.0, chain_coins(arguments.coins, num_accepted, draft_tokens))
+    coin = torch.where(coinless, 0.0, chain_coins(arguments.coins, num_accepted, draft_tokens))
     masses = torch.where((subtracts & ~empty)[:, None], residual, row_target)
     next_token = torch.where(has_row, draw(masses, coin), -1)
 
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
-    if accepted.subtracts:
+    if kind.subtracts or kind.compares:
         status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == end) & (end < lens)) * Status.INVALID_DRAFT_TOKEN

@@ -4,17 +4,22 @@ token: Leviathan et al., Fast Inference from Transformers via Speculative Decodi
     Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., Speculative Ensemble, 2025.
 block: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025.
 typical: Cai et al., Medusa, ICML 2024; not lossless.
+threshold: a simpler typical; not lossless.
 synthetic: accepts at given rates, to plan capacity; not lossless.
+replacement, decision tree: Wang et al., Speculate, then Collaborate: Fusing Knowledge of Language Models during
+    Decoding, ICML 2025; the text of two models, neither's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
+from specens_kernels.collaborative import NODE_FIELDS, longest_path
 from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind
 
 
@@ -26,14 +31,14 @@ class Chain(NamedTuple):
     tokens: Tensor  # int64 [batch, draft_len]
     coins: Tensor  # float64 [batch, draft_len]
     chain_end: Tensor  # int64 [batch]
+    most_likely: Tensor  # int64 [batch, rows], of the target
 
 
 class Acceptance(NamedTuple):
-    """num_accepted drafts; after a rejection the next token is drawn from max(target_share * target - draft, 0)."""
+    """num_accepted drafts; the residual after a rejection, where the rule subtracts: target_share * target - draft."""
 
     num_accepted: Tensor  # int64 [batch]
     target_share: Tensor  # float64 [batch]
-    subtracts: bool  # False: drawn from the target instead
 
 
 def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
@@ -57,7 +62,7 @@ def whole(chain: Chain) -> Tensor:
 def token_rule(chain: Chain) -> Acceptance:
     """Accept while coin * draft < target, strictly: a token of target probability 0 is never accepted."""
     accepted = chain.coins * at_tokens(chain.draft, chain.tokens) < at_tokens(chain.target, chain.tokens)
-    return Acceptance(leading(accepted, chain), whole(chain), True)
+    return Acceptance(leading(accepted, chain), whole(chain))
 
 
 def block_rule(chain: Chain) -> Acceptance:
@@ -77,7 +82,7 @@ def block_rule(chain: Chain) -> Acceptance:
         longer = (chain.coins[:, length - 1] < keeps) & (length <= chain.chain_end)
         num_accepted = torch.where(longer, length, num_accepted)
         accepted_share = torch.where(longer, share, accepted_share)
-    return Acceptance(num_accepted, accepted_share, True)
+    return Acceptance(num_accepted, accepted_share)
 
 
 def typical_rule(chain: Chain, threshold: float, alpha: float) -> Acceptance:
@@ -85,13 +90,39 @@ def typical_rule(chain: Chain, threshold: float, alpha: float) -> Acceptance:
     target = chain.target[:, : chain.tokens.shape[1]]
     entropy = -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
     accepted = at_tokens(target, chain.tokens) > torch.clamp(alpha * (-entropy).exp(), max=threshold)
-    return Acceptance(leading(accepted, chain), whole(chain), False)
+    return Acceptance(leading(accepted, chain), whole(chain))
+
+
+def threshold_rule(chain: Chain, threshold: float) -> Acceptance:
+    """Accept while the target probability is at least the threshold."""
+    return Acceptance(leading(at_tokens(chain.target, chain.tokens) >= threshold, chain), whole(chain))
 
 
 def synthetic_rule(chain: Chain, rates: tuple[float, ...]) -> Acceptance:
     """Accept while the coin is below the position's rate, whatever the draft is."""
     rate = torch.tensor(rates, dtype=torch.float64, device=chain.coins.device)
-    return Acceptance(leading(chain.coins < rate, chain), whole(chain), False)
+    return Acceptance(leading(chain.coins < rate, chain), whole(chain))
+
+
+def walk_tree(table: tuple[float, ...], draft: Tensor, assistant: Tensor) -> Tensor:
+    """bool like draft: what a decision tree says of the two probabilities. table: see `DecisionTree.table`."""
+    nodes = torch.tensor(table, dtype=torch.float64, device=draft.device).reshape(-1, NODE_FIELDS)
+    place = torch.zeros_like(draft, dtype=torch.int64)
+    for _ in range(longest_path(table)):
+        feature, threshold, left, right, _ = nodes[place].unbind(-1)
+        place = torch.where(torch.where(feature == 1, assistant, draft) <= threshold, left, right).long()
+    return nodes[place][..., -1] > 0
+
+
+def comparing_rule(chain: Chain, replaces: Callable[[Tensor, Tensor], Tensor]) -> Acceptance:
+    """Accept while the draft token is the target's most likely one, or is not replaced by it.
+
+    replaces(draft, assistant): of the draft token's draft probability and the most likely token's target probability.
+    """
+    own = chain.most_likely[:, : chain.tokens.shape[1]]
+    replaced = replaces(at_tokens(chain.draft, chain.tokens), at_tokens(chain.target, own))
+    possible = at_tokens(chain.target, chain.tokens) > 0
+    return Acceptance(leading(possible & ((chain.tokens == own) | ~replaced), chain), whole(chain))
 
 
 def apply_rule(rule: Rule, chain: Chain) -> Acceptance:
@@ -101,5 +132,12 @@ def apply_rule(rule: Rule, chain: Chain) -> Acceptance:
     if rule.kind == RuleKind.TYPICAL:
         return typical_rule(chain, rule.threshold, rule.alpha)
     if rule.kind == RuleKind.SYNTHETIC:
-        return synthetic_rule(chain, rule.rates)
+        return synthetic_rule(chain, rule.table)
+    if rule.kind == RuleKind.THRESHOLD:
+        return threshold_rule(chain, rule.threshold)
+    if rule.kind == RuleKind.REPLACEMENT:
+        alpha, beta = rule.threshold, rule.alpha
+        return comparing_rule(chain, lambda draft, assistant: (draft < alpha) & (assistant > beta * draft))
+    if rule.kind == RuleKind.DECISION_TREE:
+        return comparing_rule(chain, lambda draft, assistant: walk_tree(rule.table, draft, assistant))
     return token_rule(chain)

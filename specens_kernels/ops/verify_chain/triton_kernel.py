@@ -41,12 +41,13 @@ from specens_kernels.parts.examples import (
     edited_target,
     example_coins,
     example_draft,
+    example_rule,
     example_targets,
     filtered_targets,
     packed_draft,
 )
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
-from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, subtracts, target_share
+from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, target_share
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
 from specens_kernels.parts.target import TargetView, batch_of, target_view
@@ -128,7 +129,9 @@ def _next_token_kernel(
     token = -1
     logprob = 0.0
     if kind != NOTHING:
-        if kind == MOST_LIKELY:
+        if rule.COMPARES:
+            token = tl.max(top_tokens(statistics, rows, rows >= 0), 0)
+        elif kind == MOST_LIKELY:
             if statistics.TOP_PLANE >= 0:
                 token = tl.max(top_tokens(statistics, rows, rows >= 0), 0)
         else:
@@ -157,8 +160,8 @@ def _next_token_kernel(
 def new_outcome(results: Sequence[Tensor], statistics: Statistics, kind: int, logprobs: bool) -> Outcome:
     """What is to be written of results. logprobs: whether the target's are asked for."""
     tokens, num_accepted, num_tokens, next_token, status, *reported = results
-    residuals = statistics.DRAFT_PLANE.value >= 0 and subtracts(kind)
-    later = residuals or statistics.TARGET_SLOTS.value > 0
+    residuals = statistics.DRAFT_PLANE.value >= 0 and RuleKind(kind).subtracts
+    later = not RuleKind(kind).compares and (residuals or statistics.TARGET_SLOTS.value > 0)
     return Outcome(
         tokens=tokens,
         num_accepted=num_accepted,
@@ -226,7 +229,7 @@ def decide(call: Call, results: Sequence[Tensor] | None = None) -> Sequence[Tens
     target, draft, report = call.target, call.draft, call.report
     if results is None:
         results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
-    statistics = new_statistics(target, draft)
+    statistics = new_statistics(target, draft, all_tops=RuleKind(call.rule.kind).compares)
     outcome = new_outcome(results, statistics, call.rule.kind, report.logprobs == TARGET_LOGPROBS)
     rule = new_rule(statistics, draft, call.rule, batch_of(target))
     run(launches(outcome, statistics, target, draft, rule, call.coins, call.first_step, call.stream), results[0])
@@ -256,9 +259,10 @@ def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> Sequence[Tenso
     drafts = dense_drafts(ready, arguments.draft) if ready.processing.active else None
     target = target_view(ready, steps, drafts)
     draft = draft_view(target, ready_for_kernels(arguments.draft))
-    if arguments.rule.kind == RuleKind.SYNTHETIC:
+    kind, report = RuleKind(arguments.rule.kind), arguments.report
+    if not kind.subtracts and not kind.compares:
         draft = without_distribution(draft)
-    coins, report = CoinView(*ready_for_kernels(arguments.coins)), arguments.report
+    coins = CoinView(None, None, None) if kind.compares else CoinView(*ready_for_kernels(arguments.coins))
     call = Call(target, raw_view(ready, report, steps), draft, arguments.rule, coins, 0, STREAM_NEXT, report)
     return decide(call, out)
 
@@ -276,23 +280,25 @@ def aot_variants() -> list[AotVariant]:
     for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
         behind = _example_launches(lone, example_draft(lone, 0), 0, kind)
         found += [launch for launch in behind if launch.kernel in (shares_kernel, entropy_kernel)]
-    return [aot_variant(launch) for launch in [*found, masses, residual, draw, *_edited_launches()]]
+    return [aot_variant(launch) for launch in [*found, masses, residual, draw, *_other_launches()]]
 
 
-def _edited_launches() -> Iterator[Launch]:
-    """With edits and packed rows the kernels of two kinds of drafts; besides, a synthetic draw and a report."""
+def _other_launches() -> Iterator[Launch]:
+    """With edits and packed rows the kernels of two kinds of drafts; a synthetic draw, what compares, and a report."""
     target, lone = edited_target(), example_targets()[0]
     _, statistics, *_ = _example_launches(target, packed_draft(target, False), 1, RuleKind.TOKEN)
     *_, residual, _ = _example_launches(target, packed_draft(target, True), 0, RuleKind.TOKEN)
     *_, draw = _example_launches(lone, without_distribution(example_draft(lone, 1)), 1, RuleKind.SYNTHETIC)
-    yield from (statistics, residual, draw, example_report_launch())
+    _, mixture, contrast = filtered_targets()
+    *_, top, _ = _example_launches(mixture, example_draft(mixture, 0), 0, RuleKind.REPLACEMENT)
+    *_, walked = _example_launches(contrast, example_draft(contrast, 2), 1, RuleKind.DECISION_TREE)
+    yield from (statistics, residual, draw, top, walked, example_report_launch())
 
 
 def _example_launches(target: TargetView, draft: DraftView, index: int, kind: RuleKind) -> Iterator[Launch]:
-    statistics = new_statistics(target, draft)
+    statistics = new_statistics(target, draft, all_tops=kind.compares)
     report = Report(NO_LOGPROBS if index % 2 else TARGET_LOGPROBS, 0)
     results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
     outcome = new_outcome(results, statistics, kind, report.logprobs == TARGET_LOGPROBS)
-    rates = (0.8,) * draft.draft_len if kind == RuleKind.SYNTHETIC else ()
-    rule = new_rule(statistics, draft, Rule(int(kind), 0.3, 0.09, rates), batch_of(target))
+    rule = new_rule(statistics, draft, example_rule(kind, draft.draft_len), batch_of(target))
     return launches(outcome, statistics, target, draft, rule, example_coins(index), 0, STREAM_NEXT)
