@@ -15,12 +15,28 @@ from specens.adapters.load import load_model, load_tokenizer
 from specens.kv_cache import Rollback, check_capacity, check_holds_trees
 from specens.request import Ensemble, Task
 from specens.schedules import Plan, TreePlan
+from specens.schedules.plan import Rule
 from specens.targets import DenseTarget
-from specens_kernels import Contrastive, Mixture, Processing, Sampling
+from specens_kernels import (
+    Contrastive,
+    DecisionTree,
+    Mixture,
+    Processing,
+    Replacement,
+    Sampling,
+    Threshold,
+    Typical,
+)
+
+CHAIN_RULES = ("token", "block", "typical")
 
 
 def make_plan(
-    members: Sequence[Any], draft_lens: int | Sequence[int], drafter: int, tree: TreePlan | Sequence[int] | None
+    members: Sequence[Any],
+    draft_lens: int | Sequence[int],
+    drafter: int,
+    tree: TreePlan | Sequence[int] | None,
+    rule: Rule,
 ) -> Plan:
     """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument."""
     if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
@@ -36,7 +52,10 @@ def make_plan(
         tree = TreePlan(branches=tuple(tree))
     if tree is not None and not isinstance(tree, TreePlan):
         raise ValueError(f"tree: expected the number of children on each level or a TreePlan, got {tree!r}")
-    return Plan(len(members), tuple(lens), drafter, tree or TreePlan())
+    if rule not in CHAIN_RULES and not isinstance(rule, Typical | Threshold | Replacement | DecisionTree):
+        expected = f"{', '.join(CHAIN_RULES)}, or a Typical, Threshold, Replacement or DecisionTree"
+        raise ValueError(f"rule: expected {expected}; got {rule!r}")
+    return Plan(len(members), tuple(lens), drafter, tree or TreePlan(), rule=rule)
 
 
 def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble | None:
@@ -61,6 +80,17 @@ def with_weight_of_drafter(plan: Plan, ensemble: Ensemble | None) -> Plan:
         return plan
     counts = bool((torch.as_tensor(weights)[..., plan.drafter] != 0).any())
     return replace(plan, drafter_counts=counts)
+
+
+def check_rule(plan: Plan, schedule: str) -> None:
+    """Raise ValueError where a schedule cannot accept by the rule of its plan."""
+    if plan.rule != "token" and schedule != "fixed":
+        raise ValueError(f"rule: expected 'token' under schedule {schedule!r}, got {plan.rule!r}; use schedule='fixed'")
+    if plan.replaces and plan.drafter_counts:
+        raise ValueError(
+            f"rule: expected a drafter that is no part of the ensemble under {type(plan.rule).__name__}, such as "
+            f"Mixture((0, 1)) with drafter=0; got one with a weight"
+        )
 
 
 def load_members(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specens.arguments import (
+    check_rule,
     check_speculation,
     check_trees,
     complete_ensemble,
@@ -22,6 +23,7 @@ from specens.jobs import Job, Settings, TaskMaker
 from specens.ragged_cache import RaggedCache
 from specens.request import Ensemble, Event, Request, Task
 from specens.schedules import SCHEDULES, Fixed, Tree, TreePlan
+from specens.schedules.plan import Rule
 from specens.scorer import Scorer
 from specens.statistics import Statistics
 
@@ -82,6 +84,9 @@ class SpeculativeEnsemble:
     schedule: "standard", "fixed" (member `drafter` drafts), "alternate" (members draft for each other) or "tree"
         (member `drafter` drafts trees).
     tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
+    rule: how the schedule "fixed" accepts drafts, as in `specens_kernels.verify_chain`: "token", "block", and what
+        changes the text: "typical", Typical, Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the
+        drafter writes, and the ensemble of the others, the assistant, replaces tokens where the rule says so.
     dtype, device: for members given as specs.
     Raises ValueError where an argument is wrong, where tokenizers differ, or where a member's cache cannot be rolled
         back as its schedule needs.
@@ -97,17 +102,19 @@ class SpeculativeEnsemble:
         *,
         drafter: int = 0,
         tree: TreePlan | Sequence[int] | None = None,
+        rule: Rule = "token",
         dtype: torch.dtype = torch.bfloat16,
         device: str | torch.device = "cpu",
     ) -> None:
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}; got {schedule!r}")
-        plan = make_plan(members, draft_lens, drafter, tree)
+        plan = make_plan(members, draft_lens, drafter, tree, rule)
         self.schedule_name = schedule
         self.schedule = SCHEDULES[schedule]
         self.schedule(plan)  # raises where the plan does not suit it
         self.ensemble = complete_ensemble(ensemble, plan.num_members)
         self.plan = with_weight_of_drafter(plan, self.ensemble)
+        check_rule(self.plan, schedule)
         self.models, self.tokenizer = load_members(members, tokenizer, dtype, device)
         if self.schedule.speculates:
             check_speculation(self.models)

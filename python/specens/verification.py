@@ -69,19 +69,20 @@ def num_scored(request: Request) -> int:
     return max(min(request.rows[place].end for place in request.counted) - request.num_settled, 0)
 
 
-def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
+def verify(requests: Sequence[Request], *, bonus: bool = False, rule: Any = "token") -> None:
     """Test the drafts at the positions that all members have scored, and settle what the test emits.
 
     bonus: also draw a token behind a fully accepted chain, where all members have scored that position too.
+    rule: of `specens_kernels.verify_chain`.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
     for group in alike(ready):
         counts = [min(len(request.drafts), num_scored(request)) for request in group]
         with_bonus = bonus and all(num_scored(request) > len(request.drafts) for request in group)
-        _verify_chains(group, counts, with_bonus)
+        _verify_chains(group, counts, with_bonus, rule)
 
 
-def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
+def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool, rule: Any) -> None:
     places, origin = _origin(group, counts)
     with_bonus = with_bonus and places == group[0].counted
     logits, layout = _chain_rows(group, places, [count + with_bonus for count in counts])
@@ -94,6 +95,7 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         **_on_device(origin | layout, device),
         **edits(group, device),
         **_seeds(group, device),
+        rule=rule,
         logprobs=group[0].task.logprobs,
     )
     status, accepted, tokens = verdict.status.tolist(), verdict.num_accepted.tolist(), verdict.tokens.tolist()

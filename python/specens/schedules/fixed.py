@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from specens.batch import Batch
 from specens.drafters import MemberDrafter
+from specens.request import Request
 from specens.schedules.plan import Plan
+from specens.scorer import Scorer
 from specens.verification import draw, verify
 
 
@@ -26,6 +28,8 @@ class Fixed:
             raise ValueError(f"schedule: expected two members or more for 'fixed', got {plan.num_members}")
         self.drafter = MemberDrafter(plan.drafter)
         self.draft_len = plan.draft_lens[plan.drafter]
+        self.rule = plan.rule
+        self.adds_bonus = not plan.replaces  # an assistant has no say behind a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:
         """Propose, score, verify, commit."""
@@ -39,9 +43,13 @@ class Fixed:
                 scorer.score(requests)
         batch.end_phase("score", requests)
 
-        verify(requests, bonus=True)
+        verify(requests, bonus=self.adds_bonus, rule=self.rule)
         batch.end_phase("verify", requests)
+        if self.adds_bonus:
+            self._add_bonus(batch, requests, own)
 
+    def _add_bonus(self, batch: Batch, requests: list[Request], own: Scorer) -> None:
+        """Draw a token behind the chains that were fully accepted, where the drafter has a weight."""
         others = [place for place in requests[0].counted if place != self.drafter.place]
         accepted = [
             request

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from specens_kernels import DecisionTree, Replacement, Threshold, Typical
+
+Rule = str | Typical | Threshold | Replacement | DecisionTree
+
 CHILDREN = ("top", "sampled")
 TREE_RULES = ("token", "traversal")
 
@@ -59,7 +63,8 @@ class Plan:
     """Settings that every schedule is made from; each uses those that concern it.
 
     draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and `tree`.
-    drafter_counts: whether the drafter's distribution is a part of the target.
+    drafter_counts: whether the drafter's distribution is a part of the target. rule: how chains are accepted, a rule of
+    `specens_kernels.verify_chain`.
     """
 
     num_members: int
@@ -67,6 +72,12 @@ class Plan:
     drafter: int
     tree: TreePlan = field(default_factory=TreePlan)
     drafter_counts: bool = True
+    rule: Rule = "token"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the rule lets an assistant replace the drafter's tokens: then nothing is drawn from a target."""
+        return isinstance(self.rule, Replacement | DecisionTree)
 
 
 def _is_positive(value: object) -> bool:
