@@ -78,7 +78,12 @@ def record_members(monkeypatch, member_class=Member):
 
 def tiny_tokenizer(vocab=61, **special_tokens):
     """A tokenizer of the words w0, w1, ..., each its own number."""
-    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(vocab)}, unk_token="w0"))
+    return word_tokenizer([f"w{index}" for index in range(vocab)], **special_tokens)
+
+
+def word_tokenizer(words, **special_tokens):
+    """A tokenizer of these words, numbered as they come."""
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     tokenizer.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens)
 

@@ -1,0 +1,125 @@
+"""`model.generate(..., custom_generate=speculative_ensemble, members=[...])`: an ensemble's text by speculation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from specens.adapters.transformers.processors import split_processors
+from specens.adapters.transformers.row import Row
+from specens.adapters.transformers.settings import check_settings, prompts_of
+from specens.generate import SpeculativeEnsemble
+from specens.request import Ensemble, Event
+from specens.schedules import TreePlan
+from specens_kernels import Sampling
+
+
+class TextEndsError(Exception):
+    """Leaves a generation whose text a stopping criterion has ended."""
+
+
+def speculative_ensemble(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any | None = None,
+    *,
+    members: Sequence[Any] = (),
+    ensemble: Ensemble | None = None,
+    draft_lens: int | Sequence[int] = 1,
+    schedule: str = "alternate",
+    drafter: int = 0,
+    tree: TreePlan | Sequence[int] | None = None,
+    **model_kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Generate from the ensemble of a model and `members`; to be passed to its `generate` as `custom_generate`.
+
+    `generate` takes what it always takes: a generation config or its fields (do_sample, temperature, top_k, top_p,
+    min_p, max_new_tokens, eos_token_id, num_return_sequences, ...), stopping criteria, a streamer for one prompt, and a
+    batch of prompts, padded on the left with an attention mask. Further arguments:
+    members: the other models of the ensemble, loaded; `model` is the first, and all share its tokenizer.
+    ensemble, draft_lens, schedule, drafter, tree: as of `specens.SpeculativeEnsemble`.
+
+    Stopping criteria see every token, also those that came in one round; a text ends with the first that they stop at.
+    Every text has a seed from torch's global generator: `set_seed` reproduces it.
+    Returns what `generate` does: int64 [batch, tokens], padded on the right, or with `return_dict_in_generate` an
+    output with `sequences`. Raises ValueError naming what is not supported: other logits processors, beams, caches of
+    the caller, scores and hidden states, inputs that are not token ids.
+    """
+    caller = _variables_of_generate()
+    streamer = caller.get("streamer") if streamer is None else streamer
+    if caller.get("assistant_model") is not None:
+        raise ValueError("assistant_model: expected None, as the members draft for each other; give it among members")
+    check_settings(model, members, generation_config, synced_gpus, model_kwargs)
+    if streamer is not None and len(input_ids) > 1:
+        raise ValueError(f"streamer: expected one prompt, got {len(input_ids)}")
+    ends = generation_config._eos_token_tensor
+    decoder = SpeculativeEnsemble([model, *members], None, ensemble, draft_lens, schedule, drafter=drafter, tree=tree)
+    job = {
+        "max_new_tokens": generation_config.max_length - input_ids.shape[1],
+        "sampling": _sampling(logits_processor, generation_config.do_sample),
+        "stop_tokens": [] if ends is None else ends.flatten().tolist(),
+    }
+    prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
+    rows = [Row(ids, stopping_criteria, streamer) for ids in input_ids]
+    _generate(decoder, prompts, rows, job)
+    if streamer is not None:
+        streamer.end()
+    sequences = _padded([row.ids for row in rows], generation_config._pad_token_tensor)
+    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _generate(decoder: SpeculativeEnsemble, prompts: Sequence[list[int]], rows: Sequence[Row], job: dict) -> None:
+    """Write the texts of a batch, one after the other, into its rows."""
+    seeds = torch.zeros(len(rows), dtype=torch.int64)
+    if not job["sampling"].greedy:  # greedy generations leave the global generator alone
+        seeds = torch.randint(2**63 - 1, (len(rows),))
+    for prompt, row, seed in zip(prompts, rows, seeds.tolist(), strict=True):
+
+        def read(events: list[Event], row: Row = row) -> None:
+            row.read(events)
+            if row.ended:
+                raise TextEndsError
+
+        try:
+            text = decoder.generate(prompt, seed=seed, on_tokens=read, **job)
+        except TextEndsError:
+            continue
+        if text.interrupted:
+            raise KeyboardInterrupt
+
+
+def _sampling(processors: Any, do_sample: bool) -> Sampling:
+    others, sampling = split_processors(processors)
+    if others or (processors and not do_sample):
+        names = ", ".join(type(processor).__name__ for processor in others or processors)
+        expected = "temperature, top-k, top-p and min-p only, in this order" if do_sample else "none without do_sample"
+        raise ValueError(f"logits_processor: expected {expected}; got {names}")
+    return sampling if do_sample else Sampling(temperature=0.0)
+
+
+def _padded(texts: list[Tensor], padding: Tensor | None) -> Tensor:
+    """int64 [batch, tokens] of the longest. Raises ValueError where padding is needed and there is no id for it."""
+    if padding is None and len({len(text) for text in texts}) > 1:
+        raise ValueError("pad_token_id: expected an id, as the texts of the batch have different lengths; got None")
+    return pad_sequence(texts, batch_first=True, padding_value=0 if padding is None else int(padding))
+
+
+def _variables_of_generate() -> dict[str, Any]:
+    """The arguments that `generate` was called with; it hands a callable neither its streamer nor its assistant."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and "custom_generate" in frame.f_locals:
+            return frame.f_locals
+        frame = frame.f_back
+    return {}
