@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specens.adapters.ragged_cache import RaggedCache
 from specens.arguments import (
     check_rule,
     check_speculation,
@@ -20,7 +21,6 @@ from specens.arguments import (
 )
 from specens.batch import Batch
 from specens.jobs import Job, Settings, TaskMaker
-from specens.ragged_cache import RaggedCache
 from specens.request import Ensemble, Event, Request, Task
 from specens.schedules import SCHEDULES, Fixed, Tree, TreePlan
 from specens.schedules.plan import Rule

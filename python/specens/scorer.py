@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
+from specens.adapters.ragged_cache import RaggedCache
 from specens.member import Member
-from specens.ragged_cache import RaggedCache
 from specens.request import Request
 
 

@@ -10,7 +10,7 @@ from driver.test_schedules import ENSEMBLES, GREEDY, chi_square_probability
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from specens import Job, SpeculativeEnsemble
 from specens.adapters.causal_lm import CausalLM
-from specens.ragged_cache import RaggedCache
+from specens.adapters.ragged_cache import RaggedCache
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, target_logprobs
 

@@ -16,13 +16,14 @@ from specens.adapters.transformers.processors import split_processors
 from specens.adapters.transformers.row import Row
 from specens.adapters.transformers.settings import check_settings, prompts_of
 from specens.generate import SpeculativeEnsemble
+from specens.jobs import Job
 from specens.request import Ensemble, Event
 from specens.schedules import TreePlan
 from specens_kernels import Sampling
 
 
 class TextEndsError(Exception):
-    """Leaves a generation whose text a stopping criterion has ended."""
+    """Leaves a generation when all its texts have ended."""
 
 
 def speculative_ensemble(
@@ -80,23 +81,22 @@ def speculative_ensemble(
 
 
 def _generate(decoder: SpeculativeEnsemble, prompts: Sequence[list[int]], rows: Sequence[Row], job: dict) -> None:
-    """Write the texts of a batch, one after the other, into its rows."""
+    """Write the texts of a batch into its rows; one that a criterion has ended goes on unseen while others do."""
     seeds = torch.zeros(len(rows), dtype=torch.int64)
     if not job["sampling"].greedy:  # greedy generations leave the global generator alone
         seeds = torch.randint(2**63 - 1, (len(rows),))
-    for prompt, row, seed in zip(prompts, rows, seeds.tolist(), strict=True):
 
-        def read(events: list[Event], row: Row = row) -> None:
-            row.read(events)
-            if row.ended:
-                raise TextEndsError
+    def read(index: int, _: int, events: list[Event]) -> None:
+        rows[index].read(events)
+        if all(row.ended for row in rows):
+            raise TextEndsError
 
-        try:
-            text = decoder.generate(prompt, seed=seed, on_tokens=read, **job)
-        except TextEndsError:
-            continue
-        if text.interrupted:
-            raise KeyboardInterrupt
+    jobs = [Job(prompt, seed=seed) for prompt, seed in zip(prompts, seeds.tolist(), strict=True)]
+    try:
+        for text in decoder.generate_many(jobs, batch_size=len(jobs), on_tokens=read, **job):
+            rows[text.index].ended = True
+    except TextEndsError:
+        pass
 
 
 def _sampling(processors: Any, do_sample: bool) -> Sampling:
