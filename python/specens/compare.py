@@ -115,7 +115,7 @@ def with_other_schedules(
     if plan.num_members < 2:
         raise ValueError("models: expected two members or more to compare schedules, got 1")
     fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
-    lens = {"fixed": fixed_lens} | ({"alternate": plan.draft_lens} if plan.num_members == 2 else {})
+    lens = {"fixed": fixed_lens, "alternate": plan.draft_lens}
     if tree is not None:
         lens["tree"] = plan.draft_lens
     settings: dict[str, Any] = {"drafter": plan.drafter, "tree": tree}
@@ -161,7 +161,7 @@ def _ideals(
     if acceptance is None or ensemble.uses_trees:
         return None, None
     if name == "alternate":
-        return (alternate_speedup(acceptance) if plan.draft_lens == (1, 1) else None), None
+        return (alternate_speedup(acceptance, plan.num_members) if set(plan.draft_lens) == {1} else None), None
     costs = [sum(run.forward_seconds[index] for run in baseline) for index in range(plan.num_members)]
     cost = costs[plan.drafter] / (sum(costs) - costs[plan.drafter])
     draft_len = plan.draft_lens[plan.drafter]

@@ -7,9 +7,13 @@ forward of the drafter, by those of all other members together.
 from __future__ import annotations
 
 
-def alternate_speedup(acceptance: float) -> float:
-    """Two members of equal cost that draft one token each: 2 - a forwards a token, where `standard` needs two."""
-    return 2 / (2 - acceptance)
+def alternate_speedup(acceptance: float, num_members: int = 2) -> float:
+    """n members of equal cost that draft one token each: a + n (1 - a) forwards a token, where `standard` needs n.
+
+    The forward that tests a position also drafts for the next ones, so that behind an accepted token the next position
+    is tested by one more forward; behind a recovered one all members have to read again. For two members 2 / (2 - a).
+    """
+    return num_members / (acceptance + num_members * (1 - acceptance))
 
 
 def fixed_speedup(draft_len: int, acceptance: float, cost: float) -> float:

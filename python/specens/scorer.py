@@ -71,6 +71,10 @@ class Scorer:
             last.rows = lane.rows
             self._lanes[self._lanes.index(lane)] = last
 
+    def counts_for(self, request: Request) -> bool:
+        """Whether a member that it serves has a part in the request's target."""
+        return not set(self.places).isdisjoint(request.counted)
+
     def score(self, requests: Sequence[Request]) -> None:
         """Read what is new to the model, so that every request has its logits behind its last token."""
         waiting = [request for request in requests if self._num_rows(request)]

@@ -73,10 +73,12 @@ def test_members_that_share_weights_are_called_hard_to_beat():
     assert any("Members share weights" in finding for finding in comparison.findings)
 
 
-def test_three_members_are_compared_without_alternate_and_one_not_at_all(standard):
+def test_three_members_are_compared_and_one_is_not(standard):
     members = [model.model for model in standard.models]
-    three = SpeculativeEnsemble([*members, members[0]], schedule="standard")
-    assert [ensemble.schedule_name for ensemble in with_other_schedules(three)] == ["standard", "fixed"]
+    three = SpeculativeEnsemble([*members, relative_of(members[0], 2)], schedule="standard")
+    comparison = compare(with_other_schedules(three), PROMPT, max_new_tokens=20, repeats=1)
+    assert [row.schedule for row in comparison.rows] == ["standard", "fixed", "alternate"]
+    assert comparison.rows[2].ideal_speedup == alternate_speedup(comparison.rows[2].acceptance_rate, 3)
     with pytest.raises(ValueError, match="expected two members or more to compare schedules"):
         with_other_schedules(SpeculativeEnsemble(members[:1], schedule="standard"))
 
@@ -100,6 +102,9 @@ def test_ctrl_c_keeps_the_complete_runs(monkeypatch, standard):
 def test_ideals_are_those_of_counting_forwards():
     for acceptance in (0.0, 0.3, 0.85, 1.0):
         assert alternate_speedup(acceptance) == pytest.approx(2 / (2 - acceptance))
+        for num_members in (2, 3, 5):
+            forwards = acceptance * 1 + (1 - acceptance) * num_members
+            assert alternate_speedup(acceptance, num_members) == pytest.approx(num_members / forwards)
         for draft_len, cost in itertools.product((1, 2, 5), (0.1, 1.0)):
             chances = [acceptance**j * (1 - acceptance) for j in range(draft_len)] + [acceptance**draft_len]
             emitted = sum(chance * (min(j, draft_len) + 1) for j, chance in enumerate(chances))

@@ -153,3 +153,10 @@ def test_logprobs_are_those_of_the_target_distribution(pair):
             logits = [member(ids).logits[0, len(PROMPT) - 1 : -1] for member in pair]
         expected = target_logprobs(logits, ensemble=ensemble).gather(1, torch.tensor(result.tokens)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(result.logprobs), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_standard_does_not_forward_a_member_of_weight_zero(pair):
+    result = generate(pair, "standard", ensemble=Mixture((1.0, 0.0)), sampling=GREEDY)
+    assert result.statistics.forwards == [60, 0]
+    alone = SpeculativeEnsemble(pair[:1], schedule="standard").generate(PROMPT, max_new_tokens=60, sampling=GREEDY)
+    assert result.tokens == alone.tokens

@@ -10,7 +10,7 @@ from specens.verification import draw
 class Standard:
     """The baseline, and the definition of the right answer: one token a round, drawn from the target distribution.
 
-    Members that share weights are forwarded as one batch.
+    Members that share weights are forwarded as one batch, and those of weight 0 not at all.
     """
 
     speculates = False
@@ -21,7 +21,7 @@ class Standard:
     def run_round(self, batch: Batch) -> None:
         """Score, draw, commit."""
         for scorer in batch.scorers:
-            scorer.score(batch.requests)
+            scorer.score([request for request in batch.requests if scorer.counts_for(request)])
         batch.end_phase("score", batch.requests)
 
         draw(batch.requests, "standard")
