@@ -1,0 +1,1 @@
+"""Whole engines, with and without the operations."""
