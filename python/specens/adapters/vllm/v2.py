@@ -1,0 +1,147 @@
+"""The V2 model runner of vLLM, on GPUs: its rejection sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specens.adapters.vllm import arguments
+from specens.adapters.vllm.replacements import Replacement
+from specens_kernels import Sampling, verify_chain
+
+# vLLM's drafter draws by Philox from the same seeds and positions: another key keeps its numbers apart from the coins.
+SEED_SALT = 0x5370_6563_456E_73
+
+
+def replacements() -> list[Replacement]:
+    """What is replaced in vLLM, with the parameters that it is known to have."""
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+
+    rows = ("self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits")
+    requests = ("idx_mapping", "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos")
+    return [
+        Replacement(
+            RejectionSampler,
+            "_verify",
+            (*rows, *requests, "seq_lens_upper_bound_np", "verify_draft_sampled"),
+            _verifying,
+        )
+    ]
+
+
+def _verifying(original: Callable) -> Callable:
+    def verify_or_leave(self: Any, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if self.synthetic_conditional_rates is not None or self.watermark_key is not None:
+            return original(self, *call)
+        from vllm.config.model import PROCESSED_LOGPROBS_MODES
+        from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+
+        return verify(self, LogitsContext, PROCESSED_LOGPROBS_MODES, *call)
+
+    return verify_or_leave
+
+
+def verify(
+    rejection_sampler: Any,
+    make_context: Callable[..., Any],
+    processed_modes: Any,
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    draft_sampled: Tensor,
+    pos: Tensor,
+    cu_num_logits: Tensor,
+    idx_mapping: Tensor,
+    idx_mapping_np: np.ndarray,
+    expanded_idx_mapping: Tensor,
+    expanded_local_pos: Tensor,
+    seq_lens_upper_bound_np: np.ndarray,
+    verify_draft_sampled: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A round of vLLM by `verify_chain`: logits to report from, tokens int64 [batch, steps + 1], counts int32 [batch].
+
+    logits: [rows, vocab], packed by cu_num_logits [batch + 1]. draft_logits: [slots, steps, vocab] before temperature,
+    or None. draft_sampled, pos: [rows], the token that went into a row, and where. verify_draft_sampled: the same
+    tokens, -1 where a grammar forbids them. idx_mapping: [batch], the slot of each request.
+    """
+    sampler, steps = rejection_sampler.sampler, rejection_sampler.num_speculative_steps
+    context = {
+        "expanded_idx_mapping": expanded_idx_mapping,
+        "idx_mapping": idx_mapping,
+        "idx_mapping_np": idx_mapping_np,
+        "expanded_local_pos": expanded_local_pos,
+        "input_ids": draft_sampled,
+        "pos": pos,
+        "seq_lens_upper_bound_np": seq_lens_upper_bound_np,
+    }
+    temperature = sampler.sampling_states.temperature.gpu[idx_mapping]
+    verdict = verify_chain(
+        edited_by_vllm(sampler, logits, idx_mapping_np, lambda: make_context(**context)),
+        padded_drafts(verify_draft_sampled, cu_num_logits, steps),
+        sampling=sampling_of(sampler.sampling_states, idx_mapping, idx_mapping_np, logits.shape[1]),
+        draft_logits=draft_logits,
+        draft_slots=None if draft_logits is None else idx_mapping,
+        draft_sampling=None if draft_logits is None else Sampling(temperature),
+        process_drafts=False,
+        rule="block" if rejection_sampler.use_block_verification else "token",
+        row_offsets=cu_num_logits,
+        seeds=sampler.sampling_states.seeds.gpu[idx_mapping] ^ SEED_SALT,
+        positions=pos[cu_num_logits[:-1].long()].long() + 1,
+    )
+    tokens, num_tokens = arguments.emitted(verdict)
+    if sampler.logprobs_mode in processed_modes or sampler.return_sampling_mask:
+        logits = sampler.apply_sampling_params(logits, **context)
+    return logits, tokens, num_tokens.int()
+
+
+def padded_drafts(tokens: Tensor, row_offsets: Tensor, draft_len: int) -> Tensor:
+    """Drafts [batch, draft_len] of tokens [rows], each row's input: the drafts went into all rows but the first.
+
+    What stands behind a request's last row is another's, and not looked at.
+    """
+    steps = torch.arange(1, draft_len + 1, device=tokens.device)
+    return tokens[(row_offsets[:-1, None].long() + steps).clamp(max=tokens.shape[0] - 1)]
+
+
+def sampling_of(states: Any, slots: Tensor, slots_on_host: np.ndarray, vocab: int) -> Sampling:
+    """Sampling parameters of the requests in these slots; filters that none of them uses are left out."""
+
+    def used(name: str, off: float) -> Tensor | None:
+        held = getattr(states, name)
+        return held.gpu[slots] if np.any(held.np[slots_on_host] != off) else None
+
+    top_k, top_p, min_p = used("top_k", vocab), used("top_p", 1.0), used("min_p", 0.0)
+    return arguments.sampling(states.temperature.gpu[slots], top_k, top_p, min_p, vocab)
+
+
+def edited_by_vllm(sampler: Any, logits: Tensor, slots_on_host: np.ndarray, context: Callable[[], Any]) -> Tensor:
+    """A float32 copy of the logits behind vLLM's logits processors, or the logits where no request uses one.
+
+    The V2 model runner keeps counts of tokens instead of their lists, so that penalties are applied by vLLM.
+    """
+    if not any(_uses(processor, slots_on_host) for processor in _processors(sampler)):
+        return logits
+    rows, call = logits.to(torch.float32, copy=True), context()
+    for processor in sampler.logits_processors:
+        rows = processor.apply(rows, call)
+    sampler.thinking_budget_state.apply(rows, call)
+    return rows
+
+
+def _processors(sampler: Any) -> list[Any]:
+    return [*sampler.logits_processors, sampler.thinking_budget_state]
+
+
+def _uses(processor: Any, slots: np.ndarray) -> bool:
+    """Whether a request in these slots uses a processor; one that is not vLLM's own always counts."""
+    flags: dict[str, Callable[[], np.ndarray]] = {
+        "LogitBiasState": lambda: processor.use_logit_bias,
+        "PenaltiesState": lambda: processor.use_penalty,
+        "ThinkingBudgetState": lambda: processor.use_thinking_budget,
+        "BadWordsState": lambda: processor.num_bad_words.np,
+    }
+    flag = flags.get(type(processor).__name__)
+    return flag is None or bool(np.any(flag()[slots]))
