@@ -21,6 +21,7 @@ from specens.arguments import (
 )
 from specens.batch import Batch
 from specens.jobs import Job, Settings, TaskMaker
+from specens.presets import preset
 from specens.request import Ensemble, Event, Request, Task
 from specens.schedules import SCHEDULES, Fixed, Tree, TreePlan
 from specens.schedules.plan import Rule
@@ -120,6 +121,19 @@ class SpeculativeEnsemble:
             check_speculation(self.models)
         if self.uses_trees:
             check_trees(self.models, plan.tree)
+
+    @classmethod
+    def from_preset(cls, name: str, members: Sequence[Any], **arguments: Any) -> SpeculativeEnsemble:
+        """A published method by its name, see `specens methods`.
+
+        arguments: as of the class, in place of what the method chooses.
+        Raises ValueError where there is no such method, or it is for other members, or needs an argument.
+        """
+        method = preset(name)
+        method.check_members(name, len(members))
+        if method.needs is not None and method.needs not in arguments:
+            raise ValueError(f"{method.needs}: expected one for {name}, got none")
+        return cls(members, **(method.settings | arguments))
 
     def generate(
         self, prompt: Any, *, on_tokens: Callable[[list[Event]], None] | None = None, **settings: Unpack[Settings]

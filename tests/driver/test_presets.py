@@ -1,0 +1,67 @@
+"""Every method that is listed, run on small models; the lossless ones against plain sampling from their target."""
+
+import pytest
+import torch
+from driver.test_schedules import GREEDY
+from driver.tiny_models import PROMPT, relative_of, tiny_llama
+from specens import SpeculativeEnsemble
+from specens.presets import PRESETS
+
+from specens_kernels import DecisionTree
+
+NEVER_REPLACES = DecisionTree(feature=(-1,), threshold=(0.0,), left=(-1,), right=(-1,), replace=(False,))
+GIVEN = {"rule": NEVER_REPLACES}
+
+
+@pytest.fixture(scope="module")
+def family():
+    first = tiny_llama(0)
+    return [first, relative_of(first, 1, noise=0.2), relative_of(first, 2, noise=0.2)]
+
+
+def build(name, family):
+    method = PRESETS[name]
+    members = family[: len(method.members)]
+    given = {} if method.needs is None else {method.needs: GIVEN[method.needs]}
+    return SpeculativeEnsemble.from_preset(name, members, **given)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_method_writes_the_greedy_text_of_its_target(family, name):
+    ensemble = build(name, family)
+    result = ensemble.generate(PROMPT, max_new_tokens=40, sampling=GREEDY)
+    assert len(result.tokens) == 40
+    if PRESETS[name].lossless:
+        plain = SpeculativeEnsemble(ensemble.models, ensemble=ensemble.ensemble, schedule="standard")
+        assert result.tokens == plain.generate(PROMPT, max_new_tokens=40, sampling=GREEDY).tokens
+    if ensemble.schedule.speculates:
+        assert sum(result.statistics.accepted) > 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_method_reports_probabilities_of_its_target(family, name):
+    ensemble = build(name, family)
+    result = ensemble.generate(PROMPT, max_new_tokens=30, seed=1, logprobs=True)
+    again = ensemble.generate(PROMPT, max_new_tokens=30, seed=1)
+    assert result.tokens == again.tokens
+    values = torch.tensor(result.logprobs)
+    assert (values <= 1e-5).all()
+    if PRESETS[name].lossless:  # nothing that the target excludes
+        assert torch.isfinite(values).all()
+
+
+def test_arguments_take_the_place_of_what_a_method_chooses(family):
+    ensemble = SpeculativeEnsemble.from_preset("speculative-decoding", family[:2], draft_lens=2, drafter=0)
+    assert ensemble.plan.draft_lens == (2, 2)
+    assert ensemble.plan.drafter == 0
+
+
+def test_wrong_presets_are_named(family):
+    with pytest.raises(ValueError, match=r"preset: expected one of speculative-decoding, .*; got 'magic'"):
+        SpeculativeEnsemble.from_preset("magic", family)
+    with pytest.raises(ValueError, match="members: expected target, draft model for specinfer, got 3 of them"):
+        SpeculativeEnsemble.from_preset("specinfer", family)
+    with pytest.raises(ValueError, match=r"members: expected member, member, \.\.\. for speculative-ensemble, got 1"):
+        SpeculativeEnsemble.from_preset("speculative-ensemble", family[:1])
+    with pytest.raises(ValueError, match="rule: expected one for cosd-tree, got none"):
+        SpeculativeEnsemble.from_preset("cosd-tree", family[:2])
