@@ -12,6 +12,8 @@ from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
+from specens.draft_lens import ByAcceptance, ByConfidence, DraftLen
+from specens.drafters import Drafter
 from specens.kv_cache import Rollback, check_capacity, check_holds_trees
 from specens.request import Ensemble, Task
 from specens.schedules import Plan, TreePlan
@@ -33,8 +35,8 @@ CHAIN_RULES = ("token", "block", "typical")
 
 def make_plan(
     members: Sequence[Any],
-    draft_lens: int | Sequence[int],
-    drafter: int,
+    draft_lens: DraftLen | Sequence[DraftLen],
+    drafter: int | Drafter,
     tree: TreePlan | Sequence[int] | None,
     rule: Rule,
 ) -> Plan:
@@ -42,12 +44,11 @@ def make_plan(
     if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
         raise ValueError(f"members: expected a list with at least one model, got {members!r}")
     lens = list(draft_lens) if isinstance(draft_lens, Sequence) else [draft_lens] * len(members)
-    if len(lens) != len(members) or not all(_is_count(length) and length >= 1 for length in lens):
+    if len(lens) != len(members) or not all(_is_draft_len(length) for length in lens):
         raise ValueError(
             f"draft_lens: expected an integer >= 1, or one for each member ({len(members)}); got {draft_lens}"
         )
-    if not _is_count(drafter) or not 0 <= drafter < len(members):
-        raise ValueError(f"drafter: expected the index of a member, 0 to {len(members) - 1}; got {drafter!r}")
+    _check_drafter(drafter, len(members), draft_lens)
     if isinstance(tree, Sequence) and not isinstance(tree, str):
         tree = TreePlan(branches=tuple(tree))
     if tree is not None and not isinstance(tree, TreePlan):
@@ -56,6 +57,19 @@ def make_plan(
         expected = f"{', '.join(CHAIN_RULES)}, or a Typical, Threshold, Replacement or DecisionTree"
         raise ValueError(f"rule: expected {expected}; got {rule!r}")
     return Plan(len(members), tuple(lens), drafter, tree or TreePlan(), rule=rule)
+
+
+def _check_drafter(drafter: Any, num_members: int, draft_lens: Any) -> None:
+    if isinstance(drafter, Drafter) and not isinstance(drafter, type):
+        if isinstance(draft_lens, Sequence):
+            raise ValueError(f"draft_lens: expected one for a drafter that is no member, got {draft_lens}")
+    elif not _is_count(drafter) or not 0 <= drafter < num_members:
+        other = "" if _is_count(drafter) else ", or a Drafter"
+        raise ValueError(f"drafter: expected the index of a member, 0 to {num_members - 1}{other}; got {drafter!r}")
+
+
+def _is_draft_len(length: Any) -> bool:
+    return isinstance(length, ByConfidence | ByAcceptance) or (_is_count(length) and length >= 1)
 
 
 def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble | None:
@@ -76,6 +90,8 @@ def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble |
 def with_weight_of_drafter(plan: Plan, ensemble: Ensemble | None) -> Plan:
     """The plan, knowing whether the drafter has a weight in the ensemble other than 0."""
     weights = getattr(ensemble, "weights", None)
+    if not isinstance(plan.drafter, int):
+        return replace(plan, drafter_counts=False)
     if weights is None:
         return plan
     counts = bool((torch.as_tensor(weights)[..., plan.drafter] != 0).any())
@@ -86,6 +102,17 @@ def check_rule(plan: Plan, schedule: str) -> None:
     """Raise ValueError where a schedule cannot accept by the rule of its plan."""
     if plan.rule != "token" and schedule != "fixed":
         raise ValueError(f"rule: expected 'token' under schedule {schedule!r}, got {plan.rule!r}; use schedule='fixed'")
+    own = plan.drafter
+    adapts = not isinstance(plan.draft_lens[own if isinstance(own, int) else 0], int)
+    if plan.replaces and (adapts or not (isinstance(own, int) or own.has_probabilities)):
+        raise ValueError(
+            f"rule: expected a drafter whose tokens have a probability, and a number as draft_lens, under "
+            f"{type(plan.rule).__name__}"
+        )
+    if not isinstance(own, int) and own.estimates and not plan.replaces:
+        raise ValueError(
+            f"rule: expected Replacement or DecisionTree with a drafter that estimates probabilities, got {plan.rule!r}"
+        )
     if plan.replaces and plan.drafter_counts:
         raise ValueError(
             f"rule: expected a drafter that is no part of the ensemble under {type(plan.rule).__name__}, such as "
@@ -198,6 +225,18 @@ def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_
                 f"max_new_tokens: expected at most {model.max_positions - len(prompt)} behind the prompt of "
                 f"{len(prompt)} tokens of member {index}, got {max_new_tokens}"
             )
+
+
+def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_tokens: int) -> None:
+    """Raise ValueError where the model of a drafter was not built for so long a text, or its cache is too small."""
+    if isinstance(drafter, int) or drafter.model is None:
+        return
+    length, most = len(prompts[drafter.prompt_of]) + max_new_tokens, drafter.model.max_positions
+    if most is not None and length > most:
+        raise ValueError(
+            f"drafter: expected prompt and new tokens within the {most} positions of its model, got {length}"
+        )
+    check_capacity(drafter.model.new_cache(), length)
 
 
 def check_speculation(models: Sequence[CausalLM]) -> None:

@@ -23,7 +23,8 @@ class Schedule(Protocol):
 class Batch:
     """Runs rounds of a schedule until every request is finished; new ones take the places of those that leave.
 
-    scorers: one for each set of weights. on_tokens: called after each round with a request and its new events.
+    scorers: one for each set of weights. outside: that of a drafter that is no member. on_tokens: called after each
+    round with a request and its new events.
     """
 
     def __init__(
@@ -32,17 +33,19 @@ class Batch:
         scorers: Sequence[Scorer],
         size: int,
         on_tokens: Callable[[Request, list[Event]], None] | None = None,
+        outside: Scorer | None = None,
     ) -> None:
         self.requests: list[Request] = []
         self.scorers = scorers
         self._schedule = schedule
         self._size = size
         self._on_tokens = on_tokens
-        self._scorer_of = {place: scorer for scorer in scorers for place in scorer.places}
+        self._all_scorers = [*scorers, *filter(None, [outside])]
+        self._scorer_of = {place: scorer for scorer in self._all_scorers for place in scorer.places}
         self._mark = 0.0
 
     def scorer_of(self, place: int) -> Scorer:
-        """The scorer that serves a place in the ensemble."""
+        """The scorer that serves a place in the ensemble, or an outside drafter."""
         return self._scorer_of[place]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
@@ -62,7 +65,7 @@ class Batch:
             request = next(waiting, None)
             if request is None:
                 break
-            for scorer in self.scorers:
+            for scorer in self._all_scorers:
                 scorer.admit(request)
             self.requests.append(request)
         return bool(self.requests)
@@ -70,7 +73,7 @@ class Batch:
     def _release(self, request: Request) -> None:
         request.finish()
         self.requests.remove(request)
-        for scorer in self.scorers:
+        for scorer in self._all_scorers:
             scorer.release(request)
 
     def _run_round(self) -> None:

@@ -23,14 +23,15 @@ class Row:
     """What one schedule reached: rates and times are medians over its runs, counts are means, acceptance is pooled.
 
     speedup: tokens per second by those of the baseline. ideal_speedup: what the acceptance allows (`specens.ideal`),
-        None for `alternate` with longer chains and for `tree`, where a token has several chances. paper_speedup: the
-        paper's ideal of `fixed`, which has no bonus tokens. tree: of the schedule `tree`, None elsewhere.
+        None for `alternate` with longer chains, for lengths that adapt, for drafters that are no members, and for
+        `tree`, where a token has several chances. paper_speedup: the paper's ideal of `fixed`, which has no bonus
+        tokens. tree: of the schedule `tree`, None elsewhere.
     forwards: of each member. forward_ms: one forward of one member, prompts aside. other_share: of the whole time,
         outside forwards. prompt_share: of the whole time, in the forwards that read the prompts.
     """
 
     schedule: str
-    draft_lens: list[int]
+    draft_lens: list[int | str]
     tokens_per_second: float
     tokens_per_second_range: tuple[float, float]
     speedup: float
@@ -109,16 +110,20 @@ def with_other_schedules(
     """An ensemble under `standard`, and the same under the schedules that suit its number of members.
 
     fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
-    without. Raises ValueError for a lone member, and for trees where a member's cache cannot hold them.
+    without. A drafter that is no member is compared under `fixed` alone. Raises ValueError for a lone member without
+    such a drafter, and for trees where a member's cache cannot hold them.
     """
     plan, members = standard.plan, standard.models
-    if plan.num_members < 2:
+    is_member = isinstance(plan.drafter, int)
+    if plan.num_members < 2 and is_member:
         raise ValueError("models: expected two members or more to compare schedules, got 1")
     fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
-    lens = {"fixed": fixed_lens, "alternate": plan.draft_lens}
+    lens: dict[str, Any] = {"fixed": fixed_lens, "alternate": plan.draft_lens}
     if tree is not None:
         lens["tree"] = plan.draft_lens
     settings: dict[str, Any] = {"drafter": plan.drafter, "tree": tree}
+    if not is_member:  # it takes one length, and has no part in "alternate"
+        lens = {name: own[0] for name, own in lens.items() if name != "alternate"}
     others = [
         SpeculativeEnsemble(members, standard.tokenizer, standard.ensemble, lens[name], name, **settings)
         for name in lens
@@ -134,7 +139,7 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
     ideal, paper = _ideals(ensemble, acceptance, baseline)
     return Row(
         schedule=name,
-        draft_lens=list(plan.draft_lens),
+        draft_lens=[length if isinstance(length, int) else str(length) for length in plan.draft_lens],
         tokens_per_second=statistics.median(rates),
         tokens_per_second_range=(min(rates), max(rates)),
         speedup=statistics.median(rates) / statistics.median(run.tokens_per_second for run in baseline),
@@ -162,9 +167,11 @@ def _ideals(
         return None, None
     if name == "alternate":
         return (alternate_speedup(acceptance, plan.num_members) if set(plan.draft_lens) == {1} else None), None
+    draft_len = plan.draft_lens[plan.drafter] if isinstance(plan.drafter, int) else None
+    if not isinstance(plan.drafter, int) or not isinstance(draft_len, int):
+        return None, None
     costs = [sum(run.forward_seconds[index] for run in baseline) for index in range(plan.num_members)]
     cost = costs[plan.drafter] / (sum(costs) - costs[plan.drafter])
-    draft_len = plan.draft_lens[plan.drafter]
     return fixed_speedup(draft_len, acceptance, cost), fixed_speedup_without_bonus(draft_len, acceptance, cost)
 
 

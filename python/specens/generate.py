@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specens.adapters.causal_lm import CausalLM
 from specens.adapters.ragged_cache import RaggedCache
 from specens.arguments import (
     check_rule,
@@ -20,9 +21,11 @@ from specens.arguments import (
     with_weight_of_drafter,
 )
 from specens.batch import Batch
+from specens.draft_lens import DraftLen
+from specens.drafters import Drafter
 from specens.jobs import Job, Settings, TaskMaker
 from specens.presets import preset
-from specens.request import Ensemble, Event, Request, Task
+from specens.request import OUTSIDE, Ensemble, Event, Request, Task
 from specens.schedules import SCHEDULES, Fixed, Tree, TreePlan
 from specens.schedules.plan import Rule
 from specens.scorer import Scorer
@@ -81,9 +84,12 @@ class SpeculativeEnsemble:
     tokenizer: of all members; None takes the one of the first spec. Without one, prompts and results are token ids.
     ensemble: Mixture, LogitMixture or Contrastive; None is the lone member, or the equal-weight Mixture of several.
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
-    draft_lens: how many tokens a member drafts in a row; one number, or one for each member.
-    schedule: "standard", "fixed" (member `drafter` drafts), "alternate" (members draft for each other) or "tree"
-        (member `drafter` drafts trees).
+    draft_lens: how many tokens a member drafts in a row; one number, or one for each member. A length that adapts to
+        the text may stand for a number, see `specens.draft_lens`.
+    schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other) or "tree" (member
+        `drafter` drafts trees).
+    drafter: the index of a member, or for "fixed" a `specens.drafters.Drafter`, which is none: then all members score,
+        and there may be one.
     tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
     rule: how the schedule "fixed" accepts drafts, as in `specens_kernels.verify_chain`: "token", "block", and what
         changes the text: "typical", Typical, Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the
@@ -98,10 +104,10 @@ class SpeculativeEnsemble:
         members: Sequence[Any],
         tokenizer: Any | None = None,
         ensemble: Ensemble | None = None,
-        draft_lens: int | Sequence[int] = 1,
+        draft_lens: DraftLen | Sequence[DraftLen] = 1,
         schedule: str = "alternate",
         *,
-        drafter: int = 0,
+        drafter: int | Drafter = 0,
         tree: TreePlan | Sequence[int] | None = None,
         rule: Rule = "token",
         dtype: torch.dtype = torch.bfloat16,
@@ -117,6 +123,9 @@ class SpeculativeEnsemble:
         self.plan = with_weight_of_drafter(plan, self.ensemble)
         check_rule(self.plan, schedule)
         self.models, self.tokenizer = load_members(members, tokenizer, dtype, device)
+        if not isinstance(plan.drafter, int):
+            bound = plan.drafter.bind(self.models, self.tokenizer)
+            self.plan = replace(self.plan, drafter=bound)
         if self.schedule.speculates:
             check_speculation(self.models)
         if self.uses_trees:
@@ -225,13 +234,19 @@ class SpeculativeEnsemble:
 
     def _batch(self, size: int, on_tokens: Callable[[Request, list[Event]], None] | None) -> Batch:
         """A batch with caches of its own."""
-        scorers: list[Scorer] = []
-        for places in self._groups():
-            model = self.models[places[0]]
+        speculates = self.schedule.speculates
+
+        def scorer(index: int, model: CausalLM, places: Sequence[int], prompts_of: Sequence[int]) -> Scorer:
             together = size > 1 and not self.uses_trees and RaggedCache.suits(model)
-            speculates = self.schedule.speculates
-            scorers.append(Scorer(len(scorers), model, places, shares_forwards=together, can_roll_back=speculates))
-        return Batch(self.schedule(self.plan), scorers, size, on_tokens)
+            how = {"shares_forwards": together, "can_roll_back": speculates}
+            return Scorer(index, model, places, prompts_of=prompts_of, **how)
+
+        groups = self._groups()
+        scorers = [scorer(index, self.models[own[0]], own, own) for index, own in enumerate(groups)]
+        drafter, outside = self.plan.drafter, None
+        if speculates and not isinstance(drafter, int) and drafter.model is not None:
+            outside = scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of])
+        return Batch(self.schedule(self.plan), scorers, size, on_tokens, outside)
 
     def _groups(self) -> list[list[int]]:
         """The places that are scored by the same forwards: those of members that share weights."""
@@ -239,10 +254,12 @@ class SpeculativeEnsemble:
         groups = group_by_weights(self.models)
         if self.uses_trees:
             return alone
-        if self.schedule is Fixed:  # the drafter is fed before the others
-            drafter = self.plan.drafter
+        drafter = self.plan.drafter
+        if self.schedule is Fixed and isinstance(drafter, int):  # it is fed before the others
             rest = [[place for place in group if place != drafter] for group in groups]
             return sorted([[drafter], *filter(None, rest)])
+        if self.schedule is Fixed:
+            return groups
         return groups if len(groups) > 1 or not self.schedule.speculates else alone
 
 

@@ -22,6 +22,11 @@ def fixed_speedup(draft_len: int, acceptance: float, cost: float) -> float:
     return emitted * (1 + cost) / (1 + cost * draft_len + cost * acceptance**draft_len)
 
 
+def outside_speedup(draft_len: int, acceptance: float, cost: float) -> float:
+    """A drafter without a part in the target: behind every round's drafts a token is drawn without its help."""
+    return _mean_emitted(draft_len + 1, acceptance) / (1 + cost * draft_len)
+
+
 def fixed_speedup_without_bonus(draft_len: int, acceptance: float, cost: float) -> float:
     """The paper's (1 - a^g) (1 + c) / ((1 - a) (1 + c g)): no token follows a fully accepted chain."""
     return _mean_emitted(draft_len, acceptance) * (1 + cost) / (1 + cost * draft_len)

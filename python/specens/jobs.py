@@ -13,6 +13,7 @@ from specens.arguments import (
     as_stop_strings,
     as_stop_tokens,
     check_caches,
+    check_drafter,
     check_lengths,
     check_task,
     complete_ensemble,
@@ -120,6 +121,7 @@ class TaskMaker:
         owner = self._owner
         check_task(task)
         check_lengths(owner.models, task.prompts, task.max_new_tokens)
+        check_drafter(owner.plan.drafter, task.prompts, task.max_new_tokens)
         num_nodes = owner.plan.tree.most_nodes if owner.uses_trees else 0
         if isinstance(task.ensemble, DenseTarget) and (num_nodes or task.processing or task.min_new_tokens):
             kind = type(task.ensemble).__name__

@@ -39,6 +39,9 @@ class Member:
         self.num_seen = 0
         self.num_nodes = 0
         self.next_logits: Tensor | None = None  # [prompts, vocab], of the token behind the last one seen
+        self.hidden: Tensor | None = (
+            None  # [prompts, rows, width], beside the logits of `score`, where the model keeps it
+        )
         self._model = model
         self._prompts = prompts
         self._statistics = statistics
@@ -56,8 +59,12 @@ class Member:
         of the token behind `sequence`. Raises ValueError where the model has no embedding for a token.
         """
         self._check_ids(sequence[self.num_seen :])
-        parts = [self._feed(sequence[:end], rows) for end in self._ends(len(sequence))]
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)[:, -rows:]
+        parts, hidden = [], []
+        for end in self._ends(len(sequence)):
+            parts.append(self._feed(sequence[:end], rows))
+            hidden += [self._model.hidden] if self._model.hidden is not None else []
+        logits = _last_rows(parts, rows)
+        self.hidden = _last_rows(hidden, rows) if hidden else None
         self.next_logits = logits[:, -1]
         return logits
 
@@ -171,3 +178,8 @@ class Member:
     def _count(self, num_new: int, seconds: float) -> None:
         lens = [num_new if self._prompt_fed else len(prompt) + num_new for prompt in self._prompts]
         self._statistics.count_forward(self.indices, lens, seconds, reads_prompt=not self._prompt_fed)
+
+
+def _last_rows(parts: list[Tensor], rows: int) -> Tensor:
+    """The last `rows` rows of parts [prompts, n, width]."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)[:, -rows:]

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from specens.logit_rows import LogitRows
-from specens.statistics import Statistics
+from specens.statistics import OUTSIDE, Statistics
 from specens.targets import DenseTarget
 from specens.text_stream import TextStream
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, Status
-
-OUTSIDE = -1  # in place of the member that drafted: a drafter that is none
 
 Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
@@ -70,10 +68,9 @@ class Task:
 
 @dataclass
 class Chain:
-    """Draft tokens under test behind the settled ones: who proposed each, and the logits of an outside drafter."""
+    """Draft tokens under test behind the settled ones: who proposed each."""
 
     proposers: list[int] = field(default_factory=list)
-    rows: LogitRows = field(default_factory=LogitRows)
 
     def __len__(self) -> int:
         return len(self.proposers)
@@ -90,8 +87,10 @@ class Request:
     """The state of one generation that schedules, drafters and tests work on.
 
     sequence: the settled tokens, then the drafts. counted: the places in the ensemble with a part in the target.
-    rows: for each place the logits that its member has computed at the positions behind the settled tokens.
-    lanes: where each set of weights reads it (`specens.scorer`). drafter_state: what its drafter remembers.
+    rows: for each place the logits that its member has computed at the positions behind the settled tokens; one entry
+    more, `rows[OUTSIDE]`, for those of an outside drafter. lanes: where each set of weights reads it
+    (`specens.scorer`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
+    hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
     num_readable: tokens below it have an embedding in every member. num_turns: how many turns an alternating schedule
     has given it, last_turns: in which each lane read last.
     """
@@ -104,10 +103,12 @@ class Request:
         self.sequence: list[int] = []
         self.num_settled = 0
         self.drafts = Chain()
-        self.rows = [LogitRows() for _ in range(num_places)]
+        self.rows = [LogitRows() for _ in range(num_places + 1)]
         self.counted = counted_places(task.ensemble, num_places)
         self.lanes: dict[int, Any] = {}
         self.drafter_state: Any = None
+        self.measured: dict[int, Any] = {}
+        self.hidden: dict[int, tuple[int, Tensor]] = {}
         self.events: list[Event] = []
         self.num_turns = 0
         self.last_turns: dict[int, int] = {}
@@ -167,10 +168,10 @@ class Request:
         """Append a draft token.
 
         proposer: the member from whose distribution it was drawn, or OUTSIDE: then row [vocab] are the logits that it
-        was drawn from, and None says that it was not drawn at all.
+        was drawn from, unless `rows[OUTSIDE]` has them already; without either it was not drawn at all.
         """
         if row is not None:
-            self.drafts.rows.add(len(self.sequence), row[None])
+            self.rows[OUTSIDE].add(len(self.sequence), row[None])
         self.sequence.append(token)
         self.drafts.proposers.append(proposer)
         self.statistics.drafted[proposer] += 1
@@ -199,7 +200,7 @@ class Request:
     def _keep_drafts(self, left: list[int]) -> None:
         self.sequence += left
         del self.drafts.proposers[: len(self.drafts) - len(left)]
-        for rows in (*self.rows, self.drafts.rows):
+        for rows in self.rows:
             rows.forget_before(self.num_settled)
         for lane in self.lanes.values():
             lane.settle(self.num_settled)

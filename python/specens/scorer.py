@@ -36,13 +36,22 @@ class Scorer:
 
     index: its number among the scorers of a batch, and of its lane in a request. shares_forwards: whether one forward
     reads the tokens of all requests; else each has a cache of its own, of whatever kind the model needs.
+    prompts_of: whose prompts it reads, one for each place; of an outside drafter it is a member's.
     """
 
     def __init__(
-        self, index: int, model: CausalLM, places: Sequence[int], *, shares_forwards: bool, can_roll_back: bool
+        self,
+        index: int,
+        model: CausalLM,
+        places: Sequence[int],
+        *,
+        prompts_of: Sequence[int],
+        shares_forwards: bool,
+        can_roll_back: bool,
     ) -> None:
         self.index = index
         self.places = tuple(places)
+        self._prompts_of = tuple(prompts_of)
         self._model = model
         self._can_roll_back = can_roll_back
         self._cache = RaggedCache(model) if shares_forwards else None
@@ -51,7 +60,7 @@ class Scorer:
     def admit(self, request: Request) -> None:
         """Make room for a request."""
         if self._cache is None:
-            prompts = [request.task.prompts[place] for place in self.places]
+            prompts = self._prompts(request)
             member = Member(self._model, prompts, self.places, request.statistics, self._can_roll_back)
             request.lanes[self.index] = member
         else:
@@ -82,12 +91,16 @@ class Scorer:
             waiting.sort(key=lambda request: request.lanes[self.index].rows)
         if self._cache is None:
             for request in waiting:
-                self._keep(request, request.lanes[self.index].score(request.readable, self._num_rows(request)))
+                member: Member = request.lanes[self.index]
+                self._keep(request, member.score(request.readable, self._num_rows(request)), member.hidden)
             return
         fed = [request for request in waiting if request.lanes[self.index].prompt_fed]
         fresh = [request for request in waiting if not request.lanes[self.index].prompt_fed]
         for together in filter(None, (fresh, fed)):  # prompts are much longer than what comes behind them
             self._score_together(together, self._cache)
+
+    def _prompts(self, request: Request) -> list[list[int]]:
+        return [request.task.prompts[place] for place in self._prompts_of]
 
     def _num_rows(self, request: Request) -> int:
         """How many rows of logits the request lacks; the last one is behind its last token."""
@@ -103,8 +116,7 @@ class Scorer:
             lane: Lane = request.lanes[self.index]
             new = request.readable[lane.num_seen :]
             self._model.check_generated(new, self.places[0])
-            for row, place in zip(lane.rows, self.places, strict=True):
-                prompt = request.task.prompts[place]
+            for row, prompt in zip(lane.rows, self._prompts(request), strict=True):
                 rows.append(row)
                 lengths.append(len(prompt) + lane.num_seen if lane.prompt_fed else 0)
                 tokens.append(new if lane.prompt_fed else prompt + new)
@@ -114,27 +126,31 @@ class Scorer:
         for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
             own = slice(number * len(self.places), (number + 1) * len(self.places))
             self._note(request, [len(new) for new in tokens[own]], seconds)
-            self._keep(request, logits[own, -count:])
+            hidden = self._model.hidden
+            self._keep(request, logits[own, -count:], None if hidden is None else hidden[own, -count:])
 
     def _note(self, request: Request, num_read: list[int], seconds: float) -> None:
         lane: Lane = request.lanes[self.index]
         request.statistics.count_forward(self.places, num_read, seconds, reads_prompt=not lane.prompt_fed)
         lane.num_seen, lane.prompt_fed = len(request.readable), True
 
-    def _keep(self, request: Request, logits: Tensor) -> None:
-        """Keep logits [places, rows, vocab], as the request's processors leave them."""
-        for place, rows in zip(self.places, logits, strict=True):
+    def _keep(self, request: Request, logits: Tensor, hidden: Tensor | None) -> None:
+        """Keep logits [places, rows, vocab], as the request's processors leave them, and hidden states beside them."""
+        if hidden is not None:
+            first = len(request.readable) + 1 - hidden.shape[1]
+            request.hidden |= {place: (first, rows) for place, rows in zip(self.places, hidden, strict=True)}
+        for place, prompt, rows in zip(self.places, self._prompts(request), logits, strict=True):
             first = len(request.readable) + 1 - len(rows)
-            request.rows[place].add(first, _processed(request, place, rows, first))
+            request.rows[place].add(first, _processed(request, prompt, rows, first))
 
 
-def _processed(request: Request, place: int, rows: Tensor, first: int) -> Tensor:
+def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) -> Tensor:
     """Logits [rows, vocab] of the positions from `first` on, each edited for the tokens before it."""
     processors = request.task.logits_processors
     if not processors:
         return rows
-    ids = torch.tensor([request.task.prompts[place] + request.sequence], device=rows.device)
-    num_before = len(request.task.prompts[place]) + first
+    ids = torch.tensor([prompt + request.sequence], device=rows.device)
+    num_before = len(prompt) + first
     edited = []
     for offset, row in enumerate(rows):
         row = row[None].float()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens.request import Request
+from specens.request import OUTSIDE, Request
 from specens.targets import DenseTarget
 from specens_kernels import LogitMixture, Mixture, Processing, Sampling
 
@@ -93,7 +93,7 @@ def _kind(request: Request) -> tuple:
     mixing = [getattr(ensemble, name, None) for name in ("filter", "plausibility", "amateur_weight")]
     mixing += [ensemble] if isinstance(ensemble, DenseTarget) else []
     edits = (_edits(request), task.constraint is not None)
-    outside = request.drafts.rows.end > 0
+    outside = request.rows[OUTSIDE].end > 0
     return type(ensemble), *mixing, request.counted, sampling.filter_order, task.logprobs, *edits, outside
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from specens_kernels import Status
 
+OUTSIDE = -1  # in place of the member that drafted: a drafter that is none; in lists of all places it comes last
+
 
 @dataclass
 class Statistics:
@@ -17,7 +19,8 @@ class Statistics:
 
     forwards, tokens_fed, forward_seconds: what went through each member, its prompt included; a batched forward counts
         for every member in it, and its time is divided among them. model_calls: forwards as the machine sees them.
-    prompt_seconds: of the forwards that read the prompts.
+    prompt_seconds: of the members' forwards that read the prompts.
+    drafter_forwards, drafter_tokens_fed, drafter_seconds: the same of an outside drafter that is a model.
     drafted, tested, accepted: draft tokens by the member that proposed them; the last of one entry more is for those
         of a drafter that is no member. A draft behind the first rejection of its chain is never tested.
     recovered, bonus: tokens drawn after a rejection, and after a fully accepted chain. emitted: all tokens of the text.
@@ -39,6 +42,9 @@ class Statistics:
     emitted: int = 0
     seconds: float = 0.0
     prompt_seconds: float = 0.0
+    drafter_forwards: int = 0
+    drafter_tokens_fed: int = 0
+    drafter_seconds: float = 0.0
     propose_seconds: float = 0.0
     score_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -63,8 +69,8 @@ class Statistics:
 
     @property
     def overhead_seconds(self) -> float:
-        """Time outside the members' forwards."""
-        return self.seconds - sum(self.forward_seconds)
+        """Time outside forwards."""
+        return self.seconds - sum(self.forward_seconds) - self.drafter_seconds
 
     @property
     def seconds_per_forward(self) -> float:
@@ -75,8 +81,16 @@ class Statistics:
     def count_forward(
         self, indices: Sequence[int], num_tokens: Sequence[int], seconds: float, *, reads_prompt: bool
     ) -> None:
-        """Book a forward that read so many tokens for each of these members; seconds: this generation's part of it."""
+        """Book a forward that read so many tokens for each of these members, or for an outside drafter alone.
+
+        seconds: this generation's part of it.
+        """
         self.model_calls += 1
+        if OUTSIDE in indices:
+            self.drafter_forwards += 1
+            self.drafter_tokens_fed += sum(num_tokens)
+            self.drafter_seconds += seconds
+            return
         self.prompt_seconds += seconds * reads_prompt
         for index, num_read in zip(indices, num_tokens, strict=True):
             self.forwards[index] += 1

@@ -24,8 +24,14 @@ DRAFT_STREAM = 2
 NO_TOKEN = -1
 
 
-def draft(requests: Sequence[Request], place: int) -> None:
-    """Draw a draft token for each request from the distribution of member `place`, which has scored all before it."""
+def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool = False) -> dict[Request, float]:
+    """Draw a draft token for each request from the distribution of member `place`, which has scored all before it.
+
+    place: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
+    a request. Returns the requests that have got one, and, where asked for, its probability under the distribution
+    that it was drawn from, at temperature 0 under the unfiltered one; else 1.
+    """
+    probabilities: dict[Request, float] = {}
     for group in alike(requests):
         positions = [len(request.sequence) for request in group]
         logits = _rows(group, place, positions)
@@ -36,10 +42,16 @@ def draft(requests: Sequence[Request], place: int) -> None:
             **edits(group, logits.device, behind_drafts=True),
             **_mask(group, positions, logits.device),
             **coins,
+            logprobs=with_probabilities,
         )
         for request, token, status in zip(group, draw.tokens.tolist(), draw.status.tolist(), strict=True):
-            request.note_status(status, emitted=token >= 0)
-            request.add_draft(token, place)
+            request.note_status(status, emitted=token >= 0 or place == OUTSIDE)
+            if token >= 0:
+                request.add_draft(token, place)
+        chances = [1.0] * len(group) if draw.logprobs is None else draw.logprobs.exp().tolist()
+        drawn = zip(group, draw.tokens.tolist(), chances, strict=True)
+        probabilities |= {request: chance for request, token, chance in drawn if token >= 0}
+    return probabilities
 
 
 def draw(requests: Sequence[Request], kind: str) -> None:
@@ -117,7 +129,7 @@ def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], d
     proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
     lens = {"draft_lens": torch.tensor(counts)} if len(group) > 1 else {}
     drafters = {proposer for line in proposers for proposer in line}
-    has_rows = group[0].drafts.rows.end > 0  # all of a group are alike in it
+    has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
     if drafters == {OUTSIDE} and not has_rows:
         return counted, lens
     outsiders = has_rows or (len(drafters) == 1 and not drafters <= set(counted))
@@ -134,10 +146,10 @@ def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
     """Logits [requests, drafts, vocab] that the drafts were drawn from, padded behind; one-hot where they were not."""
     lines = []
     for request, line in zip(group, proposers, strict=True):
-        own = request.drafts.rows
+        own = request.rows[line[0]]
         start, end = request.num_settled, request.num_settled + len(line)
         if len(set(line)) == 1 and (line[0] != OUTSIDE or own.start <= start < end <= own.end):
-            lines.append((own if line[0] == OUTSIDE else request.rows[line[0]]).take(start, end))
+            lines.append(own.take(start, end))
         else:
             lines.append(torch.cat([_draft_row(request, start + step, who) for step, who in enumerate(line)]))
     return lines[0][None] if len(lines) == 1 else torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
@@ -145,10 +157,10 @@ def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
 
 def _draft_row(request: Request, position: int, proposer: int) -> Tensor:
     """Logits [1, vocab] that one draft was drawn from."""
-    rows = request.drafts.rows if proposer == OUTSIDE else request.rows[proposer]
+    rows = request.rows[proposer]
     if rows.start <= position < rows.end:
         return rows.take(position, position + 1)
-    like = next(rows for rows in request.rows if rows.start <= position < rows.end).take(position, position + 1)
+    like = request.rows[request.counted[0]].take(position, position + 1)
     token = request.sequence[position]
     return torch.full_like(like, float("-inf")).index_fill_(1, torch.tensor([token], device=like.device), 0.0)
 

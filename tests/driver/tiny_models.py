@@ -63,6 +63,21 @@ class Bigram(torch.nn.Module):
         return SimpleNamespace(logits=self.table(input_ids[:, -logits_to_keep:]))
 
 
+class HeadedBigram(Bigram):
+    """A Bigram with an output layer, whose input is its hidden state."""
+
+    def __init__(self, logits):
+        super().__init__(logits)
+        self.head = torch.nn.Identity()
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids, cache=None, use_cache=None, logits_to_keep=0):
+        hidden = super().forward(input_ids, cache, use_cache, logits_to_keep).logits
+        return SimpleNamespace(logits=self.head(hidden))
+
+
 def record_members(monkeypatch, member_class=Member):
     """Returns the list to which every member of the generations to come is appended."""
     members = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -21,51 +22,54 @@ class CausalLM:
 
     model: a causal LM of transformers, or one wrapped by PEFT; it is put into eval mode.
     make_cache: an empty cache from the model's configuration; None takes a DynamicCache.
+    keeps_hidden: whether `hidden` holds what went into the output layer in the last forward, [batch, rows, width].
     """
 
     def __init__(self, model: PreTrainedModel, make_cache: Callable[[Any], Any] | None = None) -> None:
         self.model = model.eval()
         self.make_cache = make_cache
-        names = inspect.signature(self._base.forward).parameters
+        self.keeps_hidden = False
+        self.hidden: Tensor | None = None
+        names = inspect.signature(self.base.forward).parameters
         cache_names = [name for name in ("cache", "past_key_values") if name in names]
         if not cache_names:
-            raise ValueError(f"members: expected a model with a key-value cache, got {type(self._base).__name__}")
+            raise ValueError(f"members: expected a model with a key-value cache, got {type(self.base).__name__}")
         self._cache_name = cache_names[0]
         self._slices_logits = "logits_to_keep" in names
         self._takes_positions = {"attention_mask", "position_ids"} <= set(names)
 
     @property
-    def _base(self) -> PreTrainedModel:
+    def base(self) -> PreTrainedModel:
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
     @property
     def device(self) -> torch.device:
         """Where token ids go in."""
-        return self._base.get_input_embeddings().weight.device
+        return self.base.get_input_embeddings().weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the embeddings, and so of the attention's scores."""
-        return self._base.get_input_embeddings().weight.dtype
+        return self.base.get_input_embeddings().weight.dtype
 
     @property
     def num_embeddings(self) -> int:
         """Token ids below this one can be fed."""
-        return self._base.get_input_embeddings().weight.shape[0]
+        return self.base.get_input_embeddings().weight.shape[0]
 
     @property
     def max_positions(self) -> int | None:
         """The longest sequence the model was built for, or None where its configuration does not say."""
-        return getattr(self._base.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return getattr(self.base.config.get_text_config(decoder=True), "max_position_embeddings", None)
 
     @property
     def end_of_sequence(self) -> set[int]:
         """The ids that end a text, by the model's generation settings."""
-        return as_ids(getattr(self._base.generation_config or self._base.config, "eos_token_id", None))
+        return as_ids(getattr(self.base.generation_config or self.base.config, "eos_token_id", None))
 
     def new_cache(self) -> Any:
         """An empty cache of the class that the model's layers need."""
-        config = self._base.config
+        config = self.base.config
         return DynamicCache(config=config) if self.make_cache is None else self.make_cache(config)
 
     @cached_property
@@ -95,11 +99,11 @@ class CausalLM:
 
     @property
     def _attention(self) -> str | None:
-        return getattr(self._base.config, "_attn_implementation", None)
+        return getattr(self.base.config, "_attn_implementation", None)
 
     def check_reads_trees(self) -> None:
         """Raise ValueError where the model does not take the attention mask and the positions of a draft tree."""
-        kind, attention = type(self._base).__name__, self._attention
+        kind, attention = type(self.base).__name__, self._attention
         if not self._takes_positions:
             raise ValueError(f"members: expected a model that takes position ids under schedule 'tree', got {kind}")
         if attention not in MASKED_ATTENTION:
@@ -119,7 +123,7 @@ class CausalLM:
     def weights_key(self) -> tuple:
         """Equal for two models exactly if they compute the same function from the same memory."""
         storages = tuple((weight.data_ptr(), weight.shape, weight.stride()) for weight in self.model.parameters())
-        return type(self._base), str(self._base.config.to_dict()), storages
+        return type(self.base), str(self.base.config.to_dict()), storages
 
     def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
         """Feed input_ids [batch, new] behind the cache; logits [batch, rows, vocab] of the last `rows` positions.
@@ -129,8 +133,20 @@ class CausalLM:
         arguments = {self._cache_name: cache, **attention}
         if self._slices_logits:
             arguments["logits_to_keep"] = rows
-        output = self.model(input_ids=input_ids, use_cache=True, **arguments)
+        with self._hidden_kept(rows) if self.keeps_hidden else nullcontext():
+            output = self.model(input_ids=input_ids, use_cache=True, **arguments)
         return output.logits if self._slices_logits else output.logits[:, -rows:]
+
+    @contextmanager
+    def _hidden_kept(self, rows: int) -> Iterator[None]:
+        def keep(_: Any, arguments: tuple[Tensor, ...]) -> None:
+            self.hidden = arguments[0][:, -rows:]
+
+        hook = self.base.get_output_embeddings().register_forward_pre_hook(keep)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def as_ids(setting: int | list[int] | None) -> set[int]:

@@ -1,10 +1,11 @@
-"""A member drafts a chain from its own distribution."""
+"""A model drafts a chain from its own distribution."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specens.drafters.drafter import Drafter
 from specens.request import Request
 from specens.verification import draft
 
@@ -12,21 +13,28 @@ if TYPE_CHECKING:
     from specens.batch import Batch
 
 
-class MemberDrafter:
+class MemberDrafter(Drafter):
     """Member `place` of the ensemble drafts behind the last token of each request, one forward for each draft.
 
     The first draft needs no forward where the member has scored its position already. A chain is cut at the number of
     tokens that may still be emitted, and ends with an end of sequence: nothing behind either could ever be used.
     """
 
+    has_probabilities = True
+
     def __init__(self, place: int) -> None:
         self.place = place
 
-    def propose(self, batch: Batch, requests: Sequence[Request], draft_len: int) -> None:
-        """Append up to `draft_len` draft tokens to each request."""
-        for _ in range(draft_len):
-            requests = [request for request in requests if request.can_draft]
-            if not requests:
+    def propose(
+        self, batch: Batch, requests: Sequence[Request], draft_lens: Sequence[int], min_probability: float = 0.0
+    ) -> None:
+        """Append up to so many draft tokens to each request, none behind one less probable than `min_probability`."""
+        left = dict(zip(requests, draft_lens, strict=True))
+        for step in range(max(draft_lens, default=0)):
+            left = {request: most for request, most in left.items() if most > step and request.can_draft}
+            if not left:
                 return
-            batch.scorer_of(self.place).score(requests)
-            draft(requests, self.place)
+            batch.scorer_of(self.place).score(list(left))
+            drawn = draft(list(left), self.place, with_probabilities=min_probability > 0)
+            # An improbable draft itself stays: to take it back for what it is would bias the text.
+            left = {request: left[request] for request, chance in drawn.items() if chance >= min_probability}

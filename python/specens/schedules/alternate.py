@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from specens.batch import Batch
+from specens.draft_lens import ByAcceptance, chain_lens, least_probability, most_drafts
 from specens.drafters import MemberDrafter
 from specens.request import Request
-from specens.schedules.plan import Plan
+from specens.schedules.plan import Plan, member_that_drafts
 from specens.scorer import Scorer
 from specens.verification import verify
 
@@ -27,6 +28,11 @@ class Alternate:
     def __init__(self, plan: Plan) -> None:
         if plan.num_members < 2:
             raise ValueError(f"schedule: expected two members or more for 'alternate', got {plan.num_members}")
+        member_that_drafts(plan, "alternate")
+        if any(isinstance(length, ByAcceptance) for length in plan.draft_lens):
+            raise ValueError(
+                "draft_lens: expected no ByAcceptance under schedule 'alternate', whose rates it is not for"
+            )
         self.draft_lens = plan.draft_lens
 
     def run_round(self, batch: Batch) -> None:
@@ -47,7 +53,9 @@ class Alternate:
 
         place = self._proposer(scorer, requests[0])
         accepted = [request for request in requests if request.rows[place].end > request.num_settled]
-        MemberDrafter(place).propose(batch, accepted, self.draft_lens[place])
+        length = self.draft_lens[place]
+        lens = chain_lens(length, accepted, place)
+        MemberDrafter(place).propose(batch, accepted, lens, least_probability(length))
         batch.end_phase("propose", requests)
 
     def _next(self, batch: Batch, request: Request) -> Scorer:
@@ -61,7 +69,7 @@ class Alternate:
         def order(scorer: Scorer) -> tuple[int, int, int]:
             place = self._proposer(scorer, request)
             scored = max(request.rows[place].end, request.num_settled)
-            return scored, -self.draft_lens[place], request.last_turns.get(scorer.index, -1)
+            return scored, -most_drafts(self.draft_lens[place]), request.last_turns.get(scorer.index, -1)
 
         return min(batch.scorers, key=order)
 

@@ -1,17 +1,20 @@
-"""One member drafts, all score, the ensemble verifies [Fu et al., Speculative Ensemble, ICML 2025, section 3.2]."""
+"""One drafter drafts, all members score, the ensemble verifies.
+
+Source: Fu et al., Speculative Ensemble, ICML 2025, section 3.2; with an outside drafter, Leviathan et al., ICML 2023.
+"""
 
 from __future__ import annotations
 
 from specens.batch import Batch
-from specens.drafters import MemberDrafter
-from specens.request import Request
+from specens.draft_lens import ByConfidence, chain_lens, least_probability
+from specens.drafters import Drafter, MemberDrafter
+from specens.request import OUTSIDE, Request
 from specens.schedules.plan import Plan
-from specens.scorer import Scorer
 from specens.verification import draw, verify
 
 
 class Fixed:
-    """Member `drafter` drafts its draft_len tokens in every round.
+    """The drafter, a member or not, drafts its draft_len tokens in every round.
 
     A round without a rejection also emits a bonus token, from the target behind the last draft. The other members have
     scored that place; the drafter has not, and where it has a weight it forwards its last draft for it. Counting with g
@@ -19,45 +22,62 @@ class Fixed:
     emits (1 - a^g) / (1 - a) tokens. With the bonus it costs c a^g more and emits a^g more. A round gives less than g
     tokens for more than c g, so one more token for c always makes the mean cost of a token smaller. (Without the bonus
     the drafter would forward its last draft all the same, at the start of the next round, only to draft there.)
+
+    Where there was nothing to draft, a round emits one token from the target.
     """
 
     speculates = True
 
     def __init__(self, plan: Plan) -> None:
-        if plan.num_members < 2:
-            raise ValueError(f"schedule: expected two members or more for 'fixed', got {plan.num_members}")
-        self.drafter = MemberDrafter(plan.drafter)
-        self.draft_len = plan.draft_lens[plan.drafter]
+        if isinstance(plan.drafter, int) and plan.num_members < 2:
+            raise ValueError(
+                f"schedule: expected two members or more for 'fixed', got {plan.num_members}; a lone one needs a "
+                "drafter that is no member"
+            )
+        self.place = plan.drafter if isinstance(plan.drafter, int) else OUTSIDE
+        self.drafter: Drafter = MemberDrafter(plan.drafter) if isinstance(plan.drafter, int) else plan.drafter
+        self.draft_len = plan.draft_lens[max(self.place, 0)]
+        if isinstance(self.draft_len, ByConfidence) and not self.drafter.has_probabilities:
+            raise ValueError(
+                f"draft_lens: expected no ByConfidence, since drafts of {type(self.drafter).__name__} have no "
+                f"probability; got {self.draft_len}"
+            )
         self.rule = plan.rule
         self.adds_bonus = not plan.replaces  # an assistant has no say behind a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:
         """Propose, score, verify, commit."""
         requests = batch.requests
-        self.drafter.propose(batch, requests, self.draft_len)
+        lens = chain_lens(self.draft_len, requests, self.place)
+        self.drafter.propose(batch, requests, lens, least_probability(self.draft_len))
         batch.end_phase("propose", requests)
 
-        own = batch.scorer_of(self.drafter.place)
+        own = None if self.place == OUTSIDE else batch.scorer_of(self.place)
         for scorer in batch.scorers:
             if scorer is not own:
                 scorer.score(requests)
+        self.drafter.observe(requests)
         batch.end_phase("score", requests)
 
+        undrafted = [request for request in requests if not len(request.drafts)]
         verify(requests, bonus=self.adds_bonus, rule=self.rule)
         batch.end_phase("verify", requests)
         if self.adds_bonus:
-            self._add_bonus(batch, requests, own)
+            self._add_tokens(batch, requests, undrafted)
 
-    def _add_bonus(self, batch: Batch, requests: list[Request], own: Scorer) -> None:
-        """Draw a token behind the chains that were fully accepted, where the drafter has a weight."""
-        others = [place for place in requests[0].counted if place != self.drafter.place]
-        accepted = [
-            request
-            for request in requests
-            if not request.finished and all(request.rows[place].end > request.num_settled for place in others)
-        ]
-        if accepted:
-            own.score(accepted)
-            batch.end_phase("score", accepted)
-            draw(accepted, "bonus")
-            batch.end_phase("verify", accepted)
+    def _add_tokens(self, batch: Batch, requests: list[Request], undrafted: list[Request]) -> None:
+        """Draw a token behind chains that were fully accepted and have none yet, and where there was no chain."""
+        open_ended = [request for request in requests if self._awaits_token(request)]
+        if not open_ended:
+            return
+        if self.place != OUTSIDE:
+            batch.scorer_of(self.place).score(open_ended)
+        batch.end_phase("score", open_ended)
+        draw([request for request in open_ended if request not in undrafted], "bonus")
+        draw([request for request in open_ended if request in undrafted], "standard")
+        batch.end_phase("verify", open_ended)
+
+    def _awaits_token(self, request: Request) -> bool:
+        """Whether all members but the drafter have scored the first place that is not settled."""
+        others = [place for place in request.counted if place != self.place]
+        return not request.finished and all(request.rows[place].end > request.num_settled for place in others)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from specens.draft_lens import DraftLen
+from specens.drafters import Drafter
 from specens_kernels import DecisionTree, Replacement, Threshold, Typical
 
 Rule = str | Typical | Threshold | Replacement | DecisionTree
@@ -62,14 +64,15 @@ class TreePlan:
 class Plan:
     """Settings that every schedule is made from; each uses those that concern it.
 
-    draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and `tree`.
+    draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and `tree`;
+    under `fixed` it may be none, and all draft_lens, which are equal, are its own.
     drafter_counts: whether the drafter's distribution is a part of the target. rule: how chains are accepted, a rule of
     `specens_kernels.verify_chain`.
     """
 
     num_members: int
-    draft_lens: tuple[int, ...]
-    drafter: int
+    draft_lens: tuple[DraftLen, ...]
+    drafter: int | Drafter
     tree: TreePlan = field(default_factory=TreePlan)
     drafter_counts: bool = True
     rule: Rule = "token"
@@ -78,6 +81,14 @@ class Plan:
     def replaces(self) -> bool:
         """Whether the rule lets an assistant replace the drafter's tokens: then nothing is drawn from a target."""
         return isinstance(self.rule, Replacement | DecisionTree)
+
+
+def member_that_drafts(plan: Plan, schedule: str) -> int:
+    """The index of the drafter. Raises ValueError where it is no member."""
+    if not isinstance(plan.drafter, int):
+        kind = type(plan.drafter).__name__
+        raise ValueError(f"drafter: expected the index of a member under schedule '{schedule}', got a {kind}")
+    return plan.drafter
 
 
 def _is_positive(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specens.batch import Batch
 from specens.request import Request
-from specens.schedules.plan import Plan
+from specens.schedules.plan import Plan, member_that_drafts
 from specens.schedules.propose_tree import propose_tree
 from specens.verification import verify_draft_tree
 
@@ -21,7 +21,9 @@ class Tree:
     def __init__(self, plan: Plan) -> None:
         if plan.num_members < 2:
             raise ValueError(f"schedule: expected two members or more for 'tree', got {plan.num_members}")
-        self.drafter = plan.drafter
+        self.drafter = member_that_drafts(plan, "tree")
+        if not all(isinstance(length, int) for length in plan.draft_lens):
+            raise ValueError("draft_lens: expected numbers under schedule 'tree', whose trees are its lengths")
         self.plan = plan.tree
         self.reads_leaves = plan.drafter_counts
 

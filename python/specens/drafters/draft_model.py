@@ -1,0 +1,70 @@
+"""A model that is no member drafts [Leviathan et al., ICML 2023; Chen et al., 2023]."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.adapters.causal_lm import CausalLM
+from specens.adapters.load import load_model, load_tokenizer
+from specens.drafters.drafter import Drafter, check_place
+from specens.drafters.member import MemberDrafter
+from specens.kv_cache import Rollback
+from specens.request import OUTSIDE
+
+
+class OutsideModel(CausalLM):
+    """A model beside the ensemble's: ids that it has no embedding for are read as its last one.
+
+    It is only asked for drafts, which are tested whatever they come from.
+    """
+
+    def check_generated(self, tokens: list[int], index: int) -> None:
+        """Nothing: every id can be read."""
+
+    def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
+        """As of any model."""
+        return super().forward(input_ids.clamp(max=self.num_embeddings - 1), cache, rows, **attention)
+
+
+class DraftModel(MemberDrafter):
+    """A smaller model drafts chains from its own distribution, with a cache of its own; it has no part in the target.
+
+    model: a Hugging Face causal LM, one in a CausalLM, or a model spec (`specens.adapters.load.resolve_model`), with
+        the ensemble's tokenizer; it may have fewer token ids than the members. place: the member whose prompt it reads.
+    dtype, device: for a spec.
+    Raises ValueError where a spec cannot be loaded; when an ensemble is made with it, also where its tokenizer is
+        another one, or its cache cannot forget what was rejected.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        place: int = 0,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__(OUTSIDE)
+        is_spec = isinstance(model, (str, os.PathLike))
+        self._tokenizer = load_tokenizer(model) if is_spec else None
+        self.model = as_outside_model(load_model(model, dtype=dtype, device=device) if is_spec else model)
+        self.prompt_of = place
+
+    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:
+        """Itself, checked."""
+        check_place(self.prompt_of, len(models))
+        assert self.model is not None
+        Rollback(self.model.new_cache())
+        if self._tokenizer and tokenizer and self._tokenizer.get_vocab() != tokenizer.get_vocab():
+            raise ValueError("drafter: the tokenizer of the DraftModel differs from that of the ensemble")
+        return self
+
+
+def as_outside_model(model: Any) -> OutsideModel:
+    """A model as it stands beside an ensemble, with the cache that it was given."""
+    return OutsideModel(model.model, model.make_cache) if isinstance(model, CausalLM) else OutsideModel(model)

@@ -1,0 +1,69 @@
+"""What every drafter has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from specens.adapters.causal_lm import CausalLM
+from specens.request import OUTSIDE, Request
+
+if TYPE_CHECKING:
+    from specens.batch import Batch
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes draft tokens for the requests of a batch. Derive from it, and write `propose`.
+
+    One object serves many batches: what it has to remember of a request goes into `request.drafter_state`, which is
+    None at first. Drafts may depend on the request's own prompt, text and rows, and on coins of the draft stream, as
+    those of `specens.verification.draft`; never on the batch around it, so that a seed gives one text.
+
+    model: what it reads requests with, if that is no member: each batch makes a scorer for it, `scorer_of(OUTSIDE)`.
+    prompt_of: the member whose prompts that model reads. has_probabilities: whether its drafts have one. estimates:
+    whether their rows only say how probable they were, and are not what they were drawn from, which a lossless rule
+    takes them for.
+    """
+
+    model: CausalLM | None = None
+    prompt_of: int = 0
+    has_probabilities: bool = False
+    estimates: bool = False
+
+    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+        """The drafter as it serves an ensemble of these members. Raises ValueError where it does not suit them."""
+        return self
+
+    def propose(
+        self, batch: Batch, requests: Sequence[Request], draft_lens: Sequence[int], min_probability: float = 0.0
+    ) -> None:
+        """Append draft tokens to each request, while it can have any, and at most as many as `draft_lens` says.
+
+        min_probability: nothing is drafted behind a token that was less probable.
+        """
+        ...
+
+    def observe(self, requests: Sequence[Request]) -> None:  # noqa: ARG002
+        """Look at the logits of the members at the drafts, which have been scored and not yet been tested."""
+        return
+
+
+def add_chosen(request: Request, tokens: Iterable[int]) -> None:
+    """Append draft tokens that were chosen, not drawn, up to the first behind which none can be used."""
+    for token in tokens:
+        if not request.can_draft:
+            return
+        request.add_draft(token, OUTSIDE)
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise ValueError where a setting of a drafter is no integer >= `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
+
+
+def check_place(place: int, num_members: int) -> None:
+    """Raise ValueError where a drafter asks for a member that there is not."""
+    if not isinstance(place, int) or not 0 <= place < num_members:
+        raise ValueError(f"place: expected the index of a member, 0 to {num_members - 1}; got {place!r}")

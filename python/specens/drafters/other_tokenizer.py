@@ -1,0 +1,186 @@
+"""A draft model with another tokenizer: its text is tokenized again for the members.
+
+Source of drafts by text: universal assisted generation, Timor et al., Accelerating LLM Inference with Lossless
+Speculative Decoding Algorithms for Heterogeneous Vocabularies, ICML 2025. With collaborative rules: Wang et al., 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specens.adapters.causal_lm import CausalLM
+from specens.adapters.load import load_model, load_tokenizer
+from specens.drafters.drafter import Drafter
+from specens.kv_cache import Rollback
+from specens.member import Member
+from specens.request import OUTSIDE, Request
+from specens.statistics import Statistics
+from specens_kernels import sample, target_logprobs
+
+if TYPE_CHECKING:
+    from specens.batch import Batch
+
+CONTEXT = 8  # tokens in front of the drafts: how a tokenizer decodes the first of them depends on those before
+LEAST_PROBABILITY = 1e-30
+
+
+@dataclass
+class _Reading:
+    """What the draft model has read of a request: its first token as a prompt, and those behind it."""
+
+    first: int
+    member: Member
+    sequence: list[int]
+
+
+class OtherTokenizer(Drafter):
+    """A model with a tokenizer of its own drafts text; the ensemble's tokenizer turns it into draft tokens.
+
+    The tokens of one side that make up a token of the other are found by where they begin in the text. Drafts are
+    chosen, as far as the test goes: their text was drawn, but the tokens have no distribution. So every rule stays
+    lossless. The model reads each request by itself, and reads again what tokenizes otherwise than before.
+
+    model, tokenizer: a Hugging Face causal LM with its tokenizer, or a model spec and None.
+    probabilities: tell the rules Replacement and DecisionTree how probable each draft was: the product of the
+        probabilities of the model's own tokens that begin in it. Only for these rules.
+    dtype, device: for a spec.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any | None = None,
+        *,
+        probabilities: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if isinstance(model, str):
+            tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
+            model = load_model(model, dtype=dtype, device=device)
+        if tokenizer is None:
+            raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")
+        self.has_probabilities = self.estimates = probabilities
+        self._model = model if isinstance(model, CausalLM) else CausalLM(model)
+        self._own = tokenizer
+        self._members: Any = None
+
+    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+        """Itself, beside the ensemble's tokenizer."""
+        if tokenizer is None:
+            raise ValueError("tokenizer: expected the ensemble's tokenizer, since an OtherTokenizer drafts text")
+        Rollback(self._model.new_cache())
+        bound = OtherTokenizer(self._model, self._own, probabilities=self.has_probabilities)
+        bound._members = tokenizer
+        return bound
+
+    def propose(
+        self,
+        batch: Batch,  # noqa: ARG002
+        requests: Sequence[Request],
+        draft_lens: Sequence[int],
+        min_probability: float = 0.0,
+    ) -> None:
+        """Draft text for one request after another, of `draft_lens` of the model's own tokens."""
+        for request, draft_len in zip(requests, draft_lens, strict=True):
+            ids = request.task.prompts[0] + request.sequence
+            context, drafts, probabilities = self._write(
+                request, _decode(self._members, ids), draft_len, min_probability
+            )
+            for token, chance in self._tokens_of_members(context, drafts, probabilities):
+                if not request.can_draft:
+                    break
+                request.add_draft(token, OUTSIDE, self._row(token, chance) if self.estimates else None)
+
+    def _tokens_of_members(
+        self, context: list[int], drafts: list[int], probabilities: list[float]
+    ) -> list[tuple[int, float]]:
+        """The members' tokens of the model's drafts behind a context, each with its probability."""
+        ends = bool(drafts) and drafts[-1] == self._own.eos_token_id
+        written = drafts[:-1] if ends else drafts
+        text, own_starts = _text_behind(self._own, context, written)
+        tokens = self._members(text, add_special_tokens=False)["input_ids"]
+        _, starts = _text_behind(self._members, [], tokens)
+        chances = _joined(own_starts, probabilities[: len(written)], starts)
+        end = self._members.eos_token_id
+        last = [(end, probabilities[-1])] if ends and end is not None else []
+        return [*zip(tokens, chances, strict=True), *last]
+
+    def _write(
+        self, request: Request, text: str, draft_len: int, min_probability: float
+    ) -> tuple[list[int], list[int], list[float]]:
+        """The model's own tokens of the text, those that it drafts behind them, and the probabilities of these."""
+        reading = self._read(request, self._own(text)["input_ids"])
+        drafts: list[int] = []
+        probabilities: list[float] = []
+        sampling = request.task.sampling
+        while len(drafts) < draft_len and (not probabilities or probabilities[-1] >= min_probability):
+            logits = reading.member.score_next(reading.sequence + drafts)
+            draw = sample(
+                [logits],
+                sampling=sampling,
+                seeds=torch.tensor([request.task.seed], device=logits.device),
+                positions=torch.tensor([request.num_settled], device=logits.device),
+                step=len(drafts),
+            )
+            token = int(draw.tokens)
+            if token < 0:
+                break
+            drafts.append(token)
+            probabilities.append(float(target_logprobs([logits]).exp()[0, token]))
+            if token == self._own.eos_token_id:
+                break
+        return [reading.first, *reading.sequence], drafts, probabilities
+
+    def _read(self, request: Request, ids: list[int]) -> _Reading:
+        """The reading of a request, gone back to where its text tokenizes as before."""
+        reading: _Reading | None = request.drafter_state
+        if reading is None or reading.first != ids[0]:
+            member = Member(self._model, [[ids[0]]], [0], Statistics.of(1))
+            reading = request.drafter_state = _Reading(ids[0], member, [])
+        else:
+            known = zip(reading.sequence, ids[1:], strict=False)
+            same = next((place for place, (old, new) in enumerate(known) if old != new), None)
+            shortest = min(len(reading.sequence), len(ids) - 1)
+            reading.member.roll_back(shortest if same is None else same)
+        reading.sequence = ids[1:]
+        return reading
+
+    def _row(self, token: int, probability: float) -> Tensor:
+        """Logits [vocab] in which one draft has its probability, and any other token the rest."""
+        row = torch.full((max(self._members.get_vocab().values()) + 1,), float("-inf"))
+        row[token - 1 if token else 1] = math.log1p(-probability) if probability < 1 else float("-inf")
+        row[token] = math.log(max(probability, LEAST_PROBABILITY))
+        return row
+
+
+def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _text_behind(tokenizer: Any, context: Sequence[int], tokens: Sequence[int]) -> tuple[str, list[int]]:
+    """The text of tokens behind a context, and the place in it where each of them begins."""
+    context = list(context[-CONTEXT:])
+    lengths = [len(_decode(tokenizer, [*context, *tokens[:count]])) for count in range(len(tokens) + 1)]
+    text = _decode(tokenizer, [*context, *tokens])[lengths[0] :]
+    return text, [length - lengths[0] for length in lengths[:-1]]
+
+
+def _joined(own_starts: Sequence[int], probabilities: Sequence[float], starts: Sequence[int]) -> list[float]:
+    """The probability of each token that begins at `starts`: the product over the model's own that begin in it.
+
+    A token in which none begins is a part of one of the model's own, and certain once that is.
+    """
+    joined = [1.0] * len(starts)
+    for start, probability in zip(own_starts, probabilities, strict=True):
+        place = max(bisect_right(starts, start) - 1, 0)
+        if joined:
+            joined[place] *= probability
+    return joined
