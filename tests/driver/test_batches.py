@@ -170,7 +170,7 @@ def test_ctrl_c_passes_through_after_what_is_finished_was_handed_out(members):
         ({"processing": 3}, "processing: expected specens_kernels.Processing, got int"),
         ({"processing": Processing(output_tokens=torch.ones(1, 1, dtype=torch.int64))}, "expected no output_tokens"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: value[:30] if isinstance(value, str) else next(iter(value)),
 )
 def test_wrong_settings_of_a_batch_are_named(members, settings, message):
     with pytest.raises(ValueError, match=message):

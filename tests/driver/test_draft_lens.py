@@ -206,7 +206,7 @@ def test_adaptive_lengths_and_drafters_are_compared(pair):
             lambda pair: SpeculativeEnsemble(
                 pair, None, Mixture((0.0, 1.0)), ByConfidence(0.5), "fixed", rule=Replacement()
             ),
-            "rule: expected a member as drafter, and a number as draft_lens, under Replacement",
+            "rule: expected a drafter whose tokens have a probability, and a number as draft_lens, under Replacement",
         ),
         (
             lambda pair: SpeculativeEnsemble(pair, None, None, ByConfidence(0.5), "tree"),
@@ -217,7 +217,7 @@ def test_adaptive_lengths_and_drafters_are_compared(pair):
             "draft_lens: expected no ByConfidence, since drafts of PromptLookup have no probability",
         ),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value[:40] if isinstance(value, str) else "make",
 )
 def test_wrong_lengths_are_named(pair, make, message):
     with pytest.raises(ValueError, match=message):

@@ -156,7 +156,7 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
         (lambda: "lookup", "drafter: expected the index of a member, 0 to 1, or a Drafter; got 'lookup'"),
         (lambda: PromptLookup, "drafter: expected the index of a member, 0 to 1, or a Drafter"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: value[:30] if isinstance(value, str) else "drafter",
 )
 def test_wrong_drafters_are_named(pair, make, message):
     with pytest.raises(ValueError, match=message):
