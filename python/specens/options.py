@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,6 +44,24 @@ Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.
 Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16 or fp16.")]
 Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the generation; may be repeated.")]
+MinNewTokens = Annotated[int, typer.Option(min=0, help="No end of sequence before so many tokens.")]
+Input = Annotated[
+    Path | None,
+    typer.Option("--input", exists=True, dir_okay=False, help="Prompts: JSON lines with a field prompt."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", dir_okay=False, help="Texts: JSON lines. The same command continues a run that ended."),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Texts that are generated at a time.")]
+Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more than one are JSON lines.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", dir_okay=False, help="Write what happens in each round, for specens show.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 errors = Console(stderr=True)
@@ -53,14 +72,14 @@ def clean_exit(as_json: bool) -> Iterator[None]:
     """One clear line instead of a traceback, and exit code 2 for wrong arguments, 1 for failures, 130 for Ctrl-C."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if as_json:
             print_json({"interrupted": True})
-        errors.print("interrupted before anything was generated", style="yellow")
+        errors.print(str(interrupt) or "interrupted before anything was generated", style="yellow", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     except (ValueError, NotImplementedError) as error:
         raise _exit(error, WRONG_ARGUMENT) from None
-    except (RuntimeError, ImportError, OSError) as error:
+    except (RuntimeError, ImportError, OSError, MemoryError) as error:
         raise _exit(error, FAILED) from None
 
 
