@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from specens.schedules.plan import TreePlan
     from specens.statistics import Statistics
     from specens.targets import Cascade, Custom
+    from specens.trace import Round
 
 __all__ = [
     "Cascade",
@@ -17,6 +18,7 @@ __all__ = [
     "Event",
     "Generation",
     "Job",
+    "Round",
     "Settings",
     "SpeculativeEnsemble",
     "Statistics",
@@ -30,6 +32,7 @@ _HOMES = {
     "Event": "specens.request",
     "Generation": "specens.generate",
     "Job": "specens.jobs",
+    "Round": "specens.trace",
     "Settings": "specens.jobs",
     "SpeculativeEnsemble": "specens.generate",
     "Statistics": "specens.statistics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -151,6 +152,17 @@ def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
     for index, model in enumerate(models):
         groups.setdefault(model.weights_key(), []).append(index)
     return list(groups.values())
+
+
+def places_read_together(schedule: str, groups: list[list[int]], drafter: int | None) -> list[list[int]]:
+    """The places that the same forwards score. groups: those of members that share weights; drafter: if it is one."""
+    alone = [[place] for place in sorted(itertools.chain(*groups))]
+    if schedule == "tree":
+        return alone
+    if schedule == "fixed" and drafter is not None:  # it is fed before the others
+        rest = [[place for place in group if place != drafter] for group in groups]
+        return sorted([[drafter], *filter(None, rest)])
+    return groups if len(groups) > 1 or schedule in ("standard", "fixed") else alone
 
 
 def as_stop_tokens(stop_tokens: Sequence[int]) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,8 +14,6 @@ from specens.options import clean_exit, errors, print_json
 
 if TYPE_CHECKING:
     from specens.generate import SpeculativeEnsemble
-    from specens.request import Event
-    from specens.schedules.plan import TreePlan
 
 app = typer.Typer(
     help="Text from speculative ensembles of language models.",
@@ -23,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# The prompts of a file are checked for themselves, and so is the seed.
+WITHOUT_EFFECT_ON_TEXTS = {"input", "output", "trace", "batch_size", "device", "threads", "stream", "json", "seed"}
+PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight, into this PNG."
 DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
 
 Schedule = Annotated[
@@ -39,6 +41,7 @@ FixedDraftLen = Annotated[int | None, typer.Option(min=1, help="Of the schedule 
 
 @app.command()
 def generate(
+    context: typer.Context,
     models: options.Models,
     weights: options.Weights = None,
     logit_weights: options.LogitWeights = None,
@@ -48,27 +51,57 @@ def generate(
     draft_lens: options.DraftLens = "1",
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
-    drafter: options.Drafter = 0,
+    drafter: options.Drafter = "0",
     prompt: options.Prompt = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
     max_new_tokens: Annotated[int, typer.Option(min=0)] = 256,
+    min_new_tokens: options.MinNewTokens = 0,
+    stop: options.Stop = None,
     seed: Seed = None,
+    input: options.Input = None,
+    output: options.Output = None,
+    batch_size: options.BatchSize = 8,
+    samples: options.Samples = 1,
+    trace: options.Trace = None,
     dtype: options.Dtype = "bf16",
     device: options.Device = None,
     threads: options.Threads = None,
     stream: Stream = True,
     json: options.Json = False,
 ) -> None:
-    """Generate text from the ensemble of MODELS, by speculation among them."""
+    """Generate text from the ensemble of MODELS, by speculation among them.
+
+    With --input, --output or --samples, texts are JSON lines, each on the disk as soon as it is finished.
+    """
     with clean_exit(json):
-        job = _job(prompt, temperature, chat, seed=seed, max_new_tokens=max_new_tokens)
+        from specens import commands
+        from specens.file_run import FileRun, Files
+
+        files = Files(input, output, trace, batch_size, samples)
+        if json and files.are_many:
+            raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        lengths: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": min_new_tokens,
+            "stop_strings": stop or (),
+        }
+        job = _job(prompt, sampling, chat, input, seed=seed, **lengths)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
+        trees = options.parse_tree(tree, tree_nodes)
+        name = _schedule(schedule, trees is not None, drafter)
+        run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
         placement = options.Placement(dtype, device, threads)
-        plan = options.parse_tree(tree, tree_nodes)
-        name = _schedule(schedule, plan is not None)
-        ensemble = _load(models, placement, mixture, draft_lens, schedule=name, drafter=drafter, tree=plan)
-        interrupted = _generate(models, ensemble, job, stream, json)
+        ensemble = _load(models, placement, mixture, draft_lens, schedule=name, drafter=drafter, tree=trees)
+        job = commands.with_chat_of(ensemble, job)
+        if run is not None:
+            run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
+            return
+        interrupted = commands.generate(models, ensemble, job, trace, stream, json)
     if interrupted:
         raise typer.Exit(options.INTERRUPTED)
 
@@ -84,7 +117,7 @@ def compare(
     fixed_draft_len: FixedDraftLen = None,
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
-    drafter: options.Drafter = 0,
+    drafter: options.Drafter = "0",
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -101,15 +134,86 @@ def compare(
     Without --prompt, the job is to answer a question about Python.
     """
     with clean_exit(json):
-        question = prompt or [DEFAULT_QUESTION]
-        job = _job(question, temperature, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
+        from specens import commands
+
+        question, sampling = prompt or [DEFAULT_QUESTION], {"temperature": temperature}
+        job = _job(question, sampling, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         placement = options.Placement(dtype, device, threads)
-        plan = options.parse_tree(tree, tree_nodes)
+        trees = options.parse_tree(tree, tree_nodes)
         ensemble = _load(models, placement, mixture, draft_lens, schedule="standard", drafter=drafter)
-        interrupted = _compare(models, ensemble, job, fixed_draft_len, plan, json)
+        interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json)
     if interrupted:
         raise typer.Exit(options.INTERRUPTED)
+
+
+@app.command()
+def plan(
+    models: options.Models,
+    weights: options.Weights = None,
+    logit_weights: options.LogitWeights = None,
+    contrast: options.Contrast = None,
+    plausibility: options.Plausibility = None,
+    longest: Annotated[int, typer.Option(min=1, help="Draft lengths are tried up to this one.")] = 8,
+    prompt: Question = None,
+    chat: options.Chat = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    max_new_tokens: RunLength = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Texts that acceptance is measured on.")] = 2,
+    seed: int = 0,
+    dtype: options.Dtype = "bf16",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timings of each forward; medians are taken.")] = 5,
+    plot: Annotated[Path | None, typer.Option(dir_okay=False, help=PLOT_HELP)] = None,
+    json: options.Json = False,
+) -> None:
+    """Predict the speed of every schedule and draft length from measured costs and acceptance, and pick the best.
+
+    Without --prompt, the texts answer a question about Python.
+    """
+    with clean_exit(json):
+        from specens import commands
+
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
+        job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, **lengths)
+        mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
+        placement = options.Placement(dtype, device, threads)
+        ensemble = _load(models, placement, mixture, "1", schedule="alternate")
+        commands.plan(models, ensemble, job, longest, plot, json)
+
+
+@app.command()
+def show(
+    trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that generate --trace wrote.")],
+    output: Annotated[Path | None, typer.Option(dir_okay=False, help="Default: TRACE.html.")] = None,
+) -> None:
+    """Make one HTML page of TRACE: who proposed each token, what was accepted, and where the time went."""
+    with clean_exit(False):
+        from specens.trace_page import render_page
+        from specens.trace_reader import read_trace
+
+        page = output or trace.with_suffix(".html")
+        if page.exists() and page.samefile(trace):
+            raise ValueError(f"--output: expected another file than the trace, got {page}")
+        page.write_text(render_page(read_trace(trace)), encoding="utf-8")
+        Console().print(str(page), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def methods(json: options.Json = False) -> None:
+    """List published methods by what they choose on five axes; `SpeculativeEnsemble.from_preset` builds each."""
+    from specens.display import methods_table
+    from specens.presets import PRESETS
+
+    if json:
+        print_json({name: method.to_dict() for name, method in PRESETS.items()})
+    else:
+        Console().print(methods_table(PRESETS))
 
 
 @app.command()
@@ -130,81 +234,50 @@ def main() -> None:
     app()
 
 
-def _schedule(schedule: str | None, with_tree: bool) -> str:
+def _schedule(schedule: str | None, with_tree: bool, drafter: str) -> str:
     if with_tree and schedule not in (None, "tree"):
         raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
-    return schedule or ("tree" if with_tree else "alternate")
+    outside = not drafter.lstrip("-").isdigit()
+    return schedule or ("tree" if with_tree else "fixed" if outside else "alternate")
 
 
-def _job(prompts: list[str] | None, temperature: float, chat: bool | None, **settings: Any) -> dict[str, Any]:
-    """The arguments of one generation, checked before any model is loaded."""
+def _job(
+    prompts: list[str] | None, sampling: dict[str, Any], chat: bool | None, input: Path | None = None, **settings: Any
+) -> dict[str, Any]:
+    """The arguments of one generation, checked before any model is loaded; no prompt where a file has them."""
     from specens_kernels import Sampling
 
-    sampling = Sampling(temperature=temperature)
-    return settings | {"prompt": options.read_prompt(prompts), "sampling": sampling, "chat": chat}
+    if input is not None and prompts:
+        raise ValueError("--prompt: expected none beside --input, which names a file of prompts")
+    prompt = None if input is not None else options.read_prompt(prompts)
+    return settings | {"prompt": prompt, "sampling": Sampling(**sampling), "chat": chat}
+
+
+def _settings_of_texts(context: typer.Context) -> dict[str, Any]:
+    """The options that the texts depend on, as they were given."""
+    return {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS}
 
 
 def _load(
-    models: list[str], placement: options.Placement, mixture: Any, draft_lens: str, **settings: Any
+    models: list[str],
+    placement: options.Placement,
+    mixture: Any,
+    draft_lens: str,
+    drafter: str = "0",
+    **settings: Any,
 ) -> SpeculativeEnsemble:
+    lens = options.parse_draft_lens(draft_lens)
     with errors.status(f"loading {', '.join(models)}"):
         from specens import SpeculativeEnsemble
 
         return SpeculativeEnsemble(
             models,
             ensemble=mixture,
-            draft_lens=options.parse_draft_lens(draft_lens),
+            draft_lens=lens,
+            drafter=options.parse_drafter(drafter, placement),
             **settings,
             **placement.apply(),
         )
-
-
-def _generate(models: list[str], ensemble: SpeculativeEnsemble, job: dict, stream: bool, json: bool) -> bool:
-    """Generate and print; True if it was interrupted."""
-    from specens import display
-
-    output = Console()
-
-    def show(events: list[Event]) -> None:
-        display.print_events(output, events)
-
-    generation = ensemble.generate(
-        **_with_chat_of(ensemble, job),
-        on_tokens=show if stream and not json else None,
-    )
-    if json:
-        print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
-    else:
-        output.print("" if stream else generation.text, soft_wrap=True, highlight=False, markup=False)
-        errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
-    return generation.interrupted
-
-
-def _compare(
-    models: list[str],
-    standard: SpeculativeEnsemble,
-    job: dict,
-    fixed_draft_len: int | None,
-    tree: TreePlan | None,
-    json: bool,
-) -> bool:
-    """Compare and print; True if it was interrupted."""
-    from specens import display
-    from specens.compare import with_other_schedules
-
-    ensembles = with_other_schedules(standard, fixed_draft_len, tree)
-    comparison = display.compare_with_progress(errors, ensembles, **_with_chat_of(standard, job))
-    if json:
-        print_json({"models": models} | comparison.to_dict())
-    else:
-        display.show_comparison(Console(), comparison)
-    return comparison.interrupted
-
-
-def _with_chat_of(ensemble: SpeculativeEnsemble, job: dict[str, Any]) -> dict[str, Any]:
-    """The job with the chat template in use, unless it says otherwise, where the tokenizer has one."""
-    has_template = getattr(ensemble.tokenizer, "chat_template", None) is not None
-    return job | {"chat": has_template if job["chat"] is None else job["chat"]}
 
 
 if __name__ == "__main__":

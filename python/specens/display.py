@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -13,8 +13,12 @@ from rich.text import Text
 
 from specens.compare import Comparison, Row, compare
 from specens.generate import Generation, SpeculativeEnsemble
+from specens.planner import Measured, Prediction
+from specens.presets import Preset
 from specens.request import Event
 
+SHOWN_COUNTS = (1, 2, 3, 4, 6, 8)
+SHOWN_OF_A_KIND = 4
 PROPOSER_STYLES = ("cyan", "magenta", "green", "blue")
 RECOVERED_STYLE = "bold yellow"
 BONUS_STYLE = "underline"
@@ -106,5 +110,61 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def show_plan(console: Console, measured: Measured, predictions: Sequence[Prediction], names: Sequence[str]) -> None:
+    """Print what was measured, what is predicted, the fastest first, and what to do."""
+    console.print(cost_table(measured, names))
+    console.print(prediction_table(predictions))
+    best = predictions[0]
+    gain = f"{best.tokens_per_second:.1f} tokens/s, {best.speedup:.2f} times standard"
+    console.print(f"Best: {best.candidate.options} ({gain})", highlight=False, soft_wrap=True)
+
+
+def cost_table(measured: Measured, names: Sequence[str]) -> Table:
+    """What a forward costs by its number of tokens, and how often a member's drafts are accepted."""
+    table = Table(caption="ms of a forward by its number of tokens", caption_justify="left", box=SIMPLE_HEAD)
+    table.add_column("member", no_wrap=True)
+    for count in SHOWN_COUNTS:
+        table.add_column(str(count), justify="right", no_wrap=True)
+    table.add_column("accepted", justify="right", no_wrap=True)
+    acceptance = measured.mean_acceptance()
+    for places, cost in measured.costs.items():
+        who = " and ".join(names[place] for place in places)
+        accepted = _optional(acceptance[places[0]]) if len(places) == 1 else ""
+        table.add_row(who, *(f"{1000 * cost.of(count):.1f}" for count in SHOWN_COUNTS), accepted)
+    return table
+
+
+def prediction_table(predictions: Sequence[Prediction]) -> Table:
+    """The fastest of each schedule and drafter, and `standard`."""
+    table = Table(caption="predicted, the best of each kind", caption_justify="left", box=SIMPLE_HEAD)
+    table.add_column("schedule", no_wrap=True)
+    for name in ("tokens/s", "speed-up", "accepted", "forwards a token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown: dict[tuple[str, int], int] = {}
+    for prediction in predictions:
+        kind = (prediction.candidate.schedule, prediction.candidate.drafter)
+        shown[kind] = shown.get(kind, 0) + 1
+        if shown[kind] <= SHOWN_OF_A_KIND:
+            table.add_row(
+                str(prediction.candidate),
+                f"{prediction.tokens_per_second:.1f}",
+                f"{prediction.speedup:.2f}",
+                _optional(prediction.acceptance),
+                " + ".join(f"{count:.2f}" for count in prediction.forwards),
+            )
+    return table
+
+
 def _optional(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def methods_table(methods: Mapping[str, Preset]) -> Table:
+    """One line for each published method."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in ("method", "members", "drafter", "topology", "target", "acceptance", "schedule", "source"):
+        table.add_column(name)
+    for name, method in methods.items():
+        axes = (method.drafter, method.topology, method.target, method.acceptance, method.schedule)
+        table.add_row(name, ", ".join(method.members), *axes, method.source)
+    return table

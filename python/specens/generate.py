@@ -18,6 +18,7 @@ from specens.arguments import (
     group_by_weights,
     load_members,
     make_plan,
+    places_read_together,
     with_weight_of_drafter,
 )
 from specens.batch import Batch
@@ -26,13 +27,16 @@ from specens.drafters import Drafter
 from specens.jobs import Job, Settings, TaskMaker
 from specens.presets import preset
 from specens.request import OUTSIDE, Ensemble, Event, Request, Task
-from specens.schedules import SCHEDULES, Fixed, Tree, TreePlan
+from specens.schedules import SCHEDULES, Tree, TreePlan
 from specens.schedules.plan import Rule
 from specens.scorer import Scorer
 from specens.statistics import Statistics
+from specens.trace import Round, Tracer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Report = Callable[[Request, list[Event]], None]
 
 
 @dataclass
@@ -145,18 +149,24 @@ class SpeculativeEnsemble:
         return cls(members, **(method.settings | arguments))
 
     def generate(
-        self, prompt: Any, *, on_tokens: Callable[[list[Event]], None] | None = None, **settings: Unpack[Settings]
+        self,
+        prompt: Any,
+        *,
+        on_tokens: Callable[[list[Event]], None] | None = None,
+        on_round: Callable[[Round], None] | None = None,
+        **settings: Unpack[Settings],
     ) -> Generation:
         """Generate from one prompt for all members, or a list with one for each.
 
         prompt: text, token ids or chat messages. on_tokens: called after each round with the events of its tokens, to
-        stream them. settings: see `Settings`.
+        stream them. on_round: called then too, with all that is known of the round. settings: see `Settings`.
         KeyboardInterrupt ends the generation and returns what was settled, with `interrupted` True.
         Raises ValueError where an argument is wrong; RuntimeError where no token has positive probability.
         """
         make_task = TaskMaker(self, settings)
         request = self._request(make_task(Job(prompt), 0, 0))
-        batch = self._batch(1, None if on_tokens is None else lambda _, events: on_tokens(events))
+        reports = [] if on_tokens is None else [lambda _, events: on_tokens(events)]
+        batch = self._batch(1, reports, on_round)
         interrupted = False
         try:
             with torch.inference_mode():
@@ -173,6 +183,7 @@ class SpeculativeEnsemble:
         batch_size: int = 8,
         samples: int = 1,
         on_tokens: Callable[[int, int, list[Event]], None] | None = None,
+        on_round: Callable[[Round], None] | None = None,
         **settings: Unpack[Settings],
     ) -> Iterator[Generation]:
         """Generate from many prompts, `batch_size` at a time; yields each text as it is finished, with its index.
@@ -183,6 +194,7 @@ class SpeculativeEnsemble:
 
         prompts: each as for `generate`, or a Job with settings of its own. samples: texts of each prompt.
         on_tokens: called after each round with a prompt's number, the sample and the events of its tokens.
+        on_round: called then too, with all that is known of the round.
         settings: of every text, see `Settings`.
         Raises as `generate`; KeyboardInterrupt passes through, after all finished texts have been yielded.
         """
@@ -190,26 +202,23 @@ class SpeculativeEnsemble:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
         make_task = TaskMaker(self, settings, samples)
-        return self._generate_many(prompts, batch_size, samples, on_tokens, make_task)
+
+        def report(request: Request, events: list[Event]) -> None:
+            assert on_tokens is not None
+            on_tokens(request.task.index, request.task.sample, events)
+
+        batch = self._batch(batch_size, [] if on_tokens is None else [report], on_round)
+        return self._generate_many(prompts, samples, batch, make_task)
 
     def _generate_many(
-        self,
-        prompts: Iterable[Any],
-        batch_size: int,
-        samples: int,
-        on_tokens: Callable[[int, int, list[Event]], None] | None,
-        make_task: TaskMaker,
+        self, prompts: Iterable[Any], samples: int, batch: Batch, make_task: TaskMaker
     ) -> Iterator[Generation]:
         jobs = (prompt if isinstance(prompt, Job) else Job(prompt) for prompt in prompts)
         requests = (
             self._request(make_task(job, index, sample)) for index, job in enumerate(jobs) for sample in range(samples)
         )
 
-        def report(request: Request, events: list[Event]) -> None:
-            assert on_tokens is not None
-            on_tokens(request.task.index, request.task.sample, events)
-
-        finished = self._batch(batch_size, None if on_tokens is None else report).run(requests)
+        finished = batch.run(requests)
         while True:
             with torch.inference_mode():  # not while the caller has the turn
                 request = next(finished, None)
@@ -232,35 +241,33 @@ class SpeculativeEnsemble:
     def _request(self, task: Task) -> Request:
         return Request(task, self.tokenizer, min(model.num_embeddings for model in self.models))
 
-    def _batch(self, size: int, on_tokens: Callable[[Request, list[Event]], None] | None) -> Batch:
-        """A batch with caches of its own."""
-        speculates = self.schedule.speculates
+    def _batch(self, size: int, reports: list[Report], on_round: Callable[[Round], None] | None) -> Batch:
+        """A batch with caches of its own. reports: called after each round with a request and its new events."""
+        if on_round is not None:
+            reports = [*reports, Tracer(on_round, self.tokenizer).note]
 
-        def scorer(index: int, model: CausalLM, places: Sequence[int], prompts_of: Sequence[int]) -> Scorer:
-            together = size > 1 and not self.uses_trees and RaggedCache.suits(model)
-            how = {"shares_forwards": together, "can_roll_back": speculates}
-            return Scorer(index, model, places, prompts_of=prompts_of, **how)
+        def report(request: Request, events: list[Event]) -> None:
+            for each in reports:
+                each(request, events)
 
         groups = self._groups()
-        scorers = [scorer(index, self.models[own[0]], own, own) for index, own in enumerate(groups)]
+        scorers = [self._scorer(index, self.models[own[0]], own, own, size) for index, own in enumerate(groups)]
         drafter, outside = self.plan.drafter, None
-        if speculates and not isinstance(drafter, int) and drafter.model is not None:
-            outside = scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of])
-        return Batch(self.schedule(self.plan), scorers, size, on_tokens, outside)
+        if self.schedule.speculates and not isinstance(drafter, int) and drafter.model is not None:
+            outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], size)
+        return Batch(self.schedule(self.plan), scorers, size, report, outside)
+
+    def _scorer(
+        self, index: int, model: CausalLM, places: Sequence[int], prompts_of: Sequence[int], size: int
+    ) -> Scorer:
+        together = size > 1 and not self.uses_trees and RaggedCache.suits(model)
+        how = {"shares_forwards": together, "can_roll_back": self.schedule.speculates}
+        return Scorer(index, model, places, prompts_of=prompts_of, **how)
 
     def _groups(self) -> list[list[int]]:
         """The places that are scored by the same forwards: those of members that share weights."""
-        alone = [[place] for place in range(len(self.models))]
-        groups = group_by_weights(self.models)
-        if self.uses_trees:
-            return alone
-        drafter = self.plan.drafter
-        if self.schedule is Fixed and isinstance(drafter, int):  # it is fed before the others
-            rest = [[place for place in group if place != drafter] for group in groups]
-            return sorted([[drafter], *filter(None, rest)])
-        if self.schedule is Fixed:
-            return groups
-        return groups if len(groups) > 1 or not self.schedule.speculates else alone
+        drafter = self.plan.drafter if isinstance(self.plan.drafter, int) else None
+        return places_read_together(self.schedule_name, group_by_weights(self.models), drafter)
 
 
 def _generation(request: Request, interrupted: bool) -> Generation:

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 SEEDS = 2**63  # from -SEEDS to SEEDS - 1
 
 
+def draw_seed() -> int:
+    """A seed that nobody chose."""
+    return secrets.randbits(63)
+
+
 class Settings(TypedDict, total=False):
     """The keyword arguments of `SpeculativeEnsemble.generate` and `generate_many`.
 
@@ -101,7 +106,7 @@ class TaskMaker:
             prompts=prompts_for_members(job.prompt, num_members, owner.tokenizer, own.get("chat", False)),
             ensemble=owner.ensemble if job.ensemble is None else complete_ensemble(job.ensemble, num_members),
             sampling=own.get("sampling") or Sampling(),
-            seed=secrets.randbits(63) if own.get("seed") is None else own["seed"],  # type: ignore[arg-type]
+            seed=draw_seed() if own.get("seed") is None else own["seed"],  # type: ignore[arg-type]
             max_new_tokens=own.get("max_new_tokens", 256),
             min_new_tokens=own.get("min_new_tokens", 0),
             stop_tokens=self._end_of_sequence if stop_tokens is None else as_stop_tokens(stop_tokens),

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from specens.draft_lens import DraftLen
+    from specens.drafters import Drafter as Drafters
     from specens.request import Ensemble
     from specens.schedules.plan import TreePlan
 
@@ -31,8 +34,20 @@ Weights = Annotated[str | None, typer.Option(help="Mix probabilities with these 
 LogitWeights = Annotated[str | None, typer.Option(help="Mix logits with these weights, of any sign: 1.5,-0.5.")]
 Contrast = Annotated[float | None, typer.Option(help="Contrastive decoding: the weight of member 1, the amateur.")]
 Plausibility = Annotated[float | None, typer.Option(help="With --contrast: the share of the best probability needed.")]
-DraftLens = Annotated[str, typer.Option(help="Tokens that a member drafts in a row: one number, or one a member: 5,1.")]
-Drafter = Annotated[int, typer.Option(help="The member that drafts under the schedules fixed and tree.")]
+DraftLens = Annotated[
+    str,
+    typer.Option(
+        help="Tokens that a member drafts in a row: one number, or one a member: 5,1. Or a length that adapts: "
+        "confidence:THRESHOLD:MOST or acceptance:MOST:COST."
+    ),
+]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="Who drafts under the schedules fixed and tree: the number of a member; and under fixed also model:MODEL, "
+        "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]."
+    ),
+]
 Tree = Annotated[str | None, typer.Option(help="Draft trees, with so many children on each level: 4,2,2.")]
 TreeNodes = Annotated[int | None, typer.Option(help="Draft trees of so many nodes, grown by probability.")]
 Prompt = Annotated[
@@ -43,6 +58,24 @@ Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.
 Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16 or fp16.")]
 Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the generation; may be repeated.")]
+MinNewTokens = Annotated[int, typer.Option(min=0, help="No end of sequence before so many tokens.")]
+Input = Annotated[
+    Path | None,
+    typer.Option("--input", exists=True, dir_okay=False, help="Prompts: JSON lines with a field prompt."),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", dir_okay=False, help="Texts: JSON lines. The same command continues a run that ended."),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Texts that are generated at a time.")]
+Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more than one are JSON lines.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", dir_okay=False, help="Write what happens in each round, for specens show.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 errors = Console(stderr=True)
@@ -53,14 +86,14 @@ def clean_exit(as_json: bool) -> Iterator[None]:
     """One clear line instead of a traceback, and exit code 2 for wrong arguments, 1 for failures, 130 for Ctrl-C."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if as_json:
             print_json({"interrupted": True})
-        errors.print("interrupted before anything was generated", style="yellow")
+        errors.print(str(interrupt) or "interrupted before anything was generated", style="yellow", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     except (ValueError, NotImplementedError) as error:
         raise _exit(error, WRONG_ARGUMENT) from None
-    except (RuntimeError, ImportError, OSError) as error:
+    except (RuntimeError, ImportError, OSError, MemoryError) as error:
         raise _exit(error, FAILED) from None
 
 
@@ -96,8 +129,44 @@ def parse_ensemble(
     return None if weights is None else Mixture(parse_numbers(weights, float, "--weights"))
 
 
-def parse_draft_lens(text: str) -> int | list[int]:
-    """One number for all members, or a list with one for each."""
+def parse_drafter(text: str, placement: Placement) -> int | Drafters:
+    """The number of a member, or a drafter that is none. Raises ValueError where the text names neither."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    from specens import drafters
+
+    kind, _, setting = text.partition(":")
+    numbers = [int(part) for part in setting.split(",")] if setting.replace(",", "").isdigit() else []
+    if kind == "model" and setting:
+        return drafters.DraftModel(setting, **placement.apply())
+    if kind == "lookup" and (not setting or len(numbers) == 1):
+        return drafters.PromptLookup(max_match=numbers[0]) if numbers else drafters.PromptLookup()
+    if kind == "lookahead" and (not setting or len(numbers) == 1):
+        return drafters.Lookahead(*numbers[:1])
+    if kind == "skip" and numbers:
+        return drafters.LayerSkip(numbers)
+    if kind == "exit" and len(numbers) == 1:
+        return drafters.LayerSkip(exit_layer=numbers[0])
+    if text == "jacobi":
+        return drafters.Jacobi()
+    expected = "the number of a member, model:MODEL, lookup[:N], skip:N,N,..., exit:N, jacobi or lookahead[:N]"
+    raise ValueError(f"--drafter: expected {expected}; got {text!r}")
+
+
+def parse_draft_lens(text: str) -> DraftLen | list[int]:
+    """One length for all members, a number or one that adapts, or a list with a number for each."""
+    kind, _, setting = text.partition(":")
+    if kind in ("confidence", "acceptance"):
+        from specens.draft_lens import ByAcceptance, ByConfidence
+
+        parts = setting.split(":")
+        try:
+            first, second = parts
+            made = (float(first), int(second)) if kind == "confidence" else (int(first), float(second))
+        except ValueError:
+            form = "THRESHOLD:MOST" if kind == "confidence" else "MOST:COST"
+            raise ValueError(f"--draft-lens: expected {kind}:{form}, got {text!r}") from None
+        return ByConfidence(*made) if kind == "confidence" else ByAcceptance(*made)
     lens = parse_numbers(text, int, "--draft-lens")
     return lens[0] if len(lens) == 1 else lens
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from specens.draft_lens import ByAcceptance, ByConfidence
+from specens.drafters import Jacobi, Lookahead, PromptLookup
 from specens.schedules.plan import TreePlan
 from specens.targets import Cascade
 from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement
@@ -33,6 +35,11 @@ class Preset:
     settings: dict[str, Any] = field(default_factory=dict)
     needs: str | None = None
     lossless: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """What it is, in words, for JSON."""
+        names = ("source", "members", "drafter", "topology", "target", "acceptance", "schedule", "needs", "lossless")
+        return {name: getattr(self, name) for name in names}
 
     def check_members(self, name: str, num_members: int) -> None:
         """Raise ValueError where the method is not for so many members."""
@@ -76,6 +83,110 @@ PRESETS: dict[str, Preset] = {
         "fixed",
         DRAFTED | {"rule": "typical"},
         lossless=False,
+    ),
+    "confident-drafts": Preset(
+        "Kim et al., BiLD, NeurIPS 2023; Du et al., GliDe with CaPE, ICML 2024",
+        TARGET_AND_DRAFTER,
+        "draft model",
+        "chain, as long as it is sure",
+        "one model",
+        "token",
+        "fixed",
+        DRAFTED | {"draft_lens": ByConfidence(0.4, most=8)},
+    ),
+    "prompt-lookup": Preset(
+        "Saxena, 2023; Yang et al., LLMA, 2023",
+        ("target",),
+        "prompt lookup",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "drafter": PromptLookup(max_match=16), "draft_lens": 8},
+    ),
+    "adaptive-prompt-lookup": Preset(
+        "lengths by measured acceptance: Liu et al., SpecDec++, 2024; Mamou et al., 2024",
+        ("target",),
+        "prompt lookup",
+        "chain, by acceptance so far",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "drafter": PromptLookup(max_match=16), "draft_lens": ByAcceptance(10, 0.05)},
+    ),
+    "retrieval": Preset(
+        "He et al., REST, NAACL 2024",
+        ("target",),
+        "texts: PromptLookup(store=...)",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "draft_lens": 8},
+        needs="drafter",
+    ),
+    "early-exit": Preset(
+        "Elhoushi et al., LayerSkip, ACL 2024",
+        ("target",),
+        "its own first layers: LayerSkip(exit_layer=...)",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "draft_lens": 4},
+        needs="drafter",
+    ),
+    "draft-and-verify": Preset(
+        "Zhang et al., ACL 2024",
+        ("target",),
+        "itself without some layers: LayerSkip([...])",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "draft_lens": 4},
+        needs="drafter",
+    ),
+    "jacobi": Preset(
+        "Santilli et al., ACL 2023",
+        ("target",),
+        "fill tokens, refined in parallel",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "drafter": Jacobi(), "draft_lens": 4},
+    ),
+    "lookahead": Preset(
+        "Fu et al., Lookahead Decoding, ICML 2024 (n-grams of Jacobi iteration, without its second branch)",
+        ("target",),
+        "n-grams of fill tokens",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "drafter": Lookahead(4), "draft_lens": 6},
+    ),
+    "medusa": Preset(
+        "Cai et al., ICML 2024",
+        ("target",),
+        "extra heads: Heads(...)",
+        "chain",
+        "one model",
+        "token",
+        "fixed",
+        {"schedule": "fixed", "draft_lens": 4},
+        needs="drafter",
+    ),
+    "several-chains": Preset(
+        "Sun et al., SpecTr, NeurIPS 2023 (its chains, tested as a tree)",
+        TARGET_AND_DRAFTER,
+        "draft model",
+        "several chains",
+        "one model",
+        "token",
+        "tree",
+        {"ensemble": ALONE, "schedule": "tree", "drafter": 1, "tree": TreePlan((4, 1, 1))},
     ),
     "speculative-ensemble": Preset(
         "Fu et al., ICML 2025",
@@ -172,6 +283,18 @@ PRESETS: dict[str, Preset] = {
             "draft_lens": 5,
             "rule": Replacement(0.5, 0.5),
         },
+        lossless=False,
+    ),
+    "cosd-tokenizers": Preset(
+        "Wang et al., ICML 2025",
+        ("assistant",),
+        "a model with another tokenizer: OtherTokenizer(..., probabilities=True)",
+        "chain",
+        "the assistant",
+        "replacement rule",
+        "fixed",
+        {"schedule": "fixed", "draft_lens": 5, "rule": Replacement(0.5, 0.5)},
+        needs="drafter",
         lossless=False,
     ),
     "cosd-tree": Preset(

@@ -41,6 +41,15 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A draft token as it was tested. proposer: the member, None for a drafter that is none. parent: in a tree."""
+
+    token: int
+    proposer: int | None
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
 class Task:
     """What a generation has to do: the target distribution, the seed and where to stop.
 
@@ -116,6 +125,7 @@ class Request:
         self._text = TextStream(tokenizer, task.stop_strings)
         self._masks: dict[int, Tensor] = {}
         self._num_delivered = 0
+        self._tested: list[Draft] = []
 
     @property
     def remaining(self) -> int:
@@ -182,6 +192,8 @@ class Request:
         Drafts behind accepted ones stay under test, and members forget what was rejected. Whatever comes behind the end
         of the text is dropped.
         """
+        tested = self.sequence[self.num_settled :][:num_tested]
+        self.note_tested(tested, [None if who == OUTSIDE else who for who in self.drafts.proposers[:num_tested]])
         proposers = self.drafts.proposers[:num_accepted]
         rejected = self.drafts.proposers[num_accepted:num_tested][:1]
         num_next = len(tokens) - num_accepted
@@ -260,6 +272,18 @@ class Request:
         new = self.events[self._num_delivered :]
         self._num_delivered = len(self.events)
         return new
+
+    def note_tested(
+        self, tokens: Sequence[int], proposers: Sequence[int | None], parents: Sequence[int] | None = None
+    ) -> None:
+        """Remember the drafts of a test until the next one. parents: of the nodes of a tree."""
+        places = [None] * len(tokens) if parents is None else parents
+        self._tested = [Draft(*draft) for draft in zip(tokens, proposers, places, strict=True)]
+
+    def take_tested(self) -> tuple[list[Draft], bool]:
+        """The drafts that have been tested since the last call, and whether they are a tree."""
+        tested, self._tested = self._tested, []
+        return tested, any(draft.parent is not None for draft in tested)
 
     def note_status(self, status: int, *, emitted: bool) -> None:
         """Keep the status bits; a distribution without any token ends the generation with a RuntimeError."""

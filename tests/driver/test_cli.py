@@ -10,6 +10,7 @@ import pytest
 from driver.tiny_models import save_pair, tiny_tokenizer
 from specens.cli import app
 from specens.member import Member
+from specens.presets import PRESETS
 from typer.testing import CliRunner
 
 JOB = ["--prompt", "w5 w3 w8", "--max-new-tokens", "20", "--seed", "1", "--dtype", "fp32"]
@@ -242,3 +243,53 @@ def test_help_does_not_wait_for_torch():
     script = "import sys, specens.cli; print('torch' in sys.modules or 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "draft_lens"),
+    [
+        ("lookup", "6"),
+        ("lookup:4", "acceptance:6:0.1"),
+        ("skip:0", "2"),
+        ("exit:1", "confidence:0.3:4"),
+        ("jacobi", "3"),
+        ("lookahead:3", "3"),
+        ("model:SECOND", "confidence:0.3:4"),
+    ],
+)
+def test_generate_drafts_by_what_was_asked_for(models, drafter, draft_lens):
+    expected = run("generate", models[0], *JOB, "--temperature", 0, "--schedule", "standard", "--json")
+    option = drafter.replace("SECOND", models[1])
+    result = run(
+        "generate", models[0], *JOB, "--temperature", 0, "--drafter", option, "--draft-lens", draft_lens, "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert values["schedule"] == "fixed"
+    assert values["tokens"] == json.loads(expected.stdout)["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--drafter", "oracle"], "--drafter: expected the number of a member, model:MODEL"),
+        (["--drafter", "skip:"], "--drafter: expected the number of a member, model:MODEL"),
+        (["--draft-lens", "confidence:x"], "--draft-lens: expected confidence:THRESHOLD:MOST, got 'confidence:x'"),
+        (["--draft-lens", "acceptance:3"], "--draft-lens: expected acceptance:MOST:COST, got 'acceptance:3'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[-1],
+)
+def test_wrong_drafters_are_named(models, options, message):
+    result = run("generate", *models, *JOB, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_methods_lists_every_preset():
+    result = run("methods", "--json")
+    values = json.loads(result.stdout)
+    assert set(values) == set(PRESETS)
+    assert values["specinfer"]["topology"] == "static tree"
+    table = run("methods")
+    assert table.exit_code == 0
+    assert all(name[:6] in table.stdout for name in PRESETS)

@@ -1,0 +1,97 @@
+"""What the commands do once models are loaded: generate, compare or plan, and print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from specens import display
+from specens.compare import with_other_schedules
+from specens.generate import SpeculativeEnsemble
+from specens.measure import measure, measure_weights
+from specens.options import errors, print_json
+from specens.planner import candidates, predict_all
+from specens.request import Event
+from specens.schedules import TreePlan
+from specens.speedup_plot import load_pyplot, plot_speedups
+from specens.trace import traced
+
+
+def describe(models: list[str], ensemble: SpeculativeEnsemble) -> dict[str, Any]:
+    """What a trace says about the run."""
+    lens = list(ensemble.plan.draft_lens)
+    schedule = ensemble.schedule_name
+    return {"models": models, "schedule": schedule, "draft_lens": lens, "ensemble": str(ensemble.ensemble)}
+
+
+def generate(
+    models: list[str], ensemble: SpeculativeEnsemble, job: dict, trace: Path | None, stream: bool, json: bool
+) -> bool:
+    """Generate one text and print it; True if it was interrupted."""
+    output = Console()
+
+    def show(events: list[Event]) -> None:
+        display.print_events(output, events)
+
+    with traced(trace, describe(models, ensemble)) as (on_round, on_text):
+        generation = ensemble.generate(**job, on_tokens=show if stream and not json else None, on_round=on_round)
+        on_text(generation)
+    if json:
+        print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
+    else:
+        output.print("" if stream else generation.text, soft_wrap=True, highlight=False, markup=False)
+        errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
+    return generation.interrupted
+
+
+def compare(
+    models: list[str],
+    standard: SpeculativeEnsemble,
+    job: dict,
+    fixed_draft_len: int | None,
+    tree: TreePlan | None,
+    json: bool,
+) -> bool:
+    """Compare and print; True if it was interrupted."""
+    ensembles = with_other_schedules(standard, fixed_draft_len, tree)
+    comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(standard, job))
+    if json:
+        print_json({"models": models} | comparison.to_dict())
+    else:
+        display.show_comparison(Console(), comparison)
+    return comparison.interrupted
+
+
+def plan(
+    models: list[str], ensemble: SpeculativeEnsemble, job: dict, longest: int, plot: Path | None, json: bool
+) -> None:
+    """Measure, predict and print, and draw the picture where a path for it is given."""
+    if plot is not None:
+        load_pyplot()
+    job = with_chat_of(ensemble, job)
+    chosen = list(candidates(ensemble.plan.num_members, longest))
+    with errors.status("measuring") as status:
+        measured = measure(ensemble, **job, candidates=chosen, on_step=status.update)
+        status.update("predicting")
+        predictions = predict_all(measured, chosen)
+        if plot is not None:
+            texts = {name: value for name, value in job.items() if name != "repeats"}
+            by_weight = measure_weights(ensemble, measured, **texts, on_step=status.update)
+            plot_speedups(plot, predictions, by_weight, _names(models))
+    if json:
+        found = {"measured": measured.to_dict(), "predictions": [one.to_dict() for one in predictions]}
+        print_json({"models": models, "best": predictions[0].candidate.options} | found)
+    else:
+        display.show_plan(Console(), measured, predictions, _names(models))
+
+
+def _names(models: list[str]) -> list[str]:
+    return [f"member {place}" for place in range(len(models))]
+
+
+def with_chat_of(ensemble: SpeculativeEnsemble, job: dict[str, Any]) -> dict[str, Any]:
+    """The job with the chat template in use, unless it says otherwise, where the tokenizer has one."""
+    has_template = getattr(ensemble.tokenizer, "chat_template", None) is not None
+    return job | {"chat": has_template if job["chat"] is None else job["chat"]}

@@ -1,0 +1,196 @@
+"""What a planner must know of an ensemble on this machine: the cost of its forwards, and what it accepts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.adapters.causal_lm import CausalLM
+from specens.arguments import group_by_weights, places_read_together
+from specens.generate import Generation, SpeculativeEnsemble
+from specens.member import Member
+from specens.planner import Candidate, GroupCost, Measured
+from specens.prompts import prompts_for_members
+from specens.request import counted_places
+from specens.schedules import Plan
+from specens.statistics import Statistics
+from specens.targets import DenseTarget
+from specens_kernels import Mixture, Sampling, target_logprobs
+
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
+ALREADY_READ = 32  # tokens of the text before those whose forwards are timed
+
+
+def measure(
+    ensemble: SpeculativeEnsemble,
+    prompt: Any,
+    *,
+    sampling: Sampling | None = None,
+    chat: bool = False,
+    max_new_tokens: int = 128,
+    samples: int = 2,
+    repeats: int = 5,
+    seed: int = 0,
+    candidates: Sequence[Candidate] = (),
+    on_step: Callable[[str], None] | None = None,
+) -> Measured:
+    """Write some texts with the ensemble and measure what they tell.
+
+    Every member reads the texts once more, whole, so that its chance of acceptance is known at each position, and
+    forwards of different numbers of tokens are timed behind one of them; medians of `repeats`, interleaved.
+    candidates: whose forwards are wanted; without, those of the ensemble's own schedule. on_step: called with what is
+    being done. Raises ValueError for an ensemble that is computed densely, and as `SpeculativeEnsemble.generate`.
+    """
+    say = on_step or (lambda _: None)
+    _check_predictable(ensemble.plan)
+    prompts = prompts_for_members(prompt, ensemble.plan.num_members, ensemble.tokenizer, chat)
+    texts = _write(ensemble, prompts, say, samples, seed, sampling=sampling, max_new_tokens=max_new_tokens)
+    say("reading the texts")
+    acceptance = [_acceptance(ensemble, prompts, text.tokens, sampling or Sampling()) for text in texts]
+    groups = group_by_weights(ensemble.models)
+    plan: Any = ensemble.plan
+    chosen = candidates or [Candidate(ensemble.schedule_name, plan.draft_lens, plan.drafter)]
+    read = [places_read_together(one.schedule, groups, one.drafter) for one in [Candidate("standard", ()), *chosen]]
+    together = sorted({tuple(places) for each in read for places in each})
+    say("timing forwards")
+    return Measured(
+        costs=_costs(ensemble.models, prompts, texts[0].tokens, together, repeats),
+        outside=statistics.median(text.statistics.overhead_seconds / text.statistics.model_calls for text in texts),
+        acceptance=acceptance,
+        counted=counted_places(ensemble.ensemble, len(prompts)),
+        weights=_weights(ensemble, len(prompts)),
+        groups=groups,
+    )
+
+
+def _check_predictable(plan: Plan) -> None:
+    """Raise ValueError for what is not predicted: drafters that are no member, other rules, lengths that adapt."""
+    adapts = not all(isinstance(length, int) for length in plan.draft_lens)
+    if not isinstance(plan.drafter, int) or plan.rule != "token" or adapts:
+        raise ValueError(
+            "ensemble: expected a member as drafter, numbers as draft_lens and the rule 'token' to be planned for, "
+            f"got {plan.drafter}, {plan.draft_lens}, {plan.rule!r}"
+        )
+
+
+def measure_weights(
+    ensemble: SpeculativeEnsemble,
+    measured: Measured,
+    prompt: Any,
+    *,
+    sampling: Sampling | None = None,
+    chat: bool = False,
+    max_new_tokens: int = 128,
+    samples: int = 2,
+    seed: int = 0,
+    on_step: Callable[[str], None] | None = None,
+) -> dict[float, Measured]:
+    """What a Mixture of two members accepts at other weights of the first one; costs are those measured already.
+
+    Empty for other ensembles. The arguments are those of `measure`.
+    """
+    if not isinstance(ensemble.ensemble, Mixture) or ensemble.plan.num_members != 2:
+        return {}
+    prompts = prompts_for_members(prompt, 2, ensemble.tokenizer, chat)
+    members = [model.model for model in ensemble.models]
+    found = {}
+    for weight in WEIGHTS:
+        own = SpeculativeEnsemble(members, ensemble.tokenizer, replace(ensemble.ensemble, weights=(weight, 1 - weight)))
+        say = on_step or (lambda _: None)
+        texts = _write(own, prompts, say, samples, seed, sampling=sampling, max_new_tokens=max_new_tokens)
+        acceptance = [_acceptance(own, prompts, text.tokens, sampling or Sampling()) for text in texts]
+        found[weight] = replace(measured, acceptance=acceptance, weights=(weight, 1 - weight))
+    return found
+
+
+def _write(
+    ensemble: SpeculativeEnsemble,
+    prompts: list[list[int]],
+    say: Callable[[str], None],
+    samples: int,
+    seed: int,
+    **settings: Any,
+) -> list[Generation]:
+    """Some texts, none of which ends early."""
+    if isinstance(ensemble.ensemble, DenseTarget):
+        kind = type(ensemble.ensemble).__name__
+        raise ValueError(f"ensemble: expected a mixture or a contrast to plan for, got {kind}")
+    texts = []
+    for sample in range(samples):
+        say(f"writing text {sample + 1} of {samples}")
+        texts.append(ensemble.generate(prompts, seed=seed + sample, stop_tokens=(), **settings))
+        if texts[-1].interrupted:
+            raise KeyboardInterrupt
+    return texts
+
+
+def _weights(ensemble: SpeculativeEnsemble, num_members: int) -> tuple[float, ...]:
+    weights = getattr(ensemble.ensemble, "weights", None)
+    return (1.0,) * num_members if weights is None else tuple(map(float, weights))
+
+
+@torch.inference_mode()
+def _acceptance(
+    ensemble: SpeculativeEnsemble, prompts: list[list[int]], tokens: list[int], sampling: Sampling
+) -> list[list[float]]:
+    """Of each member the chance that its draft is accepted, at every position of a text."""
+    places = range(len(prompts))
+    readers = [_member(ensemble.models[place], prompts, (place,)) for place in places]
+    logits = [reader.score(tokens[:-1], len(tokens)) for reader in readers]  # [1, tokens, vocab] each
+    device = logits[0].device
+    everyone = [rows.to(device) for rows in logits]
+    assert not isinstance(ensemble.ensemble, DenseTarget)  # `_write` refuses them
+    target = target_logprobs(everyone, ensemble=ensemble.ensemble, sampling=sampling).exp()[0]
+    found = []
+    for place in places:
+        own = target_logprobs([everyone[place]], sampling=sampling).exp()[0]
+        width = min(own.shape[1], target.shape[1])
+        found.append(torch.minimum(own[:, :width], target[:, :width]).sum(dim=1).clamp(max=1.0).tolist())
+    return found
+
+
+def _member(model: CausalLM, prompts: list[list[int]], places: tuple[int, ...]) -> Member:
+    return Member(model, [prompts[place] for place in places], places, Statistics.of(len(prompts)))
+
+
+@torch.inference_mode()
+def _costs(
+    models: Sequence[CausalLM],
+    prompts: list[list[int]],
+    tokens: list[int],
+    together: Sequence[tuple[int, ...]],
+    repeats: int,
+) -> dict[tuple[int, ...], GroupCost]:
+    """The cost of each group's forwards behind a text, which is repeated where it is too short."""
+    text = (tokens * (1 + (ALREADY_READ + max(COUNTS)) // len(tokens)))[: ALREADY_READ + max(COUNTS)]
+    readers = {places: _member(models[places[0]], prompts, places) for places in together}
+    prompt_seconds = {places: _seconds(reader, [], 1) for places, reader in readers.items()}
+    times: dict[tuple, dict[int, list[float]]] = {places: {count: [] for count in COUNTS} for places in together}
+    for reader in readers.values():
+        _seconds(reader, text[:ALREADY_READ], ALREADY_READ)
+    for _ in range(repeats):
+        for count in COUNTS:
+            for places, reader in readers.items():
+                times[places][count].append(_seconds(reader, text[: ALREADY_READ + count], count))
+                reader.roll_back(ALREADY_READ)
+    return {
+        places: GroupCost(
+            {count: statistics.median(seconds) for count, seconds in times[places].items()}, prompt_seconds[places]
+        )
+        for places in together
+    }
+
+
+def _seconds(reader: Member, sequence: list[int], rows: int) -> float:
+    started = time.perf_counter()
+    logits: Tensor = reader.score(sequence, rows)
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
+    return time.perf_counter() - started

@@ -1,0 +1,258 @@
+"""Predictions of the planner, against closed forms and against generations whose forwards are counted."""
+
+import json
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from driver.tiny_models import PROMPT, Bigram, relative_of, save_pair, tiny_llama
+from specens import SpeculativeEnsemble
+from specens.cli import app
+from specens.ideal import alternate_speedup, fixed_speedup
+from specens.measure import measure, measure_weights
+from specens.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
+from specens.speedup_plot import speedups_by_length, speedups_by_weight
+from typer.testing import CliRunner
+
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling
+
+SETTINGS = {
+    "standard": Candidate("standard", (1, 1)),
+    "fixed 1": Candidate("fixed", (1, 1)),
+    "fixed 4, drafter 1": Candidate("fixed", (4, 4), drafter=1),
+    "alternate 1": Candidate("alternate", (1, 1)),
+    "alternate 3,1": Candidate("alternate", (3, 1)),
+    "alternate 2,4": Candidate("alternate", (2, 4)),
+    "three, fixed 2": Candidate("fixed", (2, 2, 2), drafter=2),
+    "three, alternate 1": Candidate("alternate", (1, 1, 1)),
+    "three, alternate 3,1,2": Candidate("alternate", (3, 1, 2)),
+}
+SAMPLING = Sampling(temperature=0.8)
+NUM_TOKENS = 80
+
+
+@pytest.fixture(scope="module")
+def members():
+    first = tiny_llama(0)
+    return [first, relative_of(first, 1, noise=0.25), relative_of(first, 2, noise=0.25)]
+
+
+def even(acceptance, costs, num_tokens=400, prompt=0.0, outside=0.0):
+    """Measurements of members whose acceptance and costs are the same everywhere; costs: seconds of any forward."""
+    return Measured(
+        costs={(place,): GroupCost({1: cost}, prompt) for place, cost in enumerate(costs)},
+        outside=outside,
+        acceptance=[[[acceptance] * num_tokens for _ in costs]],
+        counted=tuple(range(len(costs))),
+        weights=(1 / len(costs),) * len(costs),
+        groups=[[place] for place in range(len(costs))],
+    )
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
+def test_predictions_with_even_costs_are_the_closed_forms(acceptance):
+    measured = even(acceptance, (1.0, 1.0), num_tokens=2000)
+    speed = predict(measured, Candidate("standard", (1, 1))).tokens_per_second
+    assert speed == pytest.approx(0.5, rel=1e-3)
+    alternate = predict(measured, Candidate("alternate", (1, 1)), speed)
+    assert alternate.speedup == pytest.approx(alternate_speedup(acceptance), rel=0.01)
+    for costs in [(1.0, 1.0), (0.2, 1.0)]:
+        measured = even(acceptance, costs, num_tokens=2000)
+        speed = predict(measured, Candidate("standard", (1, 1))).tokens_per_second
+        for draft_len in (1, 3, 6):
+            fixed = predict(measured, Candidate("fixed", (draft_len, draft_len)), speed)
+            assert fixed.speedup == pytest.approx(fixed_speedup(draft_len, acceptance, costs[0]), rel=0.015)
+            assert fixed.acceptance == pytest.approx(acceptance, abs=0.01)
+
+
+def test_n_members_that_always_agree_need_one_forward_for_a_token():
+    for num_members in (2, 3, 5):
+        prediction = predict(even(1.0, (1.0,) * num_members), Candidate("alternate", (1,) * num_members))
+        assert sum(prediction.forwards) == pytest.approx(1.0, abs=0.02)
+        rejecting = predict(even(0.0, (1.0,) * num_members), Candidate("alternate", (1,) * num_members))
+        assert sum(rejecting.forwards) == pytest.approx(num_members, rel=0.01)
+
+
+def text_of(members, candidate, **settings):
+    """A text under a candidate's schedule."""
+    ensemble = settings.pop("ensemble", None)
+    own = SpeculativeEnsemble(
+        members, None, ensemble, candidate.draft_lens, candidate.schedule, drafter=candidate.drafter
+    )
+    return own.generate(PROMPT, **({"max_new_tokens": NUM_TOKENS, "stop_tokens": ()} | settings))
+
+
+def measure_all(members, chosen, samples, sampling, ensemble=None, max_new_tokens=NUM_TOKENS):
+    standard = SpeculativeEnsemble(members, ensemble=ensemble, schedule="standard")
+    settings = {"max_new_tokens": max_new_tokens, "samples": samples, "sampling": sampling, "repeats": 1}
+    return measure(standard, PROMPT, candidates=chosen, **settings)
+
+
+ENSEMBLES = {
+    "mixture": Mixture((0.3, 0.7)),
+    "a drafter without a weight": Mixture((1.0, 0.0)),
+    "a target without a weight": Mixture((0.0, 1.0)),
+    "logits": LogitMixture((1.3, -0.3)),
+    "contrast": Contrastive(0.2, 0.05),
+    "three": None,
+}
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_the_forwards_of_a_greedy_text_are_predicted_one_by_one(members, name):
+    ensemble, num_members = ENSEMBLES[name], 3 if name == "three" else 2
+    chosen = [candidate for candidate in SETTINGS.values() if len(candidate.draft_lens) == num_members]
+    measured = measure_all(members[:num_members], chosen, 1, Sampling(0), ensemble)
+    for candidate in chosen:
+        statistics = text_of(members[:num_members], candidate, ensemble=ensemble, sampling=Sampling(0)).statistics
+        prediction = predict(measured, candidate)
+        found = [max(count - 1, 0) / NUM_TOKENS for count in statistics.forwards]
+        assert prediction.forwards == pytest.approx(found, abs=1e-9), candidate
+        places = [[place] for place in range(num_members)]
+        run = simulate(measured, candidate, places, measured.acceptance[0], random.Random(0))
+        for reads, fed in zip(run.reads, statistics.tokens_fed, strict=True):  # with the prompt drafts are read
+            assert 0 <= fed - sum(reads) - len(PROMPT) * (fed > 0) <= sum(candidate.draft_lens), candidate
+        assert (run.num_tested, run.num_accepted) == (sum(statistics.tested), sum(statistics.accepted)), candidate
+
+
+def test_the_forwards_of_sampled_texts_are_predicted_within_some_percent():
+    generator = torch.Generator().manual_seed(4)
+    logits = 2 * torch.randn(3, 23, 23, generator=generator)
+    members = [Bigram(logits[0] + 0.5 * logits[place]) for place in range(3)]
+    for num_members in (2, 3):
+        chosen = [one for one in SETTINGS.values() if len(one.draft_lens) == num_members and one.schedule != "standard"]
+        chosen = chosen[1::2]
+        measured = measure_all(members[:num_members], chosen, 5, SAMPLING, max_new_tokens=500)
+        for candidate in chosen:
+            settings = {"sampling": SAMPLING, "max_new_tokens": 500}
+            runs = [text_of(members[:num_members], candidate, seed=seed, **settings) for seed in range(50, 55)]
+            found = [run.statistics for run in runs]
+            prediction = predict(measured, candidate)
+            forwards = [sum(one.forwards[place] - 1 for one in found) for place in range(num_members)]
+            assert sum(prediction.forwards) == pytest.approx(sum(forwards) / 2500, rel=0.04)
+            rate = sum(sum(one.accepted) for one in found) / sum(sum(one.tested) for one in found)
+            assert prediction.acceptance == pytest.approx(rate, abs=0.03)
+
+
+def test_members_that_share_weights_are_read_together_where_the_schedule_does(members):
+    first, second = members[:2]
+    chosen = [Candidate("standard", (1, 1, 1)), Candidate("fixed", (2, 2, 2), 1), Candidate("alternate", (2, 1, 1))]
+    for own in ([first, first, second], [first, first, first]):
+        measured = measure_all(own, chosen, 1, Sampling(0))
+        for candidate in chosen:
+            statistics = text_of(own, candidate, sampling=Sampling(0)).statistics
+            found = [(count - 1) / NUM_TOKENS for count in statistics.forwards]
+            assert predict(measured, candidate).forwards == pytest.approx(found, abs=1e-9), candidate
+
+
+def test_a_cost_between_those_measured_grows_evenly():
+    cost = GroupCost({1: 1.0, 2: 2.0, 4: 3.0}, prompt=9.0)
+    assert [cost.of(count) for count in (1, 2, 3, 4, 6, 8)] == [1.0, 2.0, 2.5, 3.0, 4.0, 5.0]
+    assert GroupCost({1: 1.5}, 0.0).of(7) == 1.5
+
+
+def test_the_best_schedule_depends_on_what_two_tokens_cost():
+    cheap = even(0.85, (1.0, 1.0))
+    costs = {places: GroupCost({1: 1.0, 2: 2.1, 8: 2.2}, 0.0) for places in cheap.costs}
+    dear = Measured(costs, 0.0, cheap.acceptance, cheap.counted, cheap.weights, cheap.groups)
+    chosen = list(candidates(2, 8))
+    best = predict_all(cheap, chosen)[0]
+    assert best.candidate.schedule == "alternate"
+    assert best.speedup == pytest.approx(2 / (2 - 0.85), rel=0.1)
+    assert predict_all(dear, chosen)[0].candidate != best.candidate
+    even_lens = Candidate("alternate", (1, 1))
+    assert predict(dear, even_lens).tokens_per_second < 0.65 * predict(cheap, even_lens).tokens_per_second
+
+
+def test_prompts_and_the_time_outside_forwards_are_part_of_the_prediction():
+    assert predict(even(1.0, (1.0,), 100, prompt=11.0, outside=0.5), Candidate("standard", (1,))).tokens_per_second == (
+        pytest.approx(100 / (11.0 + 99 + 100 * 0.5))
+    )
+
+
+def test_standard_does_not_pay_for_a_member_without_a_weight():
+    measured = replace(even(1.0, (1.0, 5.0), 100, prompt=3.0), counted=(0,), weights=(1.0, 0.0))
+    assert predict(measured, Candidate("standard", (1, 1))).tokens_per_second == pytest.approx(100 / (3.0 + 99))
+
+
+def test_only_schedules_of_chains_are_predicted():
+    with pytest.raises(ValueError, match="schedule: expected standard, fixed or alternate to predict, got 'tree'"):
+        predict(even(0.5, (1.0, 1.0)), Candidate("tree", (1, 1)))
+
+
+def test_candidates_cover_every_drafter_and_mix_lengths_as_far_as_they_are_few():
+    assert list(candidates(1, 8)) == [Candidate("standard", (1,))]
+    for num_members, mixed in ((2, 8), (3, 4), (4, 3), (7, 1)):
+        found = list(candidates(num_members, 8))
+        assert len(set(found)) == len(found)
+        alternating = [candidate.draft_lens for candidate in found if candidate.schedule == "alternate"]
+        assert len(alternating) == mixed**num_members + 8 - mixed
+        assert len(found) == 1 + 8 * num_members + len(alternating)
+
+
+def test_the_command_picks_a_schedule(tmp_path):
+    models = save_pair(tmp_path)
+    job = ["plan", *models, "--prompt", "w5 w3", "--max-new-tokens", "30", "--dtype", "fp32", "--repeats", "1"]
+    result = CliRunner().invoke(app, [*job, "--longest", "3", "--json"])
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    rates = [prediction["tokens_per_second"] for prediction in values["predictions"]]
+    assert len(rates) == 1 + 2 * 3 + 9
+    assert rates == sorted(rates, reverse=True)
+    assert set(values["measured"]["costs"]) == {"0", "1"}
+    assert set(values["measured"]["costs"]["0"]["seconds"]) >= {"1", "2", "8"}
+    assert values["best"] == values["predictions"][0]["options"]
+    chosen = CliRunner().invoke(app, ["generate", *models, "--prompt", "w5", *values["best"].split(), "--json"])
+    assert chosen.exit_code == 0, chosen.stderr
+    shown = CliRunner().invoke(app, [*job, "--longest", "2"], env={"COLUMNS": "100"})
+    assert shown.exit_code == 0, shown.stderr
+    for word in ("standard", "fixed 2, drafter 1", "alternate 1,1", "tokens/s", "ms", "--schedule"):
+        assert word in shown.stdout
+    for arguments, message in [([models[0]], "expected two members or more"), (["--longest", "0"], "longest")]:
+        wrong = CliRunner().invoke(app, ["plan", *arguments] if arguments[0] == models[0] else [*job, *arguments])
+        assert wrong.exit_code == 2
+        assert message in wrong.stderr
+
+
+def test_the_command_draws_speedups_against_draft_length_and_weight(tmp_path):
+    models, picture = save_pair(tmp_path), tmp_path / "speedup.png"
+    job = ["plan", *models, "--prompt", "w5 w3", "--max-new-tokens", "12", "--dtype", "fp32", "--repeats", "1"]
+    result = CliRunner().invoke(app, [*job, "--longest", "3", "--samples", "1", "--plot", str(picture)])
+    assert result.exit_code == 0, result.stderr
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    assert (width, height) == (1500, 630)
+
+
+def test_lines_of_the_picture_are_the_predictions(members):
+    measured = measure_all(members[:2], list(candidates(2, 3)), 1, SAMPLING)
+    predictions = predict_all(measured, list(candidates(2, 3)))
+    lines = speedups_by_length(predictions, ["first", "second"])
+    assert set(lines) == {"alternate", "fixed, first drafts", "fixed, second drafts"}
+    for prediction in predictions:
+        if str(prediction.candidate) == "fixed 2, drafter 1":
+            assert lines["fixed, second drafts"][2] == prediction.speedup
+    assert all(sorted(line) == [1, 2, 3] for line in lines.values())
+    ensemble = SpeculativeEnsemble(members[:2])
+    settings = {"max_new_tokens": 40, "samples": 1, "sampling": SAMPLING}
+    by_weight = measure_weights(ensemble, measured, PROMPT, **settings)
+    lines = speedups_by_weight(by_weight, 2, ["first", "second"])
+    assert all(sorted(line) == list(by_weight) == [0.1, 0.3, 0.5, 0.7, 0.9] for line in lines.values())
+    acceptance = [by_weight[weight].mean_acceptance() for weight in by_weight]
+    assert acceptance[0][0] < acceptance[-1][0]
+    assert acceptance[0][1] > acceptance[-1][1]
+    contrast = SpeculativeEnsemble(members[:2], ensemble=Contrastive(0.2))
+    assert measure_weights(contrast, measured, PROMPT, **settings) == {}
+
+
+def test_a_picture_without_matplotlib_is_one_clear_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    models = save_pair(tmp_path)
+    job = ["plan", *models, "--prompt", "w5", "--dtype", "fp32", "--plot", str(tmp_path / "speedup.png")]
+    result = CliRunner().invoke(app, job)
+    assert result.exit_code == 1
+    assert "--plot: expected matplotlib; install it, or specens-kernels with the extra plot" in result.stderr
+    assert result.stderr.count("\n") == 1
