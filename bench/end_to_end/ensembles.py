@@ -132,7 +132,7 @@ def _rows(
     job = {"prompt": QUESTION, "chat": True, "sampling": sampling, "max_new_tokens": tokens, "seed": 0}
     comparison = compare(ensembles, **job, repeats=repeats)
     for ensemble, row in zip(ensembles, comparison.rows, strict=True):
-        logprob = _mean_logprob(ensemble, job, repeats)
+        logprob = None if sampling.greedy else _mean_logprob(ensemble, job, repeats)
         name = f"{row.schedule} {row.tree or row.draft_lens}" if row.acceptance_rate is not None else row.schedule
         yield _cells(name, row, logprob), vars(row) | {"mean_logprob": logprob}
     if isinstance(case.ensemble, Mixture) and len(members) == 2 and min(case.ensemble.weights) > 0:
@@ -148,7 +148,7 @@ def _mean_logprob(ensemble: SpeculativeEnsemble, job: dict[str, Any], repeats: i
     return statistics.mean(means), statistics.stdev(means) / len(means) ** 0.5
 
 
-def _cells(name: str, row: Row, logprob: tuple[float, float]) -> list[str]:
+def _cells(name: str, row: Row, logprob: tuple[float, float] | None) -> list[str]:
     return [
         name,
         f"{row.tokens_per_second:.1f}",
@@ -156,7 +156,7 @@ def _cells(name: str, row: Row, logprob: tuple[float, float]) -> list[str]:
         "-" if row.ideal_speedup is None else f"{row.ideal_speedup:.2f}",
         "-" if row.acceptance_rate is None else f"{row.acceptance_rate:.2f}",
         " + ".join(f"{count:.0f}" for count in row.forwards),
-        f"{logprob[0]:.2f} +- {logprob[1]:.2f}",
+        "-" if logprob is None else f"{logprob[0]:.2f} +- {logprob[1]:.2f}",
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from specens.generate import SpeculativeEnsemble
-from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
+from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus, outside_speedup
 from specens.schedules.plan import TreePlan
 from specens.statistics import Statistics
 from specens_kernels import Sampling
@@ -136,7 +136,7 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
     rates = [run.tokens_per_second for run in runs]
     tested = sum(sum(run.tested) for run in runs)
     acceptance = sum(sum(run.accepted) for run in runs) / tested if tested else None
-    ideal, paper = _ideals(ensemble, acceptance, baseline)
+    ideal, paper = _ideals(ensemble, acceptance, runs, baseline)
     return Row(
         schedule=name,
         draft_lens=[length if isinstance(length, int) else str(length) for length in plan.draft_lens],
@@ -157,7 +157,7 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
 
 
 def _ideals(
-    ensemble: SpeculativeEnsemble, acceptance: float | None, baseline: list[Statistics]
+    ensemble: SpeculativeEnsemble, acceptance: float | None, runs: list[Statistics], baseline: list[Statistics]
 ) -> tuple[float | None, float | None]:
     """The ideal speed-up of the schedule as it runs, and that of the paper where it is another."""
     name, plan = ensemble.schedule_name, ensemble.plan
@@ -171,6 +171,10 @@ def _ideals(
     if not isinstance(plan.drafter, int) or not isinstance(draft_len, int):
         return None, None
     costs = [sum(run.forward_seconds[index] for run in baseline) for index in range(plan.num_members)]
+    if not plan.drafter_counts:  # then the baseline does without it
+        forwards = sum(run.forwards[plan.drafter] for run in runs)
+        own = sum(run.forward_seconds[plan.drafter] for run in runs) / forwards
+        return outside_speedup(draft_len, acceptance, own * sum(run.emitted for run in baseline) / sum(costs)), None
     cost = costs[plan.drafter] / (sum(costs) - costs[plan.drafter])
     return fixed_speedup(draft_len, acceptance, cost), fixed_speedup_without_bonus(draft_len, acceptance, cost)
 

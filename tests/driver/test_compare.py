@@ -9,6 +9,8 @@ from specens.compare import compare, with_other_schedules
 from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
 from specens.member import Member
 
+from specens_kernels import Mixture
+
 
 @pytest.fixture(scope="module")
 def standard():
@@ -115,3 +117,15 @@ def test_ideals_are_those_of_counting_forwards():
                 assert fixed_speedup_without_bonus(draft_len, acceptance, cost) == pytest.approx(paper)
                 assert fixed_speedup(draft_len, acceptance, cost) > paper * (1 - 1e-12)
     assert fixed_speedup_without_bonus(1, 0.9, 1.0) == pytest.approx(1.0)
+
+
+def test_the_ideal_of_a_drafter_without_a_weight_counts_its_forwards():
+    first = tiny_llama(0)
+    members = [first, relative_of(first, 1, noise=0.2)]
+    alone = SpeculativeEnsemble(members, ensemble=Mixture((1.0, 0.0)), schedule="standard", drafter=1)
+    standard, fixed = compare(with_other_schedules(alone, 3), PROMPT, max_new_tokens=40, repeats=2).rows[:2]
+    assert standard.forwards == [40, 0]
+    assert fixed.paper_speedup is None
+    emitted = sum(fixed.acceptance_rate**row for row in range(4))
+    assert fixed.ideal_speedup < 0.75 * emitted  # a forward of a drafter of the same size costs about one of the target
+    assert fixed.ideal_speedup > emitted / (1 + 3 * 3.0)
