@@ -6,7 +6,7 @@ where a test runs it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from specens.draft_lens import ByAcceptance, ByConfidence
@@ -20,21 +20,25 @@ from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement
 class Preset:
     """A published method.
 
-    members: what its members are, in order; a last "..." stands for any number more. drafter, topology, target,
-    acceptance, schedule: its choices in words. settings: the same as arguments of SpeculativeEnsemble.
+    source: who published it. members: what its members are, in order; a last "..." stands for any number more.
+    settings: its choices as arguments of SpeculativeEnsemble. drafter, topology, target, acceptance: the same in words.
     needs: an argument that the caller must give. lossless: whether the text follows the target distribution exactly.
     """
 
     source: str
     members: tuple[str, ...]
-    drafter: str
-    topology: str
-    target: str
-    acceptance: str
-    schedule: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
+    drafter: str = "draft model"
+    topology: str = "chain"
+    target: str = "one model"
+    acceptance: str = "token"
     needs: str | None = None
     lossless: bool = True
+
+    @property
+    def schedule(self) -> str:
+        """Its schedule, which is a word already."""
+        return self.settings["schedule"]
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, in words, for JSON."""
@@ -48,301 +52,186 @@ class Preset:
             raise ValueError(f"members: expected {', '.join(self.members)} for {name}, got {num_members} of them")
 
 
-TARGET_AND_DRAFTER = ("target", "draft model")
-ALONE = Mixture((1.0, 0.0))
-DRAFTED = {"ensemble": ALONE, "schedule": "fixed", "drafter": 1, "draft_lens": 5}
+ALONE = ("target",)
+PAIR = ("target", "draft model")
+EXPERT = ("expert", "amateur")
+ENSEMBLE = ("member", "member", "...")
+COLLABORATORS = ("draft model", "assistant")
+EVERY = "every member"
+
+
+def _fixed(draft_len: Any, **more: Any) -> dict[str, Any]:
+    return {"schedule": "fixed", "draft_lens": draft_len} | more
+
+
+def _drafted(draft_len: Any = 5, **more: Any) -> dict[str, Any]:
+    """Member 1 drafts for member 0, which is the target."""
+    return _fixed(draft_len, ensemble=Mixture((1.0, 0.0)), drafter=1, **more)
+
+
+def _assisted(**more: Any) -> dict[str, Any]:
+    """Member 0 drafts, and member 1 has a say."""
+    return _fixed(5, ensemble=Mixture((0.0, 1.0)), drafter=0, **more)
+
+
+def _tree(**plan: Any) -> dict[str, Any]:
+    """Member 1 drafts trees for member 0, which is the target."""
+    return {"schedule": "tree", "ensemble": Mixture((1.0, 0.0)), "drafter": 1, "tree": TreePlan(**plan)}
+
+
+def _alternate(draft_lens: Any = 1, **more: Any) -> dict[str, Any]:
+    return {"schedule": "alternate", "draft_lens": draft_lens} | more
+
+
+SAMPLED = {"branches": (3, 2, 1), "children": "sampled"}
+CONTRAST = "contrastive, plausible tokens"
+LOOKUP = "prompt lookup"
+LOOKAHEAD = "Fu et al., Lookahead Decoding, ICML 2024 (n-grams of Jacobi iteration, without its second branch)"
+OTHER = "a model with another tokenizer: OtherTokenizer(..., probabilities=True)"
+REPLACE = Replacement(0.5, 0.5)
 
 PRESETS: dict[str, Preset] = {
-    "speculative-decoding": Preset(
-        "Leviathan et al., ICML 2023; Chen et al., 2023",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        DRAFTED,
-    ),
-    "block-verification": Preset(
-        "Sun et al., ICLR 2025",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "chain",
-        "one model",
-        "block",
-        "fixed",
-        DRAFTED | {"rule": "block"},
-    ),
+    # one target and a draft model
+    "speculative-decoding": Preset("Leviathan et al., ICML 2023; Chen et al., 2023", PAIR, _drafted()),
+    "block-verification": Preset("Sun et al., ICLR 2025", PAIR, _drafted(rule="block"), acceptance="block"),
     "typical-acceptance": Preset(
-        "Cai et al., Medusa, ICML 2024",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "chain",
-        "one model",
-        "typical",
-        "fixed",
-        DRAFTED | {"rule": "typical"},
-        lossless=False,
+        "Cai et al., Medusa, ICML 2024", PAIR, _drafted(rule="typical"), acceptance="typical", lossless=False
     ),
     "confident-drafts": Preset(
         "Kim et al., BiLD, NeurIPS 2023; Du et al., GliDe with CaPE, ICML 2024",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "chain, as long as it is sure",
-        "one model",
-        "token",
-        "fixed",
-        DRAFTED | {"draft_lens": ByConfidence(0.4, most=8)},
+        PAIR,
+        _drafted(ByConfidence(0.4, most=8)),
+        topology="chain, as long as it is sure",
     ),
+    # one target that drafts for itself, or from texts
     "prompt-lookup": Preset(
-        "Saxena, 2023; Yang et al., LLMA, 2023",
-        ("target",),
-        "prompt lookup",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "drafter": PromptLookup(max_match=16), "draft_lens": 8},
+        "Saxena, 2023; Yang et al., LLMA, 2023", ALONE, _fixed(8, drafter=PromptLookup()), drafter=LOOKUP
     ),
     "adaptive-prompt-lookup": Preset(
         "lengths by measured acceptance: Liu et al., SpecDec++, 2024; Mamou et al., 2024",
-        ("target",),
-        "prompt lookup",
-        "chain, by acceptance so far",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "drafter": PromptLookup(max_match=16), "draft_lens": ByAcceptance(10, 0.05)},
+        ALONE,
+        _fixed(ByAcceptance(10, 0.05), drafter=PromptLookup()),
+        drafter=LOOKUP,
+        topology="chain, by acceptance so far",
     ),
     "retrieval": Preset(
-        "He et al., REST, NAACL 2024",
-        ("target",),
-        "texts: PromptLookup(store=...)",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "draft_lens": 8},
-        needs="drafter",
+        "He et al., REST, NAACL 2024", ALONE, _fixed(8), drafter="texts: PromptLookup(store=...)", needs="drafter"
     ),
     "early-exit": Preset(
         "Elhoushi et al., LayerSkip, ACL 2024",
-        ("target",),
-        "its own first layers: LayerSkip(exit_layer=...)",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "draft_lens": 4},
+        ALONE,
+        _fixed(4),
+        drafter="its own first layers: LayerSkip(exit_layer=...)",
         needs="drafter",
     ),
     "draft-and-verify": Preset(
         "Zhang et al., ACL 2024",
-        ("target",),
-        "itself without some layers: LayerSkip([...])",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "draft_lens": 4},
+        ALONE,
+        _fixed(4),
+        drafter="itself without some layers: LayerSkip([...])",
         needs="drafter",
     ),
     "jacobi": Preset(
-        "Santilli et al., ACL 2023",
-        ("target",),
-        "fill tokens, refined in parallel",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "drafter": Jacobi(), "draft_lens": 4},
+        "Santilli et al., ACL 2023", ALONE, _fixed(4, drafter=Jacobi()), drafter="fill tokens, refined in parallel"
     ),
-    "lookahead": Preset(
-        "Fu et al., Lookahead Decoding, ICML 2024 (n-grams of Jacobi iteration, without its second branch)",
-        ("target",),
-        "n-grams of fill tokens",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "drafter": Lookahead(4), "draft_lens": 6},
-    ),
-    "medusa": Preset(
-        "Cai et al., ICML 2024",
-        ("target",),
-        "extra heads: Heads(...)",
-        "chain",
-        "one model",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "draft_lens": 4},
-        needs="drafter",
-    ),
+    "lookahead": Preset(LOOKAHEAD, ALONE, _fixed(6, drafter=Lookahead(4)), drafter="n-grams of fill tokens"),
+    "medusa": Preset("Cai et al., ICML 2024", ALONE, _fixed(4), drafter="extra heads: Heads(...)", needs="drafter"),
+    # one target and trees of a draft model
     "several-chains": Preset(
         "Sun et al., SpecTr, NeurIPS 2023 (its chains, tested as a tree)",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "several chains",
-        "one model",
-        "token",
-        "tree",
-        {"ensemble": ALONE, "schedule": "tree", "drafter": 1, "tree": TreePlan((4, 1, 1))},
+        PAIR,
+        _tree(branches=(4, 1, 1)),
+        topology="several chains",
     ),
+    "specinfer": Preset(
+        "Miao et al., ASPLOS 2024; recursive rejection sampling, Yang et al., 2024",
+        PAIR,
+        _tree(**SAMPLED),
+        topology="static tree",
+        acceptance="without replacement",
+    ),
+    "traversal-verification": Preset(
+        "Weng et al., 2025", PAIR, _tree(**SAMPLED, rule="traversal"), topology="static tree", acceptance="traversal"
+    ),
+    "dynamic-trees": Preset("Li et al., EAGLE-2, EMNLP 2024", PAIR, _tree(nodes=24), topology="dynamic tree"),
+    # ensembles
     "speculative-ensemble": Preset(
-        "Fu et al., ICML 2025",
-        ("member", "member", "..."),
-        "every member",
-        "chain",
-        "mixture of probabilities",
-        "token",
-        "alternate",
-        {"schedule": "alternate"},
+        "Fu et al., ICML 2025", ENSEMBLE, _alternate(), drafter=EVERY, target="mixture of probabilities"
     ),
     "speculative-ensemble-fixed": Preset(
-        "Fu et al., ICML 2025, section 3.2",
-        ("member", "member", "..."),
-        "member",
-        "chain",
-        "mixture of probabilities",
-        "token",
-        "fixed",
-        {"schedule": "fixed", "draft_lens": 3},
+        "Fu et al., ICML 2025, section 3.2", ENSEMBLE, _fixed(3), drafter="a member", target="mixture of probabilities"
     ),
     "speculative-contrastive-ensemble": Preset(
         "Fu et al., ICML 2025, section 4",
-        ("expert", "amateur"),
-        "every member",
-        "chain",
-        "contrastive",
-        "token",
-        "alternate",
-        {"ensemble": Contrastive(0.1), "schedule": "alternate", "draft_lens": (1, 5)},
+        EXPERT,
+        _alternate((1, 5), ensemble=Contrastive(0.1)),
+        drafter=EVERY,
+        target="contrastive",
     ),
     "contrastive-decoding": Preset(
         "Li et al., ACL 2023; O'Brien and Lewis, 2023",
-        ("expert", "amateur"),
-        "every member",
-        "chain",
-        "contrastive, plausible tokens",
-        "token",
-        "alternate",
-        {"ensemble": LogitMixture((1.5, -0.5), plausibility=0.1), "schedule": "alternate", "draft_lens": (1, 3)},
+        EXPERT,
+        _alternate((1, 3), ensemble=LogitMixture((1.5, -0.5), plausibility=0.1)),
+        drafter=EVERY,
+        target=CONTRAST,
     ),
     "speculative-contrastive-decoding": Preset(
         "Yuan et al., ACL 2024",
-        ("expert", "amateur"),
-        "the amateur",
-        "chain",
-        "contrastive, plausible tokens",
-        "token",
-        "fixed",
-        {"ensemble": Contrastive(0.5, plausibility=0.1), "schedule": "fixed", "drafter": 1, "draft_lens": 3},
+        EXPERT,
+        _fixed(3, ensemble=Contrastive(0.5, plausibility=0.1), drafter=1),
+        drafter="the amateur",
+        target=CONTRAST,
     ),
     "guidance": Preset(
         "Sanchez et al., 2023; Shi et al., context-aware decoding, NAACL 2024",
         ("model with the context", "the same model without"),
-        "none",
-        "none",
-        "product of experts",
-        "none",
-        "standard",
-        {"ensemble": LogitMixture((1.5, -0.5)), "schedule": "standard"},
+        {"schedule": "standard", "ensemble": LogitMixture((1.5, -0.5))},
+        drafter="none",
+        topology="none",
+        target="product of experts",
+        acceptance="none",
     ),
     "experts": Preset(
         "Liu et al., DExperts, ACL 2021; Liu et al., proxy tuning, COLM 2024",
         ("model", "expert", "anti-expert"),
-        "every member",
-        "chain",
-        "product of experts",
-        "token",
-        "alternate",
-        {"ensemble": LogitMixture((1.0, 1.0, -1.0)), "schedule": "alternate"},
+        _alternate(ensemble=LogitMixture((1.0, 1.0, -1.0))),
+        drafter=EVERY,
+        target="product of experts",
     ),
     "speculative-cascade": Preset(
         "Narasimhan et al., ICLR 2025",
         ("small model", "large model"),
-        "the small model",
-        "chain",
-        "cascade",
-        "token",
-        "fixed",
-        {"ensemble": Cascade("opt", 0.1), "schedule": "fixed", "drafter": 0, "draft_lens": 5},
+        _fixed(5, ensemble=Cascade("opt", 0.1), drafter=0),
+        drafter="the small model",
+        target="cascade",
     ),
+    # a draft model and an assistant that write together
     "cosd": Preset(
         "Wang et al., ICML 2025",
-        ("draft model", "assistant"),
-        "draft model",
-        "chain",
-        "the assistant",
-        "replacement rule",
-        "fixed",
-        {
-            "ensemble": Mixture((0.0, 1.0)),
-            "schedule": "fixed",
-            "drafter": 0,
-            "draft_lens": 5,
-            "rule": Replacement(0.5, 0.5),
-        },
+        COLLABORATORS,
+        _assisted(rule=REPLACE),
+        target="the assistant",
+        acceptance="replacement rule",
+        lossless=False,
+    ),
+    "cosd-tree": Preset(
+        "Wang et al., ICML 2025",
+        COLLABORATORS,
+        _assisted(),
+        target="the assistant",
+        acceptance="decision tree",
+        needs="rule",
         lossless=False,
     ),
     "cosd-tokenizers": Preset(
         "Wang et al., ICML 2025",
         ("assistant",),
-        "a model with another tokenizer: OtherTokenizer(..., probabilities=True)",
-        "chain",
-        "the assistant",
-        "replacement rule",
-        "fixed",
-        {"schedule": "fixed", "draft_lens": 5, "rule": Replacement(0.5, 0.5)},
+        _fixed(5, rule=REPLACE),
+        drafter=OTHER,
+        target="the assistant",
+        acceptance="replacement rule",
         needs="drafter",
         lossless=False,
-    ),
-    "cosd-tree": Preset(
-        "Wang et al., ICML 2025",
-        ("draft model", "assistant"),
-        "draft model",
-        "chain",
-        "the assistant",
-        "decision tree",
-        "fixed",
-        {"ensemble": Mixture((0.0, 1.0)), "schedule": "fixed", "drafter": 0, "draft_lens": 5},
-        needs="rule",
-        lossless=False,
-    ),
-    "specinfer": Preset(
-        "Miao et al., ASPLOS 2024; recursive rejection sampling, Yang et al., 2024",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "static tree",
-        "one model",
-        "without replacement",
-        "tree",
-        {"ensemble": ALONE, "schedule": "tree", "drafter": 1, "tree": TreePlan((3, 2, 1), children="sampled")},
-    ),
-    "traversal-verification": Preset(
-        "Weng et al., 2025",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "static tree",
-        "one model",
-        "traversal",
-        "tree",
-        {
-            "ensemble": ALONE,
-            "schedule": "tree",
-            "drafter": 1,
-            "tree": TreePlan((3, 2, 1), children="sampled", rule="traversal"),
-        },
-    ),
-    "dynamic-trees": Preset(
-        "Li et al., EAGLE-2, EMNLP 2024",
-        TARGET_AND_DRAFTER,
-        "draft model",
-        "dynamic tree",
-        "one model",
-        "token",
-        "tree",
-        {"ensemble": ALONE, "schedule": "tree", "drafter": 1, "tree": TreePlan(nodes=24)},
     ),
 }
 
