@@ -1,9 +1,13 @@
 """Real models: SmolLM2-135M-Instruct and the demo's expert, in float32."""
 
+import itertools
+
 import pytest
+import torch
+from driver.test_schedules import chi_square_probability
 from specens import SpeculativeEnsemble, TreePlan
 
-from specens_kernels import Contrastive, Mixture, Sampling
+from specens_kernels import Contrastive, Mixture, Sampling, target_logprobs
 
 QUESTION = "Explain what a Python decorator is."
 LENGTH = 48
@@ -55,3 +59,20 @@ def test_one_model_under_two_prompts_is_a_prompt_ensemble(smollm2, tokenizer):
     for schedule in ("fixed", "alternate"):
         result = SpeculativeEnsemble([smollm2, smollm2], tokenizer, schedule=schedule).generate(prompts, **job)
         assert result.tokens == expected.tokens
+
+
+@torch.inference_mode()
+def test_first_tokens_of_alternating_members_follow_the_mixture(smollm2, expert, tokenizer):
+    """Chi-square of 160 texts against the law of the first token, among the eight most likely ones."""
+    prompt, texts = tokenizer(QUESTION)["input_ids"], 160
+    logits = [member(torch.tensor([prompt])).logits[:, -1] for member in (smollm2, expert)]
+    sampling = Sampling(top_k=8)
+    law = target_logprobs(logits, ensemble=Mixture((0.4, 0.6)), sampling=sampling)[0].double().exp()
+    ensemble = SpeculativeEnsemble([smollm2, expert], tokenizer, Mixture((0.4, 0.6)))
+    job = {"batch_size": 32, "max_new_tokens": 1, "sampling": sampling, "seed": 0, "stop_tokens": ()}
+    counts = torch.zeros(len(law), dtype=torch.float64)
+    for text in ensemble.generate_many(itertools.repeat(prompt, texts), **job):
+        counts[text.tokens[0]] += 1
+    kept = law > 0
+    assert counts.sum() == counts[kept].sum() == texts
+    assert chi_square_probability(counts[kept], texts * law[kept] / law.sum()) > 1e-3
