@@ -56,7 +56,7 @@ def by_hand(pair, decide, length, draft_len):
     ids=["rule", "strict rule", "tree"],
 )
 @torch.inference_mode()
-def test_collaborative_decoding_writes_what_its_paper_says(pair, rule, decide):
+def test_collaborative_decoding_writes_what_its_rule_says(pair, rule, decide):
     expected = by_hand(pair, decide, 50, 4)
     ensemble = SpeculativeEnsemble(pair, ensemble=ASSISTED, schedule="fixed", draft_lens=4, rule=rule)
     result = ensemble.generate(PROMPT, max_new_tokens=50, sampling=GREEDY)
