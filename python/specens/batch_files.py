@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specens.jobs import SEEDS, Job, TaskMaker, draw_seed
+from specens.jobs import SEEDS, Job, TaskMaker, draw_seed, wrapped
 from specens.json_lines import JsonLines, parse_lines, write_whole
 from specens.prompt_file import PromptLine, digest
 from specens.request import Ensemble
@@ -126,15 +126,11 @@ def missing(kept: Sequence[dict], lines: Sequence[PromptLine], samples: int, see
         raise ValueError(f"seed: expected an integer of 64 bits, got {seed}")
     there = {(record["index"], record["sample"]) for record in kept}
     return [
-        Piece(line, index, sample, _wrapped(line.values.get("seed", seed + index * samples) + sample))
+        Piece(line, index, sample, wrapped(line.values.get("seed", seed + index * samples) + sample))
         for index, line in enumerate(lines)
         for sample in range(samples)
         if (index, sample) not in there
     ]
-
-
-def _wrapped(seed: int) -> int:
-    return (seed + SEEDS) % (2 * SEEDS) - SEEDS
 
 
 def write_texts(

@@ -35,6 +35,11 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
+def wrapped(seed: int) -> int:
+    """A seed of 64 bits: behind the largest number comes the smallest."""
+    return (seed + SEEDS) % (2 * SEEDS) - SEEDS
+
+
 class Settings(TypedDict, total=False):
     """The keyword arguments of `SpeculativeEnsemble.generate` and `generate_many`.
 
@@ -120,7 +125,7 @@ class TaskMaker:
         )
         self._check(task)
         offset = sample if job.seed is not None else index * self._samples + sample
-        return replace(with_numbers(task), seed=(task.seed + offset + SEEDS) % (2 * SEEDS) - SEEDS)
+        return replace(with_numbers(task), seed=wrapped(task.seed + offset))
 
     def _check(self, task: Task) -> None:
         owner = self._owner

@@ -87,13 +87,13 @@ class Scorer:
     def score(self, requests: Sequence[Request]) -> None:
         """Read what is new to the model, so that every request has its logits behind its last token."""
         waiting = [request for request in requests if self._num_rows(request)]
-        if self._cache is not None:  # in the order of their rows, so that a forward of all reads its buffers in place
-            waiting.sort(key=lambda request: request.lanes[self.index].rows)
         if self._cache is None:
             for request in waiting:
                 member: Member = request.lanes[self.index]
                 self._keep(request, member.score(request.readable, self._num_rows(request)), member.hidden)
             return
+        # In the order of their rows, so that a forward of all reads its buffers in place.
+        waiting.sort(key=lambda request: request.lanes[self.index].rows)
         fed = [request for request in waiting if request.lanes[self.index].prompt_fed]
         fresh = [request for request in waiting if not request.lanes[self.index].prompt_fed]
         for together in filter(None, (fresh, fed)):  # prompts are much longer than what comes behind them

@@ -24,8 +24,8 @@ def alike(requests: Sequence[Request]) -> list[list[Request]]:
     return list(groups.values())
 
 
-def draft_sampling(requests: Sequence[Request], device: torch.device) -> Sampling:
-    """What the requests, which are alike, draw their drafts with."""
+def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
+    """The sampling parameters of the requests, which are alike; drafts are drawn with them too."""
     return _common([request.task.sampling for request in requests], _merge_sampling, device)
 
 
@@ -46,7 +46,7 @@ def target_arguments(
     """
     device = logits[0].device
     tasks = [request.task for request in requests]
-    sampling = _common([task.sampling for task in tasks], _merge_sampling, device)
+    sampling = sampling_of(requests, device)
     target = tasks[0].ensemble
     if not isinstance(target, DenseTarget):
         ensembles = [_restricted(task.ensemble, places) for task in tasks]

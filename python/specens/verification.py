@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specens.draft_tree import DraftTree
 from specens.request import OUTSIDE, Request
-from specens.settings import alike, draft_sampling, edits, padded, row_masks, target_arguments
+from specens.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
 from specens.targets import DenseTarget
 from specens_kernels import sample, target_logprobs, uniforms, verify_chain, verify_tree
 
@@ -38,7 +38,7 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
         coins = _coins(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
         draw = sample(
             [logits],
-            sampling=draft_sampling(group, logits.device),
+            sampling=sampling_of(group, logits.device),
             **edits(group, logits.device, behind_drafts=True),
             **_mask(group, positions, logits.device),
             **coins,
@@ -99,14 +99,15 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool, ru
     with_bonus = with_bonus and places == group[0].counted
     logits, layout = _chain_rows(group, places, [count + with_bonus for count in counts])
     device = logits[0].device
+    if isinstance(group[0].task.ensemble, DenseTarget):  # whose own logits have the temperature in them already
+        origin["draft_sampling"] = sampling_of(group, device)
     drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
     verdict = verify_chain(
         **target_arguments(group, places, logits, [count + with_bonus for count in counts]),
         draft_tokens=padded(drafts, NO_TOKEN, device),
-        draft_sampling=draft_sampling(group, device),
         **_on_device(origin | layout, device),
         **edits(group, device),
-        **_seeds(group, device),
+        **coin_seeds(group, device),
         rule=rule,
         logprobs=group[0].task.logprobs,
     )
@@ -192,7 +193,7 @@ def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int)
 
     first_node: the number of the first sibling in its tree. -1 stands where no probability is left.
     """
-    seeds = _seeds([request], logits.device)
+    seeds = coin_seeds([request], logits.device)
     left = target_logprobs([logits[None]], sampling=request.task.sampling)
     tokens = []
     for node in range(first_node, first_node + count):
@@ -218,7 +219,7 @@ def verify_draft_tree(
         sampling=request.task.sampling,
         rule=rule,
         **draft.test_arguments(drafter, device),
-        **_seeds([request], device),
+        **coin_seeds([request], device),
         logprobs=request.task.logprobs,
     )
     num_accepted = int(verdict.num_accepted)
@@ -253,7 +254,8 @@ def _on_device(arguments: dict[str, Any], device: torch.device) -> dict[str, Any
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
-def _seeds(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
+def coin_seeds(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
+    """The seeds and positions that the coins of the requests belong to, as arguments of the operations."""
     return {
         "seeds": torch.tensor([request.task.seed for request in requests], device=device),
         "positions": torch.tensor([request.num_settled for request in requests], device=device),
@@ -262,7 +264,7 @@ def _seeds(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
 
 def _coins(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
     """The arguments of `sample` that say which coin each request draws with; offsets may differ between them."""
-    seeds = _seeds(requests, device)
+    seeds = coin_seeds(requests, device)
     if len(set(steps)) == 1:
         return seeds | {"step": steps[0], "stream": stream}
     return {"uniforms": uniforms(**seeds, step=torch.tensor(steps, device=device), stream=stream)}

@@ -18,12 +18,13 @@ GROWTH = 64  # slots are added in multiples of it
 
 @dataclass
 class Window:
-    """What one forward reads and writes. rows: of the cache; slots [rows, new]: where the new tokens go.
+    """What one forward reads and writes. rows: of the cache, all below num_rows; extent: slots in use afterwards.
 
-    extent: slots that the longest of the rows has in use afterwards.
+    slots: [rows, new], where the new tokens go; -1, the last slot of all, for padding.
     """
 
     rows: Tensor
+    num_rows: int
     is_prefix: bool
     slots: Tensor
     extent: int
@@ -58,9 +59,8 @@ class RaggedLayer(CacheLayerMixin):
         slots = window.slots.to(self.device)
         seen = []
         for name, states in (("keys", key_states), ("values", value_states)):
-            buffer = self._grown(name, int(window.rows.max()) + 1, window.extent)
-            last = buffer.shape[2] - 1
-            buffer[rows[:, None], :, torch.where(slots < 0, last, slots)] = states.transpose(1, 2)
+            buffer = self._grown(name, window.num_rows, window.extent)
+            buffer[rows[:, None], :, slots] = states.transpose(1, 2)
             seen.append((buffer[: len(rows)] if window.is_prefix else buffer[rows])[:, :, : window.extent])
         return seen[0], seen[1]
 
@@ -141,9 +141,9 @@ class RaggedCache:
         pads = torch.tensor([most - len(new) for new in tokens])[:, None]
         places = torch.tensor(lengths)[:, None] + torch.arange(most) - pads  # of each new token in its text
         is_pad = torch.arange(most) < pads
-        slots = places.masked_fill(is_pad, -1)
-        index = torch.tensor(rows)
-        window = Window(index, list(rows) == list(range(len(rows))), slots, int(places[:, -1].max()) + 1)
+        slots = places.masked_fill(is_pad, -1).to(device)
+        index, is_prefix = torch.tensor(rows, device=device), list(rows) == list(range(len(rows)))
+        window = Window(index, max(rows) + 1, is_prefix, slots, int(places[:, -1].max()) + 1)
         for layer in self._layers:
             layer.window = window
         ids = torch.tensor([[0] * (most - len(new)) + new for new in tokens], device=device)

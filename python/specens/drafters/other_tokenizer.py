@@ -22,6 +22,7 @@ from specens.kv_cache import Rollback
 from specens.member import Member
 from specens.request import OUTSIDE, Request
 from specens.statistics import Statistics
+from specens.verification import coin_seeds
 from specens_kernels import sample, target_logprobs
 
 if TYPE_CHECKING:
@@ -126,8 +127,7 @@ class OtherTokenizer(Drafter):
             draw = sample(
                 [logits],
                 sampling=sampling,
-                seeds=torch.tensor([request.task.seed], device=logits.device),
-                positions=torch.tensor([request.num_settled], device=logits.device),
+                **coin_seeds([request], logits.device),
                 step=len(drafts),
             )
             token = int(draw.tokens)
