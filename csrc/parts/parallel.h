@@ -10,7 +10,7 @@
 
 namespace specens {
 
-constexpr int64_t tiles_per_thread = 64;  // less work than this is not worth waking a thread
+constexpr int64_t tiles_per_thread = 32;  // less work than this is not worth waking a thread
 
 inline bool is_long_row(int64_t tiles) { return tiles >= 2 * tiles_per_thread; }
 

@@ -7,7 +7,7 @@
 
 namespace specens {
 
-constexpr int64_t tile_size = 1024;
+constexpr int64_t tile_size = 2048;
 
 constexpr int64_t group_size = 128;  // neighbours whose largest number is kept for a search
 constexpr int64_t groups_per_tile = tile_size / group_size;

@@ -134,6 +134,7 @@ struct Exp2 {
         return _mm256_mul_ps(fraction, _mm256_castsi256_ps(whole));
     }
     Vector operator()(Vector x) const { return {eight(x.low), eight(x.high)}; }
+    Vector add(Vector x, Vector total) const { return total + (*this)(x); }
 };
 
 #include "parts/rows.inc"

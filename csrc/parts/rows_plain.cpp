@@ -140,6 +140,7 @@ struct Exp2 {
             return fraction * std::bit_cast<float>((std::bit_cast<uint32_t>(rounded) + 127) << 23);
         });
     }
+    Vector add(const Vector& x, const Vector& total) const { return total + (*this)(x); }
 };
 
 #include "parts/rows.inc"

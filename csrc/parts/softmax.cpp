@@ -190,9 +190,30 @@ double Softmax::tile_mass(int64_t tile) const {
     if (!filtered()) {
         return tile_sum_[tile] / sum_;
     }
-    alignas(64) float masses[tile_size] = {};
-    add_tile(tile, 1.0, masses);
-    return row_kernels().clamp_sum(masses, source_->width(tile));
+    alignas(64) float scratch[tile_size];
+    const float* logits = source_->tile(tile, scratch);
+    double total = 0;
+    for_runs(tile, [&](int64_t first, int64_t count) {
+        alignas(64) float masses[group_size] = {};
+        row_kernels().exp2_add(logits + first, count, scale_, offset_, threshold_, 1.0f, masses);
+        total += row_kernels().clamp_sum(masses, count);
+    });
+    return total / sum_;
+}
+
+template <typename Run>
+void Softmax::for_runs(int64_t tile, const Run& run) const {
+    const int64_t width = source_->width(tile);
+    if (!filtered()) {
+        run(int64_t{0}, width);
+        return;
+    }
+    const float* group_max = group_max_.data() + tile * groups_per_tile;
+    for (int64_t first = 0; first < width; first += group_size) {
+        if (group_max[first / group_size] >= threshold_) {
+            run(first, std::min(group_size, width - first));
+        }
+    }
 }
 
 ScaledPowers Softmax::powers(double share) const {
@@ -206,20 +227,27 @@ bool Softmax::shares_tile(const Softmax& other, int64_t tile) const {
 double Softmax::excess_of(const Softmax& other, double share, int64_t tile, float* out) const {
     alignas(64) float scratch[tile_size];
     alignas(64) float other_scratch[tile_size];
-    const int64_t width = source_->width(tile);
+    const float* logits = source_->tile(tile, scratch);
+    const float* other_logits = other.source_->tile(tile, other_scratch);
     if (out != nullptr) {
-        std::fill(out + width, out + tile_size, 0.0f);
+        std::fill(filtered() ? out : out + source_->width(tile), out + tile_size, 0.0f);
     }
-    return row_kernels().excess(source_->tile(tile, scratch), powers(share), other.source_->tile(tile, other_scratch),
-                                other.powers(1), width, out);
+    double total = 0;
+    for_runs(tile, [&](int64_t first, int64_t count) {
+        total += row_kernels().excess(logits + first, powers(share), other_logits + first, other.powers(1), count,
+                                      out != nullptr ? out + first : nullptr);
+    });
+    return total;
 }
 
 void Softmax::add_tile(int64_t tile, double factor, float* out) const {
     if (has_mass(tile)) {
         alignas(64) float scratch[tile_size];
         const float* logits = source_->tile(tile, scratch);
-        row_kernels().exp2_add(logits, source_->width(tile), scale_, offset_, threshold_,
-                               static_cast<float>(factor / sum_), out);
+        for_runs(tile, [&](int64_t first, int64_t count) {
+            row_kernels().exp2_add(logits + first, count, scale_, offset_, threshold_,
+                                   static_cast<float>(factor / sum_), out + first);
+        });
     }
 }
 

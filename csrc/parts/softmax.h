@@ -47,6 +47,9 @@ class Softmax final : private SearchedRow {
     ScaledPowers powers(double share) const;
     bool filtered() const { return tile_sum_.empty(); }
     bool has_mass(int64_t tile) const { return tile < source_->tiles() && tile_max_[tile] >= threshold_; }
+    // Calls run(first, count) for the runs of a tile's tokens that may have mass, by their places in the tile.
+    template <typename Run>
+    void for_runs(int64_t tile, const Run& run) const;
     int64_t vocab() const override { return source_->vocab(); }
     const float* values(int64_t tile, float* scratch) const override { return source_->tile(tile, scratch); }
     const std::vector<float>& group_max() const override { return group_max_; }
