@@ -148,12 +148,12 @@ class DraftRow {
         status_ = status_ok;
     }
     void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
-              int64_t step, const RowEdits* target_edits) {
-        read(target, target_row, draft, request, step, step, target_edits);
+              int64_t step, const RowEdits* target_edits, bool roughly) {
+        read(target, target_row, draft, request, step, step, target_edits, roughly);
     }
-    // The draft of a step that was drawn at another row.
+    // The draft of a step that was drawn at another row. roughly: for `bounds` alone until it is refined.
     void read(const TargetArguments& target, const TargetRow& target_row, const DraftArguments& draft, int64_t request,
-              int64_t step, int64_t row_index, const RowEdits* target_edits) {
+              int64_t step, int64_t row_index, const RowEdits* target_edits, bool roughly = false) {
         read_token(draft, request, step);
         const double temperature = draft.sampling.temperature(request);
         const FilterParameters filter = draft.sampling.filter(request);
@@ -174,7 +174,7 @@ class DraftRow {
                 draft.logits ? draft.logit_row(request, row_index) : target.row(member, request, row_index, nullptr);
             row.edits = edits;
             source_.reset(row);
-            own_.read(source_, temperature, filter);
+            own_.read(source_, temperature, filter, roughly);
             status_ = source_.status();
             softmax_ = &own_;
         }
@@ -183,12 +183,19 @@ class DraftRow {
             status_ |= status_invalid_draft_distribution;
         }
     }
+    // The target's row, of whose member this may be the distribution, is refined by itself.
+    void refine() {
+        if (softmax_ == &own_) {
+            own_.refine();
+        }
+    }
     // Another token that was drawn from the same distribution.
     void set_token(int64_t token) { token_ = token; }
     const Softmax* softmax() const { return softmax_; }  // nullptr: one-hot
     int64_t token() const { return token_; }
     int32_t status() const { return status_; }
     double probability() const { return softmax_ != nullptr ? softmax_->probability(token_) : 1.0; }
+    Bounds bounds() const { return softmax_ != nullptr ? softmax_->bounds(token_) : Bounds{1, 1}; }
     // masses[i] -= probability(first token of the tile + i)
     void subtract_tile(int64_t tile, float* masses) const {
         if (softmax_ != nullptr) {

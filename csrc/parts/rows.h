@@ -16,6 +16,10 @@ constexpr int64_t groups_per_tile = tile_size / group_size;
 constexpr float smallest_exponent = -124;
 constexpr float largest_exponent = 100;
 
+constexpr double rough_excess = 1.0615;  // the largest (1 + x) / 2^x for x in [0, 1]
+constexpr double rough_rounding = 1.0005;
+constexpr float largest_rough_offset = 4096;
+
 struct TileScan {
     float max;  // over numbers that are not NaN, -inf where there are none
     bool has_nan;
@@ -44,6 +48,9 @@ struct RowKernels {
     void (*clean)(const float* logits, int64_t count, float shift, float* out);
     // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those below -126 may count as -126
     TileSum (*exp2_sum)(const float* logits, int64_t count, float scale, float offset);
+    // The same in half the time: at most `rough_excess` times the sum and not below it, to `rough_rounding`; without
+    // exponents below -127. NaN where a logit is NaN or an exponent above 127. |offset| < largest_rough_offset.
+    float (*rough_exp2_sum)(const float* logits, int64_t count, float scale, float offset);
     // out[i] += factor * 2^(logits[i] * scale - offset) where logits[i] >= threshold
     void (*exp2_add)(const float* logits, int64_t count, float scale, float offset, float threshold, float factor,
                      float* out);

@@ -21,6 +21,11 @@ struct Vector {
         }
         bool any() const { return _mm256_movemask_ps(mask) != 0; }
     };
+    struct SignSeen {
+        __m256 bits;
+        void add(Vector x) { bits = _mm256_or_ps(bits, _mm256_or_ps(x.low, x.high)); }
+        bool any() const { return _mm256_movemask_ps(bits) != 0; }
+    };
 
     static Vector load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
     static Vector load_partial(const float* from, int64_t count, float fill) {
@@ -83,6 +88,9 @@ struct Vector {
         return _mm256_cvtepi32_ps(_mm256_sub_epi32(biased, _mm256_set1_epi32(127)));
     }
     Vector mantissa() const { return {mantissa_of(low), mantissa_of(high)}; }
+    Vector truncated() const {
+        return {_mm256_castsi256_ps(_mm256_cvttps_epi32(low)), _mm256_castsi256_ps(_mm256_cvttps_epi32(high))};
+    }
     Vector exponent() const { return {exponent_of(low), exponent_of(high)}; }
     int64_t compress_at_least(Vector limit, float* to) const {
         const int kept = _mm256_movemask_ps(_mm256_cmp_ps(low, limit.low, _CMP_GE_OQ)) |

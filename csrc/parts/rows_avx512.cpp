@@ -20,6 +20,11 @@ struct Vector {
         void add(Vector x) { mask |= _mm512_cmp_ps_mask(x.value, x.value, _CMP_UNORD_Q); }
         bool any() const { return mask != 0; }
     };
+    struct SignSeen {
+        __m512i bits;
+        void add(Vector x) { bits = _mm512_or_si512(bits, _mm512_castps_si512(x.value)); }
+        bool any() const { return _mm512_movepi32_mask(bits) != 0; }
+    };
 
     static __mmask16 first(int64_t count) { return count >= 16 ? 0xFFFF : (1u << count) - 1; }
     static Vector load(const float* from) { return {_mm512_loadu_ps(from)}; }
@@ -51,6 +56,7 @@ struct Vector {
     }
     Vector select_unset(uint16_t bits, Vector other) const { return {_mm512_mask_mov_ps(other.value, bits, value)}; }
     Vector mantissa() const { return {_mm512_getmant_ps(value, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero)}; }
+    Vector truncated() const { return {_mm512_castsi512_ps(_mm512_cvttps_epi32(value))}; }
     Vector exponent() const { return {_mm512_getexp_ps(value)}; }
     int64_t compress_at_least(Vector limit, float* to) const {
         const __mmask16 kept = _mm512_cmp_ps_mask(value, limit.value, _CMP_GE_OQ);

@@ -36,6 +36,15 @@ struct Vector {
         }
         bool any() const { return seen; }
     };
+    struct SignSeen {
+        bool seen;
+        void add(const Vector& x) {
+            for (float v : x.value) {
+                seen |= std::signbit(v);
+            }
+        }
+        bool any() const { return seen; }
+    };
 
     template <typename Function>
     static Vector make(Function function) {
@@ -93,6 +102,13 @@ struct Vector {
     Vector mantissa() const {
         return make([&](int lane) {
             return std::bit_cast<float>((std::bit_cast<uint32_t>(value[lane]) & 0x7FFFFF) | 127u << 23);
+        });
+    }
+    Vector truncated() const {
+        constexpr int32_t none = std::numeric_limits<int32_t>::min();
+        return make([&](int lane) {
+            const bool fits = std::abs(value[lane]) < 0x1p31f;
+            return std::bit_cast<float>(fits ? static_cast<int32_t>(value[lane]) : none);
         });
     }
     Vector exponent() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "parts/parallel.h"
@@ -17,8 +18,9 @@ constexpr double largest_scale = 0x1p120;  // leaves room for factors inside Exp
 
 }  // namespace
 
-void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter) {
+void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter, bool roughly) {
     source_ = &source;
+    rough_ = false;
     scale_ = static_cast<float>(std::min(log2_e / temperature, largest_scale));
     tile_max_.resize(source.tiles());
     if (filter.any()) {
@@ -28,13 +30,25 @@ void Softmax::read(TileSource& source, double temperature, const FilterParameter
         }
         offset_ = alive() ? max_ * scale_ : 0.0f;
         apply(filter);
-        return;
+    } else {
+        read_all(roughly);
     }
+}
+
+void Softmax::refine() {
+    if (rough_) {
+        read_all(false);
+    }
+}
+
+void Softmax::read_all(bool roughly) {
     alignas(64) float scratch[tile_size];
-    tile_sum_.resize(source.tiles());
-    const float first_max = row_kernels().scan(source.tile(0, scratch), source.width(0)).max;
-    if (!read_sums(first_max > -infinity ? first_max * scale_ : 0.0f)) {
-        source.repair();
+    tile_sum_.resize(source_->tiles());
+    const float first_max = row_kernels().scan(source_->tile(0, scratch), source_->width(0)).max;
+    const float offset = first_max > -infinity ? first_max * scale_ : 0.0f;
+    rough_ = roughly && first_max > -infinity && read_rough_sums(offset);
+    if (!rough_ && !read_sums(offset)) {
+        source_->repair();
         read_sums(0.0f);
     }
 }
@@ -79,6 +93,24 @@ bool Softmax::read_sums(float offset) {
         sum_ += has_mass(tile) ? tile_sum_[tile] : 0;
     }
     return sum_ > 0 || max_ == -infinity;
+}
+
+// The same roughly; false where some number is not usual.
+bool Softmax::read_rough_sums(float offset) {
+    if (!(std::abs(offset) < largest_rough_offset)) {
+        return false;
+    }
+    offset_ = offset;
+    max_ = offset / scale_;
+    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+        alignas(64) float scratch[tile_size];
+        for (int64_t tile = begin; tile < end; ++tile) {
+            const float* logits = source_->tile(tile, scratch);
+            tile_sum_[tile] = row_kernels().rough_exp2_sum(logits, source_->width(tile), scale_, offset_);
+        }
+    });
+    sum_ = std::accumulate(tile_sum_.begin(), tile_sum_.end(), 0.0);
+    return sum_ > 0;
 }
 
 // Finds the largest logit of each group; false where there is NaN or +inf.
@@ -152,6 +184,11 @@ double Softmax::probability(int64_t token) const {
     }
     const float logit = source_->logit(token);
     return logit >= threshold_ || !filtered() ? std::exp2(exponent(logit)) / sum_ : 0.0;
+}
+
+Bounds Softmax::bounds(int64_t token) const {
+    const double share = probability(token);
+    return rough_ ? Bounds{share / rough_rounding, share * (rough_excess * rough_rounding)} : Bounds{share, share};
 }
 
 double Softmax::logprob(int64_t token) const {

@@ -12,16 +12,25 @@ namespace specens {
 
 constexpr double log2_e = 1.4426950408889634;
 
+// What a probability is not below and not above.
+struct Bounds {
+    double low, high;
+};
+
 // softmax(logits / temperature) of a source, filtered.
 class Softmax final : private SearchedRow {
   public:
-    // One pass over the source, and for filters another over the tokens that may be kept.
-    void read(TileSource& source, double temperature, const FilterParameters& filter);
+    // One pass over the source, and for filters another over the tokens that may be kept. roughly: where there is no
+    // filter and all numbers are usual ones, for `alive` and `bounds` alone until it is refined, in half the time.
+    void read(TileSource& source, double temperature, const FilterParameters& filter, bool roughly = false);
+    // As if it had not been read roughly.
+    void refine();
     // Only for `alive` and `most_likely`: the largest logits of a source.
     void read_maxima(TileSource& source);
     bool alive() const { return max_ > -std::numeric_limits<float>::infinity(); }
     int64_t most_likely() const;
     double probability(int64_t token) const;
+    Bounds bounds(int64_t token) const;
     double logprob(int64_t token) const;
     // The log-probabilities of a tile's tokens, as `logprob` gives them.
     void write_logprobs(int64_t tile, float* out) const;
@@ -39,7 +48,9 @@ class Softmax final : private SearchedRow {
   private:
     template <typename Read>
     bool read_tiles(const Read& read);
+    void read_all(bool roughly);
     bool read_sums(float offset);
+    bool read_rough_sums(float offset);
     bool read_groups();
     bool read_tile_maxima();
     void apply(const FilterParameters& filter);
@@ -64,6 +75,7 @@ class Softmax final : private SearchedRow {
     float threshold_ = 0;  // of the logits that have mass
     float max_ = 0;
     double sum_ = 0;
+    bool rough_ = false;
     std::vector<float> tile_max_, tile_sum_, group_max_;  // tile_sum_: empty where a filter made it needless
     ThresholdSearch search_;
 };

@@ -17,7 +17,8 @@ TileSource& TargetRow::source(size_t index) {
     return members_[index];
 }
 
-void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities) {
+void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
+                     bool roughly) {
     const bool greedy = parameters.temperature == 0;
     kind_ = parameters.kind;
     temperature_ = greedy ? 1 : parameters.temperature;
@@ -45,7 +46,7 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
             continue;
         }
         if (mixture || !greedy || probabilities) {
-            softmaxes_[index].read(source(index), temperature_, member_filter_);
+            softmaxes_[index].read(source(index), temperature_, member_filter_, roughly && !filtered_);
         } else {
             softmaxes_[index].read_maxima(source(index));
         }
@@ -61,6 +62,14 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
     status_ |= !alive_ ? status_no_token : dead_member ? status_member_without_token : 0;
     if (filtered_ && alive_) {
         filter_mixture(filter);
+    }
+}
+
+void TargetRow::refine() {
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        if (shares_[index] > 0) {
+            softmaxes_[index].refine();
+        }
     }
 }
 
@@ -115,6 +124,21 @@ double TargetRow::probability(int64_t token) const {
     double total = 0;
     for (size_t index = 0; index < shares_.size(); ++index) {
         total += shares_[index] > 0 ? shares_[index] * softmaxes_[index].probability(token) : 0;
+    }
+    return total;
+}
+
+Bounds TargetRow::bounds(int64_t token) const {
+    if (filtered_) {
+        const double exact = probability(token);
+        return {exact, exact};
+    }
+    Bounds total{0, 0};
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        if (shares_[index] > 0) {
+            const Bounds own = softmaxes_[index].bounds(token);
+            total = {total.low + shares_[index] * own.low, total.high + shares_[index] * own.high};
+        }
     }
     return total;
 }

@@ -26,8 +26,10 @@ struct EnsembleParameters {
 class TargetRow final : private SearchedRow {
   public:
     // Reads the logits of every member. A greedy row without `probabilities` knows only `most_likely`, unless a mixture
-    // needs them for it.
-    void read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities);
+    // needs them for it. roughly: for `bounds` alone until it is refined, where that saves time.
+    void read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
+              bool roughly = false);
+    void refine();
     int32_t status() const { return status_; }
     bool alive() const { return alive_; }
     int64_t vocab() const override { return vocab_; }
@@ -36,6 +38,7 @@ class TargetRow final : private SearchedRow {
     int64_t most_likely() const;
     // Under the target; for greedy requests under the unfiltered ensemble at temperature 1.
     double probability(int64_t token) const;
+    Bounds bounds(int64_t token) const;
     double logprob(int64_t token) const;
     void write_logprobs(int64_t tile, float* out) const;  // of the tokens of the vocabulary only
     double tile_mass(int64_t tile) const;

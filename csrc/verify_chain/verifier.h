@@ -90,16 +90,20 @@ class Verifier {
         edits_.enter_row(drafts_.data(), step, step, chain_->target.mask(request_, step));
         return &edits_;
     }
+    // Whether the acceptance test is all that most rows are read for, and bounds mostly settle it.
+    bool reads_roughly() const {
+        return chain_->rule.kind == RuleKind::token && !greedy_ && !chain_->report.only_chosen();
+    }
     // Reads the target's row, and the draft's where it has one; returns whether it has.
-    bool read(int64_t step) {
+    bool read(int64_t step, bool roughly = false) {
         const RowEdits* edits = edits_at(step);
         chain_->target.rows(request_, step, edits, logits_);
-        target_.read(logits_, parameters_, chain_->report.only_chosen());
         const bool drafted = has_draft(step);
+        target_.read(logits_, parameters_, chain_->report.only_chosen(), roughly && drafted);
         if (drafted && (greedy_ || !chain_->rule.reads_draft())) {
             draft_.read_token(chain_->draft, request_, step);
         } else if (drafted) {
-            draft_.read(chain_->target, target_, chain_->draft, request_, step, edits);
+            draft_.read(chain_->target, target_, chain_->draft, request_, step, edits, roughly);
         }
         return drafted;
     }
@@ -107,7 +111,7 @@ class Verifier {
     // Rules that look at one draft after the other, and at no row behind the first rejection.
     void run_in_order() {
         for (; num_accepted < num_rows_; ++num_accepted) {
-            const bool tests = read(num_accepted);
+            const bool tests = read(num_accepted, reads_roughly());
             status |= target_.status() | (tests ? draft_.status() : status_ok);
             if (tests && accepts()) {
                 emit(draft_.token());
@@ -117,7 +121,7 @@ class Verifier {
             return;
         }
     }
-    bool accepts() const {
+    bool accepts() {
         if (chain_->rule.kind == RuleKind::synthetic) {
             return coin(num_accepted) < chain_->rule.rates[num_accepted];
         }
@@ -127,6 +131,9 @@ class Verifier {
         if (greedy_) {
             return draft_.token() == target_.most_likely();
         }
+        if (chain_->rule.kind == RuleKind::token) {
+            return accepts_by(coin(num_accepted));
+        }
         const double target = target_probability();
         if (chain_->rule.kind == RuleKind::typical) {
             return target > std::min(chain_->rule.threshold, chain_->rule.alpha * std::exp(-target_.entropy()));
@@ -134,10 +141,20 @@ class Verifier {
         if (chain_->rule.kind == RuleKind::threshold) {
             return target >= chain_->rule.threshold;
         }
-        if (chain_->rule.compares()) {
-            return target > 0 && !gives_way();
+        return target > 0 && !gives_way();  // of the rules that compare
+    }
+    bool accepts_by(double coin) {
+        const Bounds target = draft_.token() < target_.vocab() ? target_.bounds(draft_.token()) : Bounds{0, 0};
+        const Bounds draft = draft_.bounds();
+        if (coin * draft.high < target.low || coin * draft.low >= target.high) {
+            return coin * draft.high < target.low;
         }
-        return coin(num_accepted) * draft_.probability() < target;
+        refine();
+        return coin * draft_.probability() < target_probability();
+    }
+    void refine() {
+        target_.refine();
+        draft_.refine();
     }
     // Whether the target's most likely token replaces the draft.
     bool gives_way() const {
@@ -195,6 +212,7 @@ class Verifier {
             status |= status_invalid_draft_token;
         }
         if (target_.alive()) {
+            refine();
             const bool subtracts = rejected && chain_->rule.subtracts();
             next_token = next(subtracts, share, chain_->coins(request_, chain_->draft.draft_len, num_accepted, 1));
             emit(next_token);
