@@ -1,11 +1,13 @@
-"""The flat form in which operators take their arguments, and how the doors make it from public ones.
+"""The flat form in which operators take their arguments.
 
-An operator takes the members' logits and three lists: tensors, integers, numbers. One operator argument costs a call a
-fifth of a microsecond, and there are more than fifty. A group below names its fields in the order of the lists: first
-tensors, then integers, then numbers; the C++ reads them with `ArgumentReader` in the same order. integers[0] has a bit
-for each optional tensor, whether it is in the list, and integers[1] a bit for each group that may be left out.
+An operator takes three lists: tensors, integers, numbers. One operator argument costs a call a fifth of a microsecond,
+and there are more than fifty. A group below names its fields in the order of the lists: first tensors, then integers,
+then numbers; the C++ reads them with `ArgumentReader` in the same order. A group that is as by default is left out:
+integers[0] has a bit for each group, whether it is there, and integers[1] a bit for each tensor of those that are. The
+members' logits are the last tensors; the weights of an ensemble follow the numbers of all groups, then a rule's table.
+Where there are no numbers there is no such list: each costs a call a third of a microsecond.
 
-Nothing is checked here: operators in C++ check what they read, and `checks` names what is wrong.
+`packing` makes the lists from public arguments, and `Unpacker` makes groups of them.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.types import Ensemble, Mixture, Processing, Sampling
+from specens_kernels.types import EnsembleKind
 
-SCHEMA = "Tensor[] member_logits, Tensor[] tensors, int[] integers, float[] numbers"
+SCHEMA = "Tensor[] tensors, int[] integers, float[]? numbers"
 NO_DRAFTER = -1  # no member drafted: one-hot
+AS_TOKENS = -1  # of draft_len: that of dense tokens
 NO_LOGPROBS, TARGET_LOGPROBS, RAW_LOGPROBS = 0, 1, 2
 
 
@@ -93,7 +96,7 @@ class Draft(NamedTuple):
     slots: Tensor | None  # int64 or int32 [batch]: the place of a request's logits
     lens: Tensor | None  # int64 or int32 [batch]
     drafter: int  # a member, or NO_DRAFTER
-    draft_len: int  # the most drafts of a request
+    draft_len: int  # the most drafts of a request; in the lists AS_TOKENS, unless they are packed
     processed: int  # whether they were drawn from processed logits
     sampling: SamplingArguments
 
@@ -183,67 +186,34 @@ class TreeArguments(NamedTuple):
         return cls(unpacker.weighted(target), draft, *rest)
 
 
-# How many fields of a group are tensors, integers and numbers; those behind them are not in the lists.
-LISTS: dict[type, tuple[int, int, int]] = {
-    SamplingArguments: (4, 2, 3),
-    ProcessingArguments: (9, 1, 3),
-    Target: (3, 2, 1),
-    Draft: (5, 3, 0),
-    Drafts: (1, 0, 0),
-    Coins: (3, 0, 0),
-    Tree: (1, 2, 0),
-    Rule: (0, 1, 2),
-    Report: (0, 2, 0),
-    Stream: (0, 2, 0),
+# The tensors of a group, and the defaults of its integers and numbers; fields behind them are not in the lists.
+LISTS: dict[type, tuple[int, tuple[int, ...], tuple[float, ...]]] = {
+    SamplingArguments: (4, (0, 0), (1.0, 1.0, 0.0)),
+    ProcessingArguments: (9, (0,), (1.0, 0.0, 0.0)),
+    Target: (3, (int(EnsembleKind.SINGLE), 0), (0.0,)),
+    Draft: (5, (NO_DRAFTER, AS_TOKENS, 1), ()),
+    Drafts: (1, (), ()),
+    Coins: (3, (), ()),
+    Tree: (1, (0, 0), ()),
+    Rule: (0, (0,), (0.0, 0.0)),
+    Report: (0, (NO_LOGPROBS, 0), ()),
+    Stream: (0, (0, 0), ()),
 }
-SLICES = {
-    kind: (slice(first), slice(first, first + second), slice(first + second, first + second + third))
-    for kind, (first, second, third) in LISTS.items()
-}
-Flat = tuple[list[Tensor], list[Tensor], list[int], list[float]]
-
-
-PROCESSING, DRAFT_SAMPLING = 1, 2  # bits of the groups that may be left out
-
-
-def pack(target: Target, *groups: Any, table: tuple[float, ...] = ()) -> Flat:
-    """The arguments of an operator: the target's, then those of other groups, and a rule's table."""
-    optional: list[Tensor | None] = []
-    integers, numbers = [0, 0], []
-    packed: list[Any] = [target, target.sampling]
-    left_in = 0
-    if target.processing is not NO_PROCESSING:
-        packed.append(target.processing)
-        left_in |= PROCESSING
-    for group in groups:
-        packed.append(group)
-        if type(group) is Draft and group.sampling is not target.sampling:
-            packed.append(group.sampling)
-            left_in |= DRAFT_SAMPLING
-    for group in packed:
-        tensor_fields, integer_fields, number_fields = SLICES[type(group)]
-        optional += group[tensor_fields]
-        integers += group[integer_fields]
-        numbers += group[number_fields]
-    tensors, present, bit = [], 0, 1
-    meta = target.member_logits[0].is_meta
-    for tensor in optional:
-        if tensor is not None:
-            if tensor.is_meta is not meta:  # torch would run the fake kernel, and nothing would be computed
-                raise ValueError("device")
-            tensors.append(tensor)
-            present |= bit
-        bit += bit
-    integers[0], integers[1] = present, left_in
-    return target.member_logits, tensors, integers, [*numbers, *target.weights, *table]
+Flat = tuple[list[Tensor], list[int], list[float] | None]
 
 
 class Unpacker:
     """Takes groups from an operator's arguments, in the order in which they were packed."""
 
     def __init__(self, flat: Sequence[Any]) -> None:
-        self.member_logits, self._tensors, self._integers, self._numbers = (list(part) for part in flat[:4])
-        self._present, self._groups = self._integers.pop(0), self._integers.pop(0)
+        self._tensors, self._integers, self._numbers = (list(part or ()) for part in flat[:3])
+        self._groups, self._present = self._integers.pop(0), self._integers.pop(0)
+        self.member_logits = self._tensors[self._present.bit_count() :]
+
+    def _group_given(self) -> bool:
+        given = bool(self._groups & 1)
+        self._groups >>= 1
+        return given
 
     def _tensor(self) -> Tensor | None:
         present = self._present & 1
@@ -252,129 +222,36 @@ class Unpacker:
 
     def group(self, kind: Any, *rest: Any) -> Any:
         """The next group, an instance of kind; rest: its fields that are not in the lists."""
-        first, second, third = LISTS[kind]
-        own = [self._tensor() for _ in range(first)]
-        own += [self._integers.pop(0) for _ in range(second)]
-        return kind(*own, *[self._numbers.pop(0) for _ in range(third)], *rest)
+        tensors, integers, numbers = LISTS[kind]
+        if not self._group_given():
+            return kind(*(None,) * tensors, *integers, *numbers, *rest)
+        own: list[Any] = [self._tensor() for _ in range(tensors)]
+        own += [self._integers.pop(0) for _ in integers]
+        return kind(*own, *[self._numbers.pop(0) for _ in numbers], *rest)
 
     def target(self) -> Target:
         """The target, but for its weights, which follow all groups."""
         target = self.group(Target, self.member_logits, (), None)
-        target = target._replace(sampling=self.group(SamplingArguments))
-        processed = self._groups & PROCESSING
-        return target._replace(processing=self.group(ProcessingArguments) if processed else NO_PROCESSING)
+        return target._replace(sampling=self.group(SamplingArguments), processing=self.group(ProcessingArguments))
 
     def draft(self, target: Target) -> Draft:
         """The draft; the target has been unpacked."""
         draft = self.group(Draft, target.sampling)
-        return draft._replace(sampling=self.group(SamplingArguments)) if self._groups & DRAFT_SAMPLING else draft
+        if draft.draft_len == AS_TOKENS:
+            draft = draft._replace(draft_len=draft.tokens.shape[1])
+        own_sampling = self._groups & 1
+        sampling = self.group(SamplingArguments)
+        return draft._replace(sampling=sampling) if own_sampling else draft
 
     def weighted(self, target: Target) -> Target:
         """The target with its weights; after all groups."""
-        return target._replace(weights=tuple(self._numbers.pop(0) for _ in self.member_logits))
+        if target.ensemble == EnsembleKind.SINGLE or target.weight_rows is not None:
+            return target._replace(weights=(1.0,) * len(target.member_logits))
+        return target._replace(weights=tuple(self._numbers.pop(0) for _ in target.member_logits))
 
     def rest(self) -> tuple[float, ...]:
         """The numbers behind the weights."""
         return tuple(self._numbers)
-
-
-def member_list(member_logits: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    return [member_logits] if isinstance(member_logits, Tensor) else list(member_logits)
-
-
-def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
-    """A number for all requests and a tensor with one for each, of which one counts."""
-    return (0.0, value) if isinstance(value, Tensor) else (float(value), None)
-
-
-def drafter_arguments(drafter: int | Tensor | None) -> tuple[int, Tensor | None]:
-    """Who drafted: a member or NO_DRAFTER, and perhaps one a token."""
-    if drafter is None or isinstance(drafter, Tensor):
-        return NO_DRAFTER, drafter
-    if drafter < 0:
-        raise ValueError("drafter")  # -1 is what operators take for none
-    return drafter, None
-
-
-def sampling_arguments(sampling: Sampling) -> SamplingArguments:
-    """Flatten sampling parameters."""
-    temperature, temperatures = number_and_rows(sampling.temperature)
-    if not sampling.filters:
-        return SamplingArguments(temperatures, None, None, None, 0, 0, temperature, 1.0, 0.0)
-    top_k = 0 if sampling.top_k is None else sampling.top_k
-    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(top_k, 0), None)
-    top_p, top_ps = number_and_rows(1.0 if sampling.top_p is None else sampling.top_p)
-    min_p, min_ps = number_and_rows(0.0 if sampling.min_p is None else sampling.min_p)
-    first = int(sampling.filter_order == "vllm")
-    return SamplingArguments(temperatures, top_ks, top_ps, min_ps, top_k, first, temperature, top_p, min_p)
-
-
-def never_greedy(sampling: SamplingArguments) -> SamplingArguments:
-    """The same, with 1 for a temperature of 0: for rules that draw nothing."""
-    temperatures = sampling.temperatures
-    if temperatures is not None:
-        temperatures = torch.where(temperatures == 0, 1.0, temperatures)
-    return sampling._replace(temperatures=temperatures, temperature=sampling.temperature or 1.0)
-
-
-def processing_arguments(processing: Processing | None, batch: int) -> ProcessingArguments:
-    """Flatten logit processing."""
-    if processing is None:
-        return NO_PROCESSING
-    bias_tokens, bias_values = processing.logit_bias or (None, None)
-    if bias_values is not None:
-        bias_values = bias_values.to(torch.float32).contiguous()
-    end_tokens = processing.end_tokens
-    if end_tokens is not None and end_tokens.dim() == 1:
-        end_tokens = end_tokens.expand(batch, -1)
-    repetition, repetitions = number_and_rows(processing.repetition_penalty)
-    frequency, frequencies = number_and_rows(processing.frequency_penalty)
-    presence, presences = number_and_rows(processing.presence_penalty)
-    held_back = processing.min_tokens
-    min_tokens, min_tokens_rows = (0, held_back) if isinstance(held_back, Tensor) else (held_back, None)
-    tensors = (bias_tokens, bias_values, repetitions, frequencies, presences, min_tokens_rows, end_tokens)
-    tables = (processing.prompt_tokens, processing.output_tokens)
-    return ProcessingArguments(*tensors, *tables, min_tokens, repetition, frequency, presence)
-
-
-def target_arguments(
-    members: list[Tensor],
-    ensemble: Ensemble | None,
-    sampling: Sampling,
-    processing: Processing | None = None,
-    allowed: Tensor | None = None,
-    row_offsets: Tensor | None = None,
-) -> Target:
-    """Flatten what makes the target distribution."""
-    edits = NO_PROCESSING
-    if processing is not None:
-        batch = members[0].shape[0] if row_offsets is None else row_offsets.shape[0] - 1
-        edits = processing_arguments(processing, batch)
-    if ensemble is None:
-        own = (None, row_offsets, allowed, 0, 0, 0.0)
-        return Target(*own, members, (1.0,), sampling_arguments(sampling), edits)
-    weight_rows = None
-    if isinstance(ensemble.weights, Tensor):
-        weights: tuple[float, ...] = (1.0,) * len(members)
-        weight_rows = ensemble.weights.to(torch.float32).contiguous()
-    else:
-        weights = ensemble.weights
-    filter_members = int(isinstance(ensemble, Mixture) and ensemble.filter == "members")
-    shape = (int(ensemble.kind), filter_members, ensemble.plausibility or 0.0)
-    return Target(weight_rows, row_offsets, allowed, *shape, members, weights, sampling_arguments(sampling), edits)
-
-
-NOTHING_REPORTED = Report(NO_LOGPROBS, 0)
-REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TARGET_LOGPROBS, "raw": RAW_LOGPROBS}
-
-
-def report_arguments(logprobs: bool | str, top_logprobs: int) -> Report:
-    """Flatten what is asked for of log-probabilities."""
-    if type(top_logprobs) is not int or not isinstance(logprobs, bool | str) or logprobs not in REPORTS:
-        raise ValueError("logprobs")  # `check_report` says what was expected
-    if logprobs is False and top_logprobs == 0:
-        return NOTHING_REPORTED
-    return Report(REPORTS[logprobs] or TARGET_LOGPROBS, top_logprobs)
 
 
 def ready_for_kernels(group: Any) -> Any:

@@ -63,8 +63,8 @@ CPP_REASON = _load_library("_C.so", package_folders)
 CUDA_REASON = _load_cuda_library()
 TRITON_REASON, TRITON_INTERPRETED = _import_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
-# (room, device type) -> the name and the function that a call takes by default
-FASTEST: dict[tuple[str, str], tuple[str, Implementation]] = {}
+# (room, backend or None for the fastest, device type) -> the name and the operator that a call takes
+READY: dict[tuple[str, str | None, str], tuple[str, Implementation]] = {}
 
 
 def implementations(
@@ -86,7 +86,7 @@ def implementations(
     """
     for operator in (f"{name}_cpp", f"{name}_triton"):
         LIBRARY.define(operator + schema)
-        torch.library.register_fake(f"specens::{operator}", fake or reference, lib=LIBRARY)
+        torch.library.register_fake(f"specens::{operator}", _on_one_device(fake or reference), lib=LIBRARY)
     _register_triton(name, room or name, launch)
     table: Table = {"reference": reference}
     for backend in ("cpp", "triton"):
@@ -94,10 +94,25 @@ def implementations(
         KERNEL_DEVICES[operator] = _kernel_devices(operator)
         table[backend] = getattr(torch.ops.specens, operator).default if KERNEL_DEVICES[operator] else None
     for device_type, preference in FASTEST_FIRST.items():
-        usable = (backend for backend in preference if _unusable(table, backend, device_type, name) is None)
-        fastest = next(usable)
-        FASTEST[name, device_type] = fastest, cast(Implementation, table[fastest])
+        usable = [backend for backend in preference if _unusable(table, backend, device_type, name) is None]
+        for chosen in (None, *usable):
+            backend = chosen or usable[0]
+            if backend != "reference":
+                READY[name, chosen, device_type] = backend, cast(Implementation, table[backend])
     return table
+
+
+def _on_one_device(fake: Implementation) -> Implementation:
+    """The fake kernel, which torch also takes where one tensor among real ones is on the device "meta"."""
+
+    def checked(*arguments: Any) -> Any:
+        lists = (argument if isinstance(argument, list) else [argument] for argument in arguments)
+        tensors = [value for values in lists for value in values if isinstance(value, Tensor)]
+        if len({tensor.is_meta for tensor in tensors}) > 1:
+            raise ValueError("expected tensors on one device, got some on the device meta")
+        return fake(*arguments)
+
+    return checked
 
 
 def _register_triton(name: str, room: str, launch: str) -> None:
@@ -114,42 +129,47 @@ def _kernel_devices(operator: str) -> frozenset[str]:
     return frozenset(key.lower() for key in ("CPU", "CUDA") if has_kernel(f"specens::{operator}", key))
 
 
-def select(table: Table, backend: str | None, device: torch.device, op_name: str) -> tuple[str, Implementation]:
-    """Return (name, function) of the implementation that a call on `device` takes.
+def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tuple[str, Implementation]:
+    """Return (name, function) of the implementation that a call with a tensor like this takes.
 
     backend: a name, which runs or raises; None: the environment variable SPECENS_BACKEND at the time of the import (a
     name likewise), else the fastest usable one.
     Raises ValueError for an unknown name, RuntimeError with the reason for one that cannot run here.
     """
     name = backend if backend is not None else CHOSEN_BACKEND
+    device_type = "cpu" if like.is_cpu else like.device.type  # torch makes a new string each time
+    ready = READY.get((op_name, name, device_type))
+    if ready is not None:
+        return ready
     if name is None:
-        return FASTEST.get((op_name, device.type)) or ("reference", cast(Implementation, table["reference"]))
+        name = "reference"
     argument = "backend" if backend is not None else "SPECENS_BACKEND"
     if name not in table:
         raise ValueError(f"{argument}: expected None or one of {', '.join(table)}, got {name!r}")
-    reason = _unusable(table, name, device.type, op_name)
+    reason = _unusable(table, name, device_type, op_name)
     function = table[name]
     if reason is not None or function is None:
-        raise RuntimeError(f"{op_name}: backend {name!r} cannot run on {device.type}: {reason}")
+        raise RuntimeError(f"{op_name}: backend {name!r} cannot run on {device_type}: {reason}")
     return name, function
 
 
 def run_operator(
-    table: Table, op_name: str, call: Any, flatten: Callable[[Any], Any], check: Callable[[Any], None]
+    table: Table, op_name: str, call: Any, flatten: Callable[[Any, Any], Any], check: Callable[[Any], None]
 ) -> Any:
     """Run the implementation that a call takes.
 
-    call: the public arguments, a named tuple with member_logits and backend. flatten(call): what the operator takes.
-    check(call): raises ValueError for an argument that is wrong. The C++ checks for itself what it reads: there,
-    `check` only finds the name of what was wrong, since looking at all arguments in Python would double a call's cost.
+    call: the public arguments, a named tuple with member_logits and backend. flatten(call, members): what the operator
+    takes; members: a sequence of the members' logits. check(call): raises ValueError for an argument that is wrong. The
+    C++ checks for itself what it reads: there, `check` only finds the name of what was wrong, since looking at all
+    arguments in Python would double a call's cost.
     """
     logits = call.member_logits
     try:
-        device = (logits if isinstance(logits, Tensor) else logits[0]).device
-        name, operator = select(table, call.backend, device, op_name)
+        members = [logits] if isinstance(logits, Tensor) else logits
+        name, operator = select(table, call.backend, members[0], op_name)
         if name != "cpp" or torch.compiler.is_compiling():
             check(call)
-        return operator(*flatten(call))
+        return operator(*flatten(call, members))
     except Exception:
         check(call)
         raise

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import specens_kernels.ops.verify_chain as chain_room
 from specens_kernels import Draw, Verdict
-from specens_kernels.arguments import ChainArguments, Coins, target_arguments
+from specens_kernels.arguments import ChainArguments, Coins, Target, Unpacker
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
     parameters,
@@ -27,6 +27,7 @@ from specens_kernels.ops.target_logprobs.reference import (
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.reference import chain_coins, draft_probs, pick_row
+from specens_kernels.packing import pack, target_parts
 from specens_kernels.types import EnsembleKind
 
 ROUNDING = 2.0**-23  # of float32
@@ -37,9 +38,16 @@ SMALLEST = 2.0**-126  # probabilities below it may be 0 in float32
 NEVER = math.inf
 
 
+def _target(case: Case) -> Target:
+    """The target without its processing."""
+    members, ensemble = case.member_logits, case.target["ensemble"]
+    unpacker = Unpacker(pack(members, ensemble, target_parts(members, ensemble, case.target["sampling"])))
+    return unpacker.weighted(unpacker.target())
+
+
 def row_noise(case: Case) -> Tensor:
     """float64 [batch, steps]."""
-    target = target_arguments(case.member_logits, case.target["ensemble"], case.target["sampling"])
+    target = _target(case)
     batch = case.draft_tokens.shape[0]
     heat = parameters(target.sampling, case.draft_tokens).heat
     sizes = []
@@ -58,9 +66,9 @@ def row_noise(case: Case) -> Tensor:
 
 def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
     """bool [batch]: whether a decision on the reference's way, which accepted num_accepted drafts, is a near-tie."""
-    members, tokens = case.member_logits, case.draft_tokens.long()
+    tokens = case.draft_tokens.long()
     draft_len = tokens.shape[1]
-    target = target_arguments(members, case.target["ensemble"], case.target["sampling"])
+    target = _target(case)
     rows = ensemble_logprobs(target)
     probs, noise = target_probs(rows), row_noise(case)
     draft = _draft_distribution(case, probs.shape[-1], rows.greedy)
@@ -86,7 +94,7 @@ def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
 def draw_ties(case: Case, row: int) -> Tensor:
     """bool [batch]: whether the draw from this row is a near-tie."""
     case = replace(case, member_logits=[logits[:, row : row + 1] for logits in case.member_logits])
-    target = target_arguments(case.member_logits, case.target["ensemble"], case.target["sampling"])
+    target = _target(case)
     rows, noise = ensemble_logprobs(target), row_noise(case)
     if "uniforms" in case.coins:
         coins = case.coins["uniforms"][:, row]
@@ -119,7 +127,7 @@ def row_ties(case: Case) -> Tensor:
     ensemble, noise = case.target["ensemble"], row_noise(case)
     if ensemble is None:
         return torch.zeros_like(noise, dtype=torch.bool)
-    rows = ensemble_logprobs(target_arguments(case.member_logits, ensemble, case.target["sampling"]))
+    rows = ensemble_logprobs(_target(case))
     ties = threshold_distance(case).amin(-1) < TIES["plausibility"] * noise
     if rows.logprobs.shape[-1] > 1:
         first, second = rows.logprobs.topk(2).values.unbind(-1)

@@ -4,8 +4,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <bit>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "parts/require.h"
@@ -33,30 +35,64 @@ inline Tensor new_tensor(std::initializer_list<int64_t> sizes, ScalarType dtype)
     return Tensor(handle);
 }
 
-// Takes arguments from an operator's lists in the order in which they were packed.
+// Takes arguments from an operator's lists in the order in which they were packed. Of a group that was left out no
+// tensor is given, and its integers and numbers are the defaults.
 class ArgumentReader {
   public:
     ArgumentReader(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
-                   const std::vector<double>& numbers)
-        : tensors_(tensors), integers_(integers), numbers_(numbers), present_(integer()), groups_(integer()) {}
-    // Whether a group that may be left out is there, by its bit.
-    bool has_group(int64_t bit) const { return (groups_ & bit) != 0; }
+                   const std::optional<std::vector<double>>& numbers)
+        : tensors_(tensors),
+          integers_(integers),
+          numbers_(numbers.has_value() ? std::span<const double>(*numbers) : std::span<const double>()),
+          groups_(static_cast<uint64_t>(integers.at(0))),
+          present_(static_cast<uint64_t>(integers.at(1))),
+          optional_(static_cast<size_t>(std::popcount(present_))) {
+        require(optional_ < tensors.size(), "members are needed");
+    }
+    // The members' logits, behind all other tensors.
+    std::span<const Tensor> member_logits() const { return std::span(tensors_).subspan(optional_); }
+    // Whether the next group was not left out.
+    bool has_group() const { return (groups_ & 1) != 0; }
+    // Goes on to the next group.
+    ArgumentReader& group() {
+        in_group_ = has_group();
+        groups_ >>= 1;
+        return *this;
+    }
     // nullptr where the tensor is not given.
     const Tensor* tensor() {
+        if (!in_group_) {
+            return nullptr;
+        }
         const bool present = (present_ & 1) != 0;
         present_ >>= 1;
-        return present ? &tensors_.at(next_tensor_++) : nullptr;
+        return present ? &tensors_[next_tensor_++] : nullptr;
     }
-    int64_t integer() { return integers_.at(next_integer_++); }
-    double number() { return numbers_.at(next_number_++); }
-    std::vector<double> rest() const { return {numbers_.begin() + next_number_, numbers_.end()}; }
+    int64_t integer(int64_t otherwise) { return in_group_ ? integers_.at(next_integer_++) : otherwise; }
+    template <typename Code>
+    Code code(Code otherwise) {
+        return static_cast<Code>(integer(static_cast<int64_t>(otherwise)));
+    }
+    double number(double otherwise) { return in_group_ ? next_number() : otherwise; }
+    // Behind all groups: the members' weights, and then what is left.
+    double weight() { return next_number(); }
+    std::vector<double> rest() const { return {numbers_.begin(), numbers_.end()}; }
 
   private:
+    double next_number() {
+        require(!numbers_.empty(), "numbers are missing");
+        const double first = numbers_.front();
+        numbers_ = numbers_.subspan(1);
+        return first;
+    }
+
     const std::vector<Tensor>& tensors_;
     const std::vector<int64_t>& integers_;
-    const std::vector<double>& numbers_;
-    size_t next_tensor_ = 0, next_integer_ = 0, next_number_ = 0;
-    int64_t present_, groups_;
+    std::span<const double> numbers_;
+    uint64_t groups_, present_;  // a bit for each group, and for each tensor of those that are there
+    size_t optional_;            // tensors before the members' logits
+    bool in_group_ = false;
+    size_t next_tensor_ = 0, next_integer_ = 2;
 };
 
 // Logits [batch, steps, vocab], or [rows, vocab]: one step, or with `packed` rows of one request; the vocabulary is
@@ -143,8 +179,8 @@ struct RequestNumber {
     double number;
     NumberRows rows;
 
-    RequestNumber(ArgumentReader& reader, int64_t batch) : number(reader.number()), rows(reader.tensor(), batch) {}
-    explicit RequestNumber(double value) : number(value), rows(nullptr, 0) {}
+    RequestNumber(ArgumentReader& reader, int64_t batch, double otherwise)
+        : number(reader.number(otherwise)), rows(reader.tensor(), batch) {}
     bool always(double value) const { return !rows.given() && number == value; }
     double operator()(int64_t request) const { return rows.given() ? rows(request) : number; }
 };

@@ -8,34 +8,36 @@
 namespace specens {
 
 constexpr int64_t no_drafter = -1;
+constexpr int64_t as_tokens = -1;  // the most drafts of a request, where the shape of dense tokens tells it
 
 struct DraftArguments {
-    static constexpr int64_t sampling_bit = 2;
     const Tensor *token_tensor, *drafter_tensor, *logit_tensor;
     IntegerRows slots, lens;  // [batch]
     int64_t drafter;          // a member, or no_drafter
-    int64_t draft_len;        // the most of a request
+    int64_t max_draft_len;    // the most of a request, or as_tokens
     bool processed;           // whether they were drawn from processed logits
     SamplingArguments sampling;
     bool packed;                      // tokens are [drafts], else [batch, draft_len]
     TokenTable tokens, drafters;      // of the same shape
+    int64_t draft_len;                // the most of a request
     std::optional<LogitView> logits;  // [batch or slots, draft_len, vocab], or [drafts, vocab]
     int64_t known_tokens;  // ids below it are drafts, of target probability 0 outside the target's vocabulary
 
     // further_rows: of dense draft logits, behind those of the drafts.
     DraftArguments(const TargetArguments& target, ArgumentReader& reader, int64_t further_rows = 0)
-        : token_tensor(reader.tensor()),
+        : token_tensor(reader.group().tensor()),
           drafter_tensor(reader.tensor()),
           logit_tensor(reader.tensor()),
           slots(reader.tensor(), target.batch),
           lens(reader.tensor(), target.batch),
-          drafter(reader.integer()),
-          draft_len(reader.integer()),
-          processed(reader.integer() != 0),
-          sampling(reader.has_group(sampling_bit) ? SamplingArguments(reader, target.batch) : target.sampling),
+          drafter(reader.integer(no_drafter)),
+          max_draft_len(reader.integer(as_tokens)),
+          processed(reader.integer(1) != 0),
+          sampling(reader.has_group() ? SamplingArguments(reader, target.batch) : as_target(target, reader)),
           packed(target.packed() && token_tensor != nullptr && token_tensor->dim() == 1),
           tokens(table(token_tensor, target)),
           drafters(table(drafter_tensor, target)),
+          draft_len(max_draft_len == as_tokens && !packed ? tokens.width : max_draft_len),
           known_tokens(target.vocab),
           target_(&target),
           bonus_rows_(target.steps - (packed ? token_tensor->size(0) : draft_len)) {
@@ -99,6 +101,11 @@ struct DraftArguments {
     }
 
   private:
+    // Of a draft without sampling parameters of its own, whose group is gone past.
+    static const SamplingArguments& as_target(const TargetArguments& target, ArgumentReader& reader) {
+        reader.group();
+        return target.sampling;
+    }
     TokenTable table(const Tensor* tensor, const TargetArguments& target) const {
         return packed ? optional_integers(tensor, 1) : optional_integers(tensor, 2, target.batch);
     }

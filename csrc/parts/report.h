@@ -14,8 +14,7 @@ struct ReportArguments {
     Kind kind;
     int64_t top;  // most likely tokens
 
-    explicit ReportArguments(ArgumentReader& reader)
-        : kind(static_cast<Kind>(reader.integer())), top(reader.integer()) {
+    explicit ReportArguments(ArgumentReader& reader) : kind(reader.group().code(Kind::none)), top(reader.integer(0)) {
         require(top >= 0, "top_logprobs must not be negative");
     }
     // Whether the log-probability under the target is all, so that it can be taken while its row is at hand.

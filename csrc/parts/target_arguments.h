@@ -20,12 +20,12 @@ struct SamplingArguments {
     bool min_p_first;
 
     SamplingArguments(ArgumentReader& reader, int64_t batch)
-        : temperature(reader, batch),
+        : temperature(reader.group(), batch, 1),
           top_ks(reader.tensor(), batch),
-          top_p(reader, batch),
-          min_p(reader, batch),
-          top_k(reader.integer()),
-          min_p_first(reader.integer() != 0) {}
+          top_p(reader, batch, 1),
+          min_p(reader, batch, 0),
+          top_k(reader.integer(0)),
+          min_p_first(reader.integer(0) != 0) {}
 
     FilterParameters filter(int64_t request) const {
         const int64_t count = top_ks.given() ? top_ks(request) : top_k;
@@ -41,7 +41,6 @@ struct SamplingArguments {
 
 // Logit processing of a batch.
 struct ProcessingArguments {
-    static constexpr int64_t group_bit = 1;
     bool active;  // whether any logit may be changed
     TokenTable bias_tokens;
     const float* bias_values = nullptr;  // [batch, n]
@@ -51,17 +50,17 @@ struct ProcessingArguments {
     int64_t min_tokens = 0;
 
     ProcessingArguments(ArgumentReader& reader, int64_t batch)
-        : active(reader.has_group(group_bit)),
-          bias_tokens(table(reader, batch)),
-          bias_values(active ? optional_float(reader.tensor(), batch, bias_tokens.width) : nullptr),
-          repetition(active ? RequestNumber(reader, batch) : RequestNumber(1)),
-          frequency(active ? RequestNumber(reader, batch) : RequestNumber(0)),
-          presence(active ? RequestNumber(reader, batch) : RequestNumber(0)),
-          min_tokens_rows(active ? reader.tensor() : nullptr, batch),
+        : active(reader.has_group()),
+          bias_tokens(table(reader.group(), batch)),
+          bias_values(optional_float(reader.tensor(), batch, bias_tokens.width)),
+          repetition(reader, batch, 1),
+          frequency(reader, batch, 0),
+          presence(reader, batch, 0),
+          min_tokens_rows(reader.tensor(), batch),
           end_tokens(table(reader, batch)),
           prompt_tokens(table(reader, batch)),
           output_tokens(table(reader, batch)),
-          min_tokens(active ? reader.integer() : 0) {
+          min_tokens(reader.integer(0)) {
         require(bias_values != nullptr || bias_tokens.width == 0 || batch == 0, "tokens of a bias need values");
     }
     RequestProcessing of(int64_t request, int64_t vocab) const {
@@ -82,8 +81,8 @@ struct ProcessingArguments {
     }
 
   private:
-    TokenTable table(ArgumentReader& reader, int64_t batch) const {
-        return active ? optional_integers(reader.tensor(), 2, batch) : TokenTable{};
+    static TokenTable table(ArgumentReader& reader, int64_t batch) {
+        return optional_integers(reader.tensor(), 2, batch);
     }
 };
 
@@ -96,7 +95,7 @@ struct CoinView {
     int64_t stride_request = 0, stride_index = 0;
 
     CoinView(ArgumentReader& reader, int64_t batch, int64_t width)
-        : uniforms(reader.tensor()), seeds(reader.tensor(), batch), positions(reader.tensor(), batch) {
+        : uniforms(reader.group().tensor()), seeds(reader.tensor(), batch), positions(reader.tensor(), batch) {
         if (uniforms != nullptr) {
             wide = uniforms->scalar_type() == ScalarType::Double;
             require(wide || uniforms->scalar_type() == ScalarType::Float, "uniforms must be float64 or float32");
@@ -144,18 +143,19 @@ struct TargetArguments {
     std::vector<float> weights;
     int64_t steps, vocab;
 
-    TargetArguments(const std::vector<Tensor>& member_logits, ArgumentReader& reader)
-        : weight_tensor(reader.tensor()),
+    explicit TargetArguments(ArgumentReader& reader)
+        : weight_tensor(reader.group().tensor()),
           offset_tensor(reader.tensor()),
           allowed(reader.tensor()),
-          batch(batch_of(member_logits, offset_tensor)),
+          batch(batch_of(reader.member_logits(), offset_tensor)),
           row_offsets(offset_tensor, batch + 1),
-          weight_rows(optional_float(weight_tensor, batch, static_cast<int64_t>(member_logits.size()))),
-          kind(static_cast<EnsembleKind>(reader.integer())),
-          filter_members(reader.integer() != 0),
-          plausibility(reader.number()),
+          weight_rows(optional_float(weight_tensor, batch, static_cast<int64_t>(reader.member_logits().size()))),
+          kind(reader.code(EnsembleKind::single)),
+          filter_members(reader.integer(0) != 0),
+          plausibility(reader.number(0)),
           sampling(reader, batch),
           processing(reader, batch) {
+        const std::span<const Tensor> member_logits = reader.member_logits();
         vocab = 0;
         members.reserve(member_logits.size());
         for (const Tensor& logits : member_logits) {
@@ -175,10 +175,11 @@ struct TargetArguments {
         }
     }
     bool packed() const { return offset_tensor != nullptr; }
-    // The weights follow all other numbers, and after them what belongs to the rule.
+    // The weights of an ensemble, unless they are a tensor, follow all groups, and after them what belongs to the rule.
     void read_weights(ArgumentReader& reader) {
+        const bool given = kind != EnsembleKind::single && weight_tensor == nullptr;
         for (size_t member = 0; member < members.size(); ++member) {
-            weights.push_back(static_cast<float>(reader.number()));
+            weights.push_back(given ? static_cast<float>(reader.weight()) : 1.0f);
         }
     }
     EnsembleParameters parameters(int64_t request) const {
@@ -226,8 +227,8 @@ struct TargetArguments {
     }
 
   private:
-    static int64_t batch_of(const std::vector<Tensor>& member_logits, const Tensor* offsets) {
-        require(!member_logits.empty() && member_logits[0].dim() >= 2, "members must be [batch, steps, vocab]");
+    static int64_t batch_of(std::span<const Tensor> member_logits, const Tensor* offsets) {
+        require(member_logits[0].dim() >= 2, "members must be [batch, steps, vocab]");
         require(offsets == nullptr || (offsets->dim() == 1 && offsets->size(0) > 0), "row_offsets must be [batch + 1]");
         return offsets != nullptr ? offsets->size(0) - 1 : member_logits[0].size(0);
     }

@@ -12,11 +12,11 @@ struct SampleArguments {
     int64_t step, stream;
     ReportArguments report;
 
-    SampleArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
-        : target(member_logits, reader),
+    explicit SampleArguments(ArgumentReader reader)
+        : target(reader),
           coins(reader, target.batch, 1),
-          step(reader.integer()),
-          stream(reader.integer()),
+          step(reader.group().integer(0)),
+          stream(reader.integer(0)),
           report(reader) {
         target.read_weights(reader);
         require(reader.rest().empty(), "one weight a member is needed");
@@ -78,9 +78,9 @@ class Sampler {
     std::vector<double> tile_masses_;
 };
 
-std::vector<Tensor> sample_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
-                               const std::vector<int64_t>& integers, const std::vector<double>& numbers) {
-    const SampleArguments call(member_logits, ArgumentReader(tensors, integers, numbers));
+std::vector<Tensor> sample_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
+                               const std::optional<std::vector<double>>& numbers) {
+    const SampleArguments call(ArgumentReader(tensors, integers, numbers));
     const int64_t batch = call.target.batch;
     const int64_t top = call.report.top;
     std::vector<Tensor> output{new_tensor({batch}, ScalarType::Long), new_tensor({batch}, ScalarType::Int)};

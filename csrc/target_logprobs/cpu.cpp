@@ -11,8 +11,8 @@ struct LogprobArguments {
     TargetArguments target;
     TokenTable drafts;  // [batch, steps - 1 or more]
 
-    LogprobArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
-        : target(member_logits, reader), drafts(optional_integers(reader.tensor(), 2, target.batch)) {
+    explicit LogprobArguments(ArgumentReader reader)
+        : target(reader), drafts(optional_integers(reader.group().tensor(), 2, target.batch)) {
         target.read_weights(reader);
         require(reader.rest().empty(), "one weight a member is needed");
         require(drafts.data == nullptr || drafts.width >= target.steps - 1, "a draft before each row is needed");
@@ -58,9 +58,9 @@ class RowScorer {
     std::vector<LogitRow> logits_;
 };
 
-Tensor target_logprobs_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
-                           const std::vector<int64_t>& integers, const std::vector<double>& numbers) {
-    const LogprobArguments call(member_logits, ArgumentReader(tensors, integers, numbers));
+Tensor target_logprobs_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
+                           const std::optional<std::vector<double>>& numbers) {
+    const LogprobArguments call(ArgumentReader(tensors, integers, numbers));
     const int64_t steps = call.target.steps;
     const int64_t vocab = call.target.vocab;
     const Tensor logprobs = new_tensor({call.target.batch, steps, vocab}, ScalarType::Float);

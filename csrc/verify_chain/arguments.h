@@ -27,7 +27,7 @@ struct RuleArguments {
     DecisionTree tree;
 
     explicit RuleArguments(ArgumentReader& reader)
-        : kind(static_cast<RuleKind>(reader.integer())), threshold(reader.number()), alpha(reader.number()) {}
+        : kind(reader.group().code(RuleKind::token)), threshold(reader.number(0)), alpha(reader.number(0)) {}
     // The numbers behind the weights.
     void read_table(const ArgumentReader& reader, int64_t draft_len) {
         if (kind == RuleKind::decision_tree) {
@@ -57,8 +57,8 @@ struct ChainArguments {
     RuleArguments rule;
     ReportArguments report;
 
-    ChainArguments(const std::vector<Tensor>& member_logits, ArgumentReader reader)
-        : target(member_logits, reader),
+    explicit ChainArguments(ArgumentReader reader)
+        : target(reader),
           draft(target, reader),
           coins(reader, target.batch, draft.draft_len + 1),
           rule(reader),

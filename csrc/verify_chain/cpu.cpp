@@ -14,10 +14,6 @@ struct ChainOutput {
 
     ChainOutput(const std::vector<Tensor>& tensors, const ChainArguments& chain)
         : width(chain.draft.draft_len + 1), top(chain.report.top) {
-        require(tensors.size() == count(chain), "a result is missing, or there is one too many");
-        for (size_t index = 0; index < tensors.size(); ++index) {
-            check(tensors[index], index, chain.target.batch);
-        }
         tokens = tensors[0].mutable_data_ptr<int64_t>();
         num_accepted = tensors[1].mutable_data_ptr<int64_t>();
         num_tokens = tensors[2].mutable_data_ptr<int64_t>();
@@ -31,19 +27,6 @@ struct ChainOutput {
             report.top_logprobs = tensors[7].mutable_data_ptr<float>();
         }
     }
-    void check(const Tensor& tensor, size_t index, int64_t batch) const {
-        const bool matrix = index == 0 || index >= 5;
-        const int64_t dims = index >= 6 ? 3 : matrix ? 2 : 1;
-        const ScalarType dtype = index == 4                 ? ScalarType::Int
-                                 : index == 5 || index == 7 ? ScalarType::Float
-                                                            : ScalarType::Long;
-        require(tensor.dim() == dims && tensor.size(0) == batch && (dims < 2 || tensor.size(1) == width) &&
-                    (dims < 3 || tensor.size(2) == top) && tensor.scalar_type() == dtype && tensor.is_contiguous(),
-                "a result is of another shape or type, or not contiguous");
-    }
-    static size_t count(const ChainArguments& chain) {
-        return chain.report.kind == ReportArguments::Kind::none ? 5 : chain.report.top == 0 ? 6 : 8;
-    }
     // A request's places, filled with padding.
     RequestOutput request(int64_t index) const {
         const int64_t first = index * width;
@@ -54,11 +37,15 @@ struct ChainOutput {
     }
 };
 
-std::vector<Tensor> new_output(const ChainArguments& chain) {
+size_t result_count(const ChainArguments& chain) {
+    return chain.report.kind == ReportArguments::Kind::none ? 5 : chain.report.top == 0 ? 6 : 8;
+}
+
+std::vector<Tensor> new_results(const ChainArguments& chain) {
     const int64_t batch = chain.target.batch;
     const int64_t width = chain.draft.draft_len + 1;
     std::vector<Tensor> tensors;
-    tensors.reserve(ChainOutput::count(chain));
+    tensors.reserve(result_count(chain));
     tensors.push_back(new_tensor({batch, width}, ScalarType::Long));
     for (int repeat = 0; repeat < 3; ++repeat) {
         tensors.push_back(new_tensor({batch}, ScalarType::Long));
@@ -72,6 +59,23 @@ std::vector<Tensor> new_output(const ChainArguments& chain) {
         tensors.push_back(new_tensor({batch, width, chain.report.top}, ScalarType::Float));
     }
     return tensors;
+}
+
+void check_results(const std::vector<Tensor>& tensors, const ChainArguments& chain) {
+    require(tensors.size() == result_count(chain), "a result is missing, or there is one too many");
+    for (size_t index = 0; index < tensors.size(); ++index) {
+        const bool matrix = index == 0 || index >= 5;
+        const int64_t dims = index >= 6 ? 3 : matrix ? 2 : 1;
+        const ScalarType dtype = index == 4                 ? ScalarType::Int
+                                 : index == 5 || index == 7 ? ScalarType::Float
+                                                            : ScalarType::Long;
+        const Tensor& tensor = tensors[index];
+        require(tensor.dim() == dims && tensor.size(0) == chain.target.batch &&
+                    (dims < 2 || tensor.size(1) == chain.draft.draft_len + 1) &&
+                    (dims < 3 || tensor.size(2) == chain.report.top) && tensor.scalar_type() == dtype &&
+                    tensor.is_contiguous(),
+                "a result is of another shape or type, or not contiguous");
+    }
 }
 
 void verify(const ChainArguments& chain, const std::vector<Tensor>& tensors) {
@@ -88,18 +92,19 @@ void verify(const ChainArguments& chain, const std::vector<Tensor>& tensors) {
     });
 }
 
-std::vector<Tensor> verify_chain_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
-                                     const std::vector<int64_t>& integers, const std::vector<double>& numbers) {
-    const ChainArguments chain(member_logits, ArgumentReader(tensors, integers, numbers));
-    std::vector<Tensor> output = new_output(chain);
-    verify(chain, output);
-    return output;
+std::vector<Tensor> verify_chain_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
+                                     const std::optional<std::vector<double>>& numbers) {
+    const ChainArguments chain(ArgumentReader(tensors, integers, numbers));
+    std::vector<Tensor> results = new_results(chain);
+    verify(chain, results);
+    return results;
 }
 
-void verify_chain_out_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
-                          const std::vector<int64_t>& integers, const std::vector<double>& numbers,
-                          const std::vector<Tensor>& out) {
-    verify(ChainArguments(member_logits, ArgumentReader(tensors, integers, numbers)), out);
+void verify_chain_out_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
+                          const std::optional<std::vector<double>>& numbers, const std::vector<Tensor>& out) {
+    const ChainArguments chain(ArgumentReader(tensors, integers, numbers));
+    check_results(out, chain);
+    verify(chain, out);
 }
 
 }  // namespace

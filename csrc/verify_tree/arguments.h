@@ -16,7 +16,7 @@ struct TreeRule {
     double threshold, alpha;  // of typical acceptance
 
     explicit TreeRule(ArgumentReader& reader)
-        : kind(static_cast<TreeRuleKind>(reader.integer())), threshold(reader.number()), alpha(reader.number()) {}
+        : kind(reader.group().code(TreeRuleKind::token)), threshold(reader.number(0)), alpha(reader.number(0)) {}
 };
 
 // What one call hands to every request.
@@ -28,8 +28,8 @@ struct TreeCall {
     TreeRule rule;
     ReportArguments report;
 
-    TreeCall(const std::vector<Tensor>& member_logits, ArgumentReader reader)
-        : target(member_logits, reader),
+    explicit TreeCall(ArgumentReader reader)
+        : target(reader),
           draft(target, reader, 1),
           tree(reader, target.batch),
           coins(reader, target.batch, draft.draft_len + 1),

@@ -45,9 +45,9 @@ struct TreeResults {
     }
 };
 
-std::vector<Tensor> verify_tree_cpu(const std::vector<Tensor>& member_logits, const std::vector<Tensor>& tensors,
-                                    const std::vector<int64_t>& integers, const std::vector<double>& numbers) {
-    const TreeCall call(member_logits, ArgumentReader(tensors, integers, numbers));
+std::vector<Tensor> verify_tree_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
+                                    const std::optional<std::vector<double>>& numbers) {
+    const TreeCall call(ArgumentReader(tensors, integers, numbers));
     TreeResults results(call);
     for_requests(call.target.batch, call.target.vocab, [&](int64_t begin, int64_t end) {
         static thread_local TreeVerifier verifier;

@@ -17,9 +17,9 @@ struct TreeArgument {
     bool without_replacement;
 
     TreeArgument(ArgumentReader& reader, int64_t batch)
-        : parents(optional_integers(reader.tensor(), 2, batch)),
-          levels(reader.integer()),
-          without_replacement(reader.integer() != 0) {
+        : parents(optional_integers(reader.group().tensor(), 2, batch)),
+          levels(reader.integer(-1)),
+          without_replacement(reader.integer(0) != 0) {
         require(levels >= 0, "levels must not be negative");
         require(nodes() <= most_nodes, "there are too many nodes");
     }

@@ -206,10 +206,10 @@ def test_the_cpp_operator_refuses_a_tree_that_cannot_be_walked(table):
     def call(backend: str) -> Verdict:
         return verify_chain(torch.zeros(1, 2, 3), torch.zeros(1, 1).long(), drafter=0, rule=ALWAYS, backend=backend)
 
-    members, tensors, integers, numbers = operator_arguments(room, call)
+    tensors, integers, numbers = operator_arguments(room, call)
     numbers = [*numbers[: -len(ALWAYS.table)], *table]
     with pytest.raises(ValueError, match=r"decision tree|children"):
-        torch.ops.specens.verify_chain_cpp(members, tensors, integers, numbers)
+        torch.ops.specens.verify_chain_cpp(tensors, integers, numbers)
 
 
 def test_the_operators_keep_their_contract_with_a_decision_tree():

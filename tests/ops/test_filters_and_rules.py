@@ -240,3 +240,18 @@ def test_greedy_requests_accept_the_most_likely_token_whatever_is_typical(backen
     logits = torch.tensor([[[0.0, 3.0], [2.0, 0.0], [0.0, 1.0]]])
     arguments = {"sampling": Sampling(temperature=0.0), "rule": Typical(1.0, 1.0), "backend": backend}
     assert verify_chain(logits, torch.tensor([[1, 1]]), **arguments).tokens.tolist() == [[1, 0, -1]]
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_a_draft_keeps_the_default_sampling_where_the_target_has_another(backend):
+    generator = torch.Generator().manual_seed(4)
+    logits, outside = (torch.randn(64, 3, 9, generator=generator) for _ in range(2))
+    tokens, coins = torch.randint(9, (64, 2), generator=generator), torch.rand(64, 3, generator=generator)
+    arguments = {"draft_logits": outside[:, :2], "uniforms": coins, "sampling": Sampling(0.5, top_k=4)}
+
+    def accepted(backend: str, **changes: Any) -> Tensor:
+        return verify_chain(logits, tokens, **arguments, **changes, backend=backend).num_accepted
+
+    expected = accepted("reference", draft_sampling=Sampling())
+    assert torch.equal(accepted(backend, draft_sampling=Sampling()), expected)
+    assert not torch.equal(accepted(backend), expected)

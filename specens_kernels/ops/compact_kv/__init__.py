@@ -73,7 +73,7 @@ def compact_kv(
     nodes = _nodes_of(kept) if kept.dtype == torch.bool else kept
     prefix_lens = kept.new_zeros(len(kept), dtype=torch.int64) if prefix_lens is None else prefix_lens
     arguments = (nodes, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim)
-    name, function = select(IMPLEMENTATIONS, backend, tensors[0].device, "compact_kv")
+    name, function = select(IMPLEMENTATIONS, backend, tensors[0], "compact_kv")
     if name != "cpp" or torch.compiler.is_compiling():
         check(tensors, *arguments)
     try:

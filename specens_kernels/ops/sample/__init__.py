@@ -7,19 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specens_kernels.arguments import (
-    SCHEMA,
-    Coins,
-    Flat,
-    Stream,
-    member_list,
-    pack,
-    report_arguments,
-    target_arguments,
-)
+from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import check_coins, check_members, check_report, check_target, fail
 from specens_kernels.ops.sample import reference
+from specens_kernels.packing import pack, report_part, target_parts
 from specens_kernels.types import Draw, Ensemble, Processing, Sampling
 
 IMPLEMENTATIONS = implementations("sample", f"({SCHEMA}) -> Tensor[]", reference.sample)
@@ -74,11 +66,12 @@ def sample(
     return Draw(tokens, reported[0] if reported else None, status, *reported[1:])
 
 
-def _flatten(call: SampleCall) -> Flat:
-    members = member_list(call.member_logits)
-    target = target_arguments(members, call.ensemble, call.sampling, call.processing, call.allowed)
-    coins = Coins(call.uniforms, call.seeds, call.positions)
-    return pack(target, coins, Stream(call.step, call.stream), report_arguments(call.logprobs, call.top_logprobs))
+def _flatten(call: SampleCall, members: Sequence[Tensor]) -> Flat:
+    target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
+    coins = (call.uniforms, call.seeds, call.positions), (), ()
+    stream = (), (call.step, call.stream), ()
+    report = report_part(call.logprobs, call.top_logprobs)
+    return pack(members, call.ensemble, (*target, coins, stream, report))
 
 
 def _check(call: SampleCall) -> None:

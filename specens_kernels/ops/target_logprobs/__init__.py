@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Drafts, Flat, member_list, pack, target_arguments
+from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import check_integers, check_members, check_target, fail
 from specens_kernels.ops.target_logprobs import reference
+from specens_kernels.packing import pack, target_parts
 from specens_kernels.types import Ensemble, Processing, Sampling
 
 IMPLEMENTATIONS = implementations("target_logprobs", f"({SCHEMA}) -> Tensor", reference.target_logprobs)
@@ -54,14 +55,14 @@ def target_logprobs(
     return logprobs[:, 0] if first.dim() == 2 else logprobs
 
 
-def _flatten(call: ScoreCall) -> Flat:
-    members, allowed = member_list(call.member_logits), call.allowed
+def _flatten(call: ScoreCall, members: Sequence[Tensor]) -> Flat:
+    allowed = call.allowed
     if members[0].dim() == 2:
         members = [logits[:, None] for logits in members]
         allowed = None if allowed is None else allowed[:, None]
-    return pack(
-        target_arguments(members, call.ensemble, call.sampling, call.processing, allowed), Drafts(call.draft_tokens)
-    )
+    target = target_parts(members, call.ensemble, call.sampling, call.processing, allowed)
+    drafts = (call.draft_tokens,), (), ()
+    return pack(members, call.ensemble, (*target, drafts))
 
 
 def _check(call: ScoreCall) -> None:

@@ -62,7 +62,7 @@ def tree_mask(
     """
     code = _check(parents, prefix_lens, num_nodes, layout, window, dtype)
     slots = _slots(layout, prefix_lens, max_prefix)
-    _, function = select(IMPLEMENTATIONS, backend, parents.device, "tree_mask")
+    _, function = select(IMPLEMENTATIONS, backend, parents, "tree_mask")
     return TreeMask(*function(parents.to(torch.int64), prefix_lens, num_nodes, code, slots, window or 0, dtype))
 
 

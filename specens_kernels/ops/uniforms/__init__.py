@@ -44,7 +44,7 @@ def uniforms(
         _check_word("step", step)
         step = torch.full_like(seeds, step)
     _check_word("stream", stream)
-    _, function = select(IMPLEMENTATIONS, backend, seeds.device, "uniforms")
+    _, function = select(IMPLEMENTATIONS, backend, seeds, "uniforms")
     return function(seeds, positions, step, stream)
 
 

@@ -6,28 +6,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specens_kernels.arguments import (
-    SCHEMA,
-    Coins,
-    Draft,
-    Flat,
-    Rule,
-    SamplingArguments,
-    drafter_arguments,
-    member_list,
-    never_greedy,
-    pack,
-    report_arguments,
-    sampling_arguments,
-    target_arguments,
-)
+from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.ops.verify_chain import reference
 from specens_kernels.ops.verify_chain.checks import ChainCall, ChainRule, check, compares, out_names
+from specens_kernels.packing import Part, draft_parts, never_greedy, pack, report_part, rule_part, target_parts
 from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Threshold, Typical, Verdict
 
-LOSSLESS_RULES = {"token": Rule(int(RuleKind.TOKEN), 0.0, 0.0), "block": Rule(int(RuleKind.BLOCK), 0.0, 0.0)}
+LOSSLESS_RULES: dict[str, tuple[Part | None, tuple[float, ...]]] = {
+    "token": (None, ()),
+    "block": (rule_part(RuleKind.BLOCK), ()),
+}
 RULES_WITH_SETTINGS: dict[str, ChainRule] = {
     "typical": Typical(),
     "synthetic": Synthetic(),
@@ -127,10 +117,29 @@ def verify_chain(
     for by name is not usable. What only the device can read (lengths, offsets, slots, per-request parameters) is
     checked there: `Status.INVALID_PARAMETER`.
     """
-    origin = (drafter, draft_logits, draft_sampling, rule, draft_lens, max_draft_len, row_offsets, draft_slots)
-    edits, coins = (processing, process_drafts, allowed), (seeds, positions, uniforms)
     call = ChainCall(
-        member_logits, draft_tokens, ensemble, sampling, *origin, *edits, *coins, logprobs, top_logprobs, out, backend
+        member_logits,
+        draft_tokens,
+        ensemble,
+        sampling,
+        drafter,
+        draft_logits,
+        draft_sampling,
+        rule,
+        draft_lens,
+        max_draft_len,
+        row_offsets,
+        draft_slots,
+        processing,
+        process_drafts,
+        allowed,
+        seeds,
+        positions,
+        uniforms,
+        logprobs,
+        top_logprobs,
+        out,
+        backend,
     )
     if out is not None:
         run_operator(OUT_IMPLEMENTATIONS, "verify_chain_out", call, _flatten_with_out, check)
@@ -138,63 +147,62 @@ def verify_chain(
     tokens, num_accepted, num_tokens, next_token, status, *reported = run_operator(
         IMPLEMENTATIONS, "verify_chain", call, _flatten, check
     )
-    token_logprobs = reported[0] if reported else None
-    return Verdict(tokens, num_accepted, num_tokens, next_token, token_logprobs, status, *reported[1:])
+    if not reported:
+        return Verdict(tokens, num_accepted, num_tokens, next_token, None, status)
+    return Verdict(tokens, num_accepted, num_tokens, next_token, reported[0], status, *reported[1:])
 
 
-def _flatten(call: ChainCall) -> Flat:
-    members = member_list(call.member_logits)
-    target = target_arguments(members, call.ensemble, call.sampling, call.processing, call.allowed, call.row_offsets)
-    draws = not compares(call.rule)
-    if not draws:
-        target = target._replace(sampling=never_greedy(target.sampling))
-    draft = _draft_arguments(call, target.sampling, draws)
-    rule = rule_arguments(call.rule, draft.draft_len)
-    coins = Coins(call.uniforms, call.seeds, call.positions)
-    return pack(target, draft, coins, rule, report_arguments(call.logprobs, call.top_logprobs), table=rule.table)
+def _flatten(call: ChainCall, members: Sequence[Tensor]) -> Flat:
+    target, sampling, processing = target_parts(
+        members, call.ensemble, call.sampling, call.processing, call.allowed, call.row_offsets
+    )
+    draft, draft_sampling = draft_parts(
+        call.draft_tokens,
+        call.drafter,
+        call.draft_logits,
+        call.draft_slots,
+        call.draft_lens,
+        call.max_draft_len,
+        call.process_drafts,
+        call.draft_sampling,
+    )
+    if compares(call.rule):
+        if call.drafter is None and call.draft_logits is None:
+            raise ValueError("drafter")
+        sampling, draft_sampling = never_greedy(sampling), never_greedy(draft_sampling)
+    coins = (call.uniforms, call.seeds, call.positions), (), ()
+    rule, table = _rule_parts(call)
+    report = report_part(call.logprobs, call.top_logprobs)
+    parts = (target, sampling, processing, draft, draft_sampling, coins, rule, report)
+    return pack(members, call.ensemble, parts, table)
 
 
-def _flatten_with_out(call: ChainCall) -> tuple:
+def _flatten_with_out(call: ChainCall, members: Sequence[Tensor]) -> tuple:
     names, out = out_names(call), call.out
     if out is None or any((getattr(out, name) is None) == (name in names) for name in Verdict._fields):
         raise ValueError("out")  # `check` says which field is missing, or was not asked for
-    flat, buffers = _flatten(call), [getattr(out, name) for name in names]
-    if any(buffer.is_meta is not flat[0][0].is_meta for buffer in buffers):
-        raise ValueError("out")
-    return *flat, buffers
+    return *_flatten(call, members), [getattr(out, name) for name in names]
 
 
-def _draft_arguments(call: ChainCall, target_sampling: SamplingArguments, draws: bool) -> Draft:
-    tokens, sampling = call.draft_tokens, target_sampling
-    if call.draft_sampling is not None:
-        sampling = sampling_arguments(call.draft_sampling)
-        sampling = sampling if draws else never_greedy(sampling)
-    if not draws and call.drafter is None and call.draft_logits is None:
-        raise ValueError("drafter")
-    member, drafters = drafter_arguments(call.drafter)
-    draft_len = tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
-    if isinstance(draft_len, bool):
-        raise ValueError("max_draft_len")
-    tensors = (tokens, drafters, call.draft_logits, call.draft_slots, call.draft_lens)
-    return Draft(*tensors, member, draft_len, int(call.process_drafts), sampling)
-
-
-def rule_arguments(rule: ChainRule, draft_len: int) -> Rule:
-    """The code of a rule and its settings."""
+def _rule_parts(call: ChainCall) -> tuple[Part | None, tuple[float, ...]]:
+    """The part of `Rule`, and its table."""
+    rule = call.rule
     if isinstance(rule, str):
         if rule in LOSSLESS_RULES:
             return LOSSLESS_RULES[rule]
         rule = RULES_WITH_SETTINGS.get(rule, rule)
     if isinstance(rule, Typical):
-        return Rule(int(RuleKind.TYPICAL), rule.threshold, rule.alpha)
+        return rule_part(RuleKind.TYPICAL, rule.threshold, rule.alpha), ()
     if isinstance(rule, Threshold):
-        return Rule(int(RuleKind.THRESHOLD), float(rule.probability), 0.0)
+        return rule_part(RuleKind.THRESHOLD, rule.probability), ()
     if isinstance(rule, Replacement):
-        return Rule(int(RuleKind.REPLACEMENT), float(rule.alpha), float(rule.beta))
+        return rule_part(RuleKind.REPLACEMENT, rule.alpha, rule.beta), ()
     if isinstance(rule, DecisionTree):
-        return Rule(int(RuleKind.DECISION_TREE), 0.0, 0.0, rule.table)
+        return rule_part(RuleKind.DECISION_TREE), rule.table
     if not isinstance(rule, Synthetic):
         raise ValueError("rule")  # `check` says what was expected
     rates = rule.acceptance_rates
-    rates = rates if isinstance(rates, tuple) else (float(rates),) * draft_len
-    return Rule(int(RuleKind.SYNTHETIC), 0.0, 0.0, rates)
+    if not isinstance(rates, tuple):
+        draft_len = call.draft_tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
+        rates = (float(rates),) * draft_len
+    return rule_part(RuleKind.SYNTHETIC), rates

@@ -125,7 +125,7 @@ def _check_draft_source(call: ChainCall, members: list[Tensor], batch: int, draf
 
 def compares(rule: object) -> bool:
     """Whether a rule compares the draft's and the target's probabilities, and draws nothing."""
-    return isinstance(rule, Replacement | DecisionTree) or (isinstance(rule, str) and rule == "replacement")
+    return rule == "replacement" if isinstance(rule, str) else isinstance(rule, Replacement | DecisionTree)
 
 
 def _check_rule(call: ChainCall, draft_len: int) -> None:

@@ -8,32 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import (
-    SCHEMA,
-    Coins,
-    Draft,
-    Flat,
-    Rule,
-    SamplingArguments,
-    Tree,
-    drafter_arguments,
-    member_list,
-    pack,
-    report_arguments,
-    sampling_arguments,
-    target_arguments,
-)
+from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import fail
 from specens_kernels.ops.verify_tree import reference
 from specens_kernels.ops.verify_tree.checks import SIBLINGS, TreeCall, check
 from specens_kernels.ops.verify_tree.rules import RuleKind
+from specens_kernels.packing import Part, draft_parts, pack, report_part, rule_part, target_parts
 from specens_kernels.types import Ensemble, Processing, Sampling, Typical, Verdict
 
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
 
-RULES = {"token": Rule(int(RuleKind.TOKEN), 0.0, 0.0), "traversal": Rule(int(RuleKind.TRAVERSAL), 0.0, 0.0)}
+RULES: dict[str, Part | None] = {"token": None, "traversal": rule_part(RuleKind.TRAVERSAL)}
 PADDING = -2  # of parents
 IMPLEMENTATIONS = implementations(
     "verify_tree", f"({SCHEMA}) -> Tensor[]", reference.verify_tree, fake=reference.empty_verdict
@@ -129,33 +116,25 @@ def verify_tree(
     return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status, top_tokens, top, path)
 
 
-def _flatten(call: TreeCall) -> Flat:
-    members = member_list(call.member_logits)
-    target = target_arguments(members, call.ensemble, call.sampling, call.processing, call.allowed)
-    draft = _draft_arguments(call, target.sampling)
-    coins = Coins(call.uniforms, call.seeds, call.positions)
-    report = report_arguments(call.logprobs, call.top_logprobs)
-    return pack(target, draft, _tree_arguments(call), coins, rule_arguments(call.rule), report)
+def _flatten(call: TreeCall, members: Sequence[Tensor]) -> Flat:
+    target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
+    origin = (call.drafter, call.draft_logits, None, call.num_nodes, None, call.process_drafts, call.draft_sampling)
+    draft = draft_parts(call.draft_tokens, *origin)
+    coins = (call.uniforms, call.seeds, call.positions), (), ()
+    report = report_part(call.logprobs, call.top_logprobs)
+    return pack(members, call.ensemble, (*target, *draft, _tree_part(call), coins, _rule_part(call.rule), report))
 
 
-def _draft_arguments(call: TreeCall, target_sampling: SamplingArguments) -> Draft:
-    sampling = target_sampling if call.draft_sampling is None else sampling_arguments(call.draft_sampling)
-    member, drafters = drafter_arguments(call.drafter)
-    tensors = (call.draft_tokens, drafters, call.draft_logits, None, call.num_nodes)
-    return Draft(*tensors, member, call.draft_tokens.shape[1], int(call.process_drafts), sampling)
-
-
-def rule_arguments(rule: str | Typical) -> Rule:
-    """The code of a rule and its settings."""
+def _rule_part(rule: str | Typical) -> Part | None:
     if isinstance(rule, str) and rule in RULES:
         return RULES[rule]
     if rule != "typical" and not isinstance(rule, Typical):
         raise ValueError("rule")  # `check` says what was expected
     settings = rule if isinstance(rule, Typical) else Typical()
-    return Rule(int(RuleKind.TYPICAL), settings.threshold, settings.alpha)
+    return rule_part(RuleKind.TYPICAL, settings.threshold, settings.alpha)
 
 
-def _tree_arguments(call: TreeCall) -> Tree:
+def _tree_part(call: TreeCall) -> Part:
     drawn = call.drafter is not None or call.draft_logits is not None
     if drawn != (call.siblings in SIBLINGS) or (not drawn and call.siblings is not None):
         raise ValueError("siblings")
@@ -166,7 +145,7 @@ def _tree_arguments(call: TreeCall) -> Tree:
     if isinstance(call.max_levels, bool):
         raise ValueError("max_levels")
     siblings = SIBLINGS[call.siblings] if call.siblings is not None else 0
-    return Tree(table, levels if call.max_levels is None else call.max_levels, siblings)
+    return (table,), (levels if call.max_levels is None else call.max_levels, siblings), ()
 
 
 def parents_of_trees(trees: TokenTree | Sequence[TokenTree], draft_tokens: Tensor) -> tuple[Tensor, int]:
