@@ -2,6 +2,7 @@
 #pragma once
 
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "parts/parallel.h"
@@ -144,17 +145,25 @@ class Verifier {
         return target > 0 && !gives_way();  // of the rules that compare
     }
     bool accepts_by(double coin) {
+        std::optional<bool> settled = settled_by(coin);
+        if (!settled) {
+            draft_.refine();
+            settled = settled_by(coin);
+        }
+        if (!settled) {
+            target_.refine();
+            settled = settled_by(coin);
+        }
+        return settled.value_or(false);
+    }
+    // Whether the draft is accepted, if the bounds of its probabilities tell.
+    std::optional<bool> settled_by(double coin) const {
         const Bounds target = draft_.token() < target_.vocab() ? target_.bounds(draft_.token()) : Bounds{0, 0};
         const Bounds draft = draft_.bounds();
-        if (coin * draft.high < target.low || coin * draft.low >= target.high) {
-            return coin * draft.high < target.low;
+        if (coin * draft.high < target.low) {
+            return true;
         }
-        refine();
-        return coin * draft_.probability() < target_probability();
-    }
-    void refine() {
-        target_.refine();
-        draft_.refine();
+        return coin * draft.low < target.high ? std::nullopt : std::optional(false);
     }
     // Whether the target's most likely token replaces the draft.
     bool gives_way() const {
@@ -212,8 +221,11 @@ class Verifier {
             status |= status_invalid_draft_token;
         }
         if (target_.alive()) {
-            refine();
             const bool subtracts = rejected && chain_->rule.subtracts();
+            target_.refine();
+            if (subtracts) {
+                draft_.refine();
+            }
             next_token = next(subtracts, share, chain_->coins(request_, chain_->draft.draft_len, num_accepted, 1));
             emit(next_token);
         }
