@@ -35,22 +35,42 @@ struct ScaledPowers {
     float scale, offset, threshold, factor;
 };
 
+enum class LogitType { float32, bfloat16, float16 };
+
+// Logits where they lie.
+struct TypedLogits {
+    const void* data;
+    LogitType type;
+    TypedLogits(const void* place, LogitType type_there) : data(place), type(type_there) {}
+    TypedLogits(const float* values) : TypedLogits(values, LogitType::float32) {}
+};
+
+// A function of logits, for each type.
+template <typename Result, typename... Rest>
+struct LogitFunction {
+    Result (*of_type[3])(const void* logits, int64_t count, Rest... rest);
+    Result operator()(TypedLogits logits, int64_t count, Rest... rest) const {
+        return of_type[static_cast<int>(logits.type)](logits.data, count, rest...);
+    }
+};
+
 struct RowKernels {
     // out[i] = float(in[i])
     void (*widen_bf16)(const uint16_t* in, int64_t count, float* out);
     void (*widen_fp16)(const uint16_t* in, int64_t count, float* out);
-    TileScan (*scan)(const float* values, int64_t count);
-    // As `scan`, and group_max[g] = the largest of the g-th `group_size` values.
-    TileScan (*scan_groups)(const float* values, int64_t count, float* group_max);
+    LogitFunction<TileScan> scan;  // (values, count)
+    // (values, count, group_max): as `scan`, and group_max[g] = the largest of the g-th `group_size` values.
+    LogitFunction<TileScan, float*> scan_groups;
     // Copies values >= bound to `out` in order and returns their number; `out` has room for count + 16.
     int64_t (*gather)(const float* values, int64_t count, float bound, float* out);
     // out[i] = logits[i] - shift, where NaN counts as -inf and +inf as the largest float
     void (*clean)(const float* logits, int64_t count, float shift, float* out);
-    // sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those below -126 may count as -126
-    TileSum (*exp2_sum)(const float* logits, int64_t count, float scale, float offset);
+    // (logits, count, scale, offset): sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those
+    // below -126 may count as -126
+    LogitFunction<TileSum, float, float> exp2_sum;
     // The same in half the time: at most `rough_excess` times the sum and not below it, to `rough_rounding`; without
     // exponents below -127. NaN where a logit is NaN or an exponent above 127. |offset| < largest_rough_offset.
-    float (*rough_exp2_sum)(const float* logits, int64_t count, float scale, float offset);
+    LogitFunction<float, float, float> rough_exp2_sum;
     // out[i] += factor * 2^(logits[i] * scale - offset) where logits[i] >= threshold
     void (*exp2_add)(const float* logits, int64_t count, float scale, float offset, float threshold, float factor,
                      float* out);

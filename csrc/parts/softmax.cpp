@@ -44,7 +44,7 @@ void Softmax::refine() {
 void Softmax::read_all(bool roughly) {
     alignas(64) float scratch[tile_size];
     tile_sum_.resize(source_->tiles());
-    const float first_max = row_kernels().scan(source_->tile(0, scratch), source_->width(0)).max;
+    const float first_max = row_kernels().scan(source_->typed_tile(0, scratch), source_->width(0)).max;
     const float offset = first_max > -infinity ? first_max * scale_ : 0.0f;
     rough_ = roughly && first_max > -infinity && read_rough_sums(offset);
     if (!rough_ && !read_sums(offset)) {
@@ -61,7 +61,7 @@ bool Softmax::read_tiles(const Read& read) {
     for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
         alignas(64) float scratch[tile_size];
         for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
-            const auto [max, all_usable] = read(tile, source_->tile(tile, scratch), source_->width(tile));
+            const auto [max, all_usable] = read(tile, source_->typed_tile(tile, scratch), source_->width(tile));
             tile_max_[tile] = max;
             if (!all_usable) {
                 usable = false;
@@ -80,7 +80,7 @@ bool Softmax::read_sums(float offset) {
     }
     offset_ = offset;
     threshold_ = std::max((offset + smallest_exponent) / scale_, lowest);
-    const bool usable = read_tiles([&](int64_t tile, const float* logits, int64_t count) {
+    const bool usable = read_tiles([&](int64_t tile, TypedLogits logits, int64_t count) {
         const TileSum seen = row_kernels().exp2_sum(logits, count, scale_, offset_);
         tile_sum_[tile] = seen.sum;
         return std::pair(seen.max, !std::isnan(seen.sum) && seen.max * scale_ - offset_ <= largest_exponent);
@@ -105,7 +105,7 @@ bool Softmax::read_rough_sums(float offset) {
     for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
         alignas(64) float scratch[tile_size];
         for (int64_t tile = begin; tile < end; ++tile) {
-            const float* logits = source_->tile(tile, scratch);
+            const TypedLogits logits = source_->typed_tile(tile, scratch);
             tile_sum_[tile] = row_kernels().rough_exp2_sum(logits, source_->width(tile), scale_, offset_);
         }
     });
@@ -116,7 +116,7 @@ bool Softmax::read_rough_sums(float offset) {
 // Finds the largest logit of each group; false where there is NaN or +inf.
 bool Softmax::read_groups() {
     group_max_.resize((source_->vocab() + group_size - 1) / group_size);
-    return read_tiles([&](int64_t tile, const float* logits, int64_t count) {
+    return read_tiles([&](int64_t tile, TypedLogits logits, int64_t count) {
         const TileScan seen = row_kernels().scan_groups(logits, count, group_max_.data() + tile * groups_per_tile);
         return std::pair(seen.max, !seen.has_nan && seen.max < infinity);
     });
@@ -124,7 +124,7 @@ bool Softmax::read_groups() {
 
 // Finds the largest logit of each tile; false where there is NaN or +inf.
 bool Softmax::read_tile_maxima() {
-    return read_tiles([](int64_t, const float* logits, int64_t count) {
+    return read_tiles([](int64_t, TypedLogits logits, int64_t count) {
         const TileScan seen = row_kernels().scan(logits, count);
         return std::pair(seen.max, !seen.has_nan && seen.max < infinity);
     });
@@ -149,7 +149,8 @@ double Softmax::total_mass() const {
     double total = 0;
     for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
         if (tile_max_[tile] > -infinity) {
-            total += row_kernels().exp2_sum(source_->tile(tile, scratch), source_->width(tile), scale_, offset_).sum;
+            const TypedLogits logits = source_->typed_tile(tile, scratch);
+            total += row_kernels().exp2_sum(logits, source_->width(tile), scale_, offset_).sum;
         }
     }
     return total;

@@ -19,10 +19,9 @@ void MemberSource::reset(const LogitRow& row) {
 
 const float* MemberSource::processed(int64_t tile, float* scratch) const {
     const int64_t first = tile * tile_size;
-    const bool edited = row_.edits != nullptr && row_.edits->touches(tile);
     if (row_.type == LogitType::float32) {
         const float* logits = static_cast<const float*>(row_.data) + first;
-        if (!edited) {
+        if (!edited(tile)) {
             return logits;
         }
         std::copy(logits, logits + width(tile), scratch);
@@ -31,7 +30,7 @@ const float* MemberSource::processed(int64_t tile, float* scratch) const {
         const RowKernels& kernels = row_kernels();
         (row_.type == LogitType::bfloat16 ? kernels.widen_bf16 : kernels.widen_fp16)(half, width(tile), scratch);
     }
-    if (edited) {
+    if (edited(tile)) {
         row_.edits->apply_tile(tile, width(tile), scratch);
     }
     return scratch;
@@ -44,6 +43,14 @@ const float* MemberSource::tile(int64_t tile, float* scratch) {
     }
     row_kernels().clean(logits, width(tile), shift_, scratch);
     return scratch;
+}
+
+TypedLogits MemberSource::typed_tile(int64_t tile, float* scratch) {
+    if (repaired_ || edited(tile)) {
+        return this->tile(tile, scratch);
+    }
+    const int64_t element_size = row_.type == LogitType::float32 ? sizeof(float) : sizeof(uint16_t);
+    return {static_cast<const char*>(row_.data) + tile * tile_size * element_size, row_.type};
 }
 
 const float* MemberSource::usable_tile(int64_t tile, float* scratch, float& max) {

@@ -14,8 +14,6 @@ namespace specens {
 
 inline int64_t tile_count(int64_t vocab) { return (vocab + tile_size - 1) / tile_size; }
 
-enum class LogitType { float32, bfloat16, float16 };
-
 // One member's logits at one position.
 struct LogitRow {
     const void* data;
@@ -37,6 +35,10 @@ class TileSource {
     virtual bool splittable() const = 0;
     // A tile's logits, in `scratch` or in place.
     virtual const float* tile(int64_t tile, float* scratch) = 0;
+    // The same numbers, of the type in which they lie in memory where nothing changes them.
+    virtual TypedLogits typed_tile(int64_t tile, float* scratch) {
+        return this->tile(tile, scratch);
+    }
     // One token's logit, as `tile` gives it.
     virtual float logit(int64_t token) const = 0;
     // From now on NaN counts as -inf, +inf as the largest float, and the row's largest logit as 0.
@@ -53,12 +55,14 @@ class MemberSource final : public TileSource {
     void reset(const LogitRow& row);
     bool splittable() const override { return true; }
     const float* tile(int64_t tile, float* scratch) override;
+    TypedLogits typed_tile(int64_t tile, float* scratch) override;
     float logit(int64_t token) const override;
     void repair() override;
     // As `tile`, with its largest logit; repairs numbers that cannot be used, but does not shift the others.
     const float* usable_tile(int64_t tile, float* scratch, float& max);
 
   private:
+    bool edited(int64_t tile) const { return row_.edits != nullptr && row_.edits->touches(tile); }
     const float* processed(int64_t tile, float* scratch) const;
     LogitRow row_{};
     bool repaired_ = false;

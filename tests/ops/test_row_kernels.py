@@ -44,18 +44,23 @@ def function(result, *arguments):
     return ctypes.CFUNCTYPE(result, *arguments)
 
 
+def of_each_type(result, *rest):
+    """Functions of float32, bfloat16 and float16 logits."""
+    return function(result, POINTER, INT, *rest) * 3
+
+
 class RowKernels(ctypes.Structure):
     """As rows.h declares it."""
 
     _fields_ = [
         ("widen_bf16", function(None, POINTER, INT, POINTER)),
         ("widen_fp16", function(None, POINTER, INT, POINTER)),
-        ("scan", function(TileScan, POINTER, INT)),
-        ("scan_groups", function(TileScan, POINTER, INT, POINTER)),
+        ("scan", of_each_type(TileScan)),
+        ("scan_groups", of_each_type(TileScan, POINTER)),
         ("gather", function(INT, POINTER, INT, FLOAT, POINTER)),
         ("clean", function(None, POINTER, INT, FLOAT, POINTER)),
-        ("exp2_sum", function(TileSum, POINTER, INT, FLOAT, FLOAT)),
-        ("rough_exp2_sum", function(FLOAT, POINTER, INT, FLOAT, FLOAT)),
+        ("exp2_sum", of_each_type(TileSum, FLOAT, FLOAT)),
+        ("rough_exp2_sum", of_each_type(FLOAT, FLOAT, FLOAT)),
         ("exp2_add", function(None, POINTER, INT, FLOAT, FLOAT, FLOAT, FLOAT, POINTER)),
         ("excess", function(FLOAT, POINTER, POINTER, POINTER, POINTER, INT, POINTER)),
         ("weight_add", function(None, POINTER, INT, FLOAT, POINTER)),
@@ -92,6 +97,11 @@ def kernels(library, request):
 
 def address(array):
     return array.ctypes.data
+
+
+def fields(result):
+    """What a function gave, to be compared."""
+    return result if isinstance(result, float) else [getattr(result, name) for name, _ in result._fields_]
 
 
 def logits_of(size, seed=0, dead=True):
@@ -132,8 +142,8 @@ def test_the_largest_of_a_tile_and_of_its_groups(kernels, size):
         groups = np.empty(-(-size // GROUP), np.float32)
         wanted = np.where(np.isnan(values), -np.inf, values)
         for seen in (
-            kernels.scan(address(values), size),
-            kernels.scan_groups(address(values), size, address(groups)),
+            kernels.scan[0](address(values), size),
+            kernels.scan_groups[0](address(values), size, address(groups)),
         ):
             assert (seen.max, seen.has_nan) == (wanted.max(), with_nan)
         assert groups.tolist() == [wanted[first : first + GROUP].max() for first in range(0, size, GROUP)]
@@ -152,11 +162,11 @@ def test_values_from_a_bound_on_are_gathered_in_order(kernels, size):
 def test_sums_of_powers(kernels, size, scale, offset):
     logits = logits_of(size)
     exact = powers(logits, scale, offset).sum()
-    seen = kernels.exp2_sum(address(logits), size, scale, offset)
+    seen = kernels.exp2_sum[0](address(logits), size, scale, offset)
     assert abs(seen.sum - exact) <= rounding(logits, scale, offset).sum()
     assert seen.max == logits.max()
     logits[size - 1] = np.nan
-    assert np.isnan(kernels.exp2_sum(address(logits), size, scale, offset).sum)
+    assert np.isnan(kernels.exp2_sum[0](address(logits), size, scale, offset).sum)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +176,7 @@ def test_a_power_beside_the_steps_of_a_table(kernels, exponent):
     logit = np.float32(exponent)
     for near in (np.nextafter(logit, np.float32(-200)), logit, np.nextafter(logit, np.float32(200))):
         one = np.array([near], np.float32)
-        assert kernels.exp2_sum(address(one), 1, 1.0, 0.0).sum == pytest.approx(2.0 ** float(near), rel=3e-7)
+        assert kernels.exp2_sum[0](address(one), 1, 1.0, 0.0).sum == pytest.approx(2.0 ** float(near), rel=3e-7)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -176,7 +186,7 @@ def test_a_power_beside_the_steps_of_a_table(kernels, exponent):
 def test_a_rough_sum_is_in_its_bounds(kernels, size, scale, offset):
     logits = logits_of(size) + np.float32(offset / scale)
     exact = powers(logits, scale, offset).sum()
-    rough = kernels.rough_exp2_sum(address(logits), size, scale, offset)
+    rough = kernels.rough_exp2_sum[0](address(logits), size, scale, offset)
     assert exact / ROUGH_ROUNDING - 2.0**-120 <= rough <= exact * ROUGH_EXCESS * ROUGH_ROUNDING
 
 
@@ -184,7 +194,7 @@ def test_the_bounds_of_a_rough_sum_are_reached(kernels):
     ratios = []
     for exponent in np.linspace(0, 1, 1001, dtype=np.float32):
         one = np.array([exponent], np.float32)
-        ratios.append(kernels.rough_exp2_sum(address(one), 1, 1.0, 0.0) / 2.0 ** float(exponent))
+        ratios.append(kernels.rough_exp2_sum[0](address(one), 1, 1.0, 0.0) / 2.0 ** float(exponent))
     assert min(ratios) == pytest.approx(1, abs=1e-6)
     assert max(ratios) == pytest.approx(ROUGH_EXCESS, abs=1e-4)
 
@@ -194,7 +204,32 @@ def test_the_bounds_of_a_rough_sum_are_reached(kernels):
 def test_a_rough_sum_tells_numbers_that_it_cannot_use(kernels, bad, place):
     logits = np.zeros(100, np.float32)
     logits[place] = bad
-    assert np.isnan(kernels.rough_exp2_sum(address(logits), 100, 1.0, 0.0))
+    assert np.isnan(kernels.rough_exp2_sum[0](address(logits), 100, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_16_bit_logits_are_read_as_the_same_numbers_in_float32(kernels, size, kind):
+    if kind == "float16":
+        halves = logits_of(size).astype(np.float16)
+        wide, halves = halves.astype(np.float32), halves.view(np.uint16)
+    else:
+        halves = (logits_of(size).view(np.uint32) >> 16).astype(np.uint16)
+        wide = (halves.astype(np.uint32) << 16).view(np.float32)
+    index = 1 if kind == "bfloat16" else 2
+    groups = np.empty((2, -(-size // GROUP)), np.float32)
+    for name, rest in (("scan", ()), ("exp2_sum", (1.4427, 20.0)), ("rough_exp2_sum", (1.4427, 20.0))):
+        both = [
+            getattr(kernels, name)[which](address(data), size, *rest) for which, data in ((0, wide), (index, halves))
+        ]
+        first, second = (fields(result) for result in both)
+        assert first == second, name
+    seen = [
+        kernels.scan_groups[which](address(data), size, address(row))
+        for which, data, row in ((0, wide, groups[0]), (index, halves, groups[1]))
+    ]
+    assert fields(seen[0]) == fields(seen[1])
+    assert np.array_equal(*groups)
 
 
 @pytest.mark.parametrize("size", SIZES)
