@@ -36,9 +36,7 @@ class TileSource {
     // A tile's logits, in `scratch` or in place.
     virtual const float* tile(int64_t tile, float* scratch) = 0;
     // The same numbers, of the type in which they lie in memory where nothing changes them.
-    virtual TypedLogits typed_tile(int64_t tile, float* scratch) {
-        return this->tile(tile, scratch);
-    }
+    virtual TypedLogits typed_tile(int64_t tile, float* scratch) { return this->tile(tile, scratch); }
     // One token's logit, as `tile` gives it.
     virtual float logit(int64_t token) const = 0;
     // From now on NaN counts as -inf, +inf as the largest float, and the row's largest logit as 0.
