@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from rich.table import Table
 
@@ -12,8 +13,9 @@ from bench.gpu import small, times, traffic
 VOCAB = 32768
 
 
-def test_unfiltered_verification_reads_each_logit_about_once():
-    counted = [setting for setting in traffic.settings(VOCAB) if setting.reads == traffic.UNFILTERED_READS]
+@pytest.mark.parametrize("reads", [traffic.UNFILTERED_READS, traffic.FILTERED_READS])
+def test_verification_and_draws_read_the_logits_as_seldom_as_the_bars_say(reads):
+    counted = [setting for setting in traffic.settings(VOCAB) if setting.reads == reads]
     assert {setting.room for setting in counted} == {"verify_chain", "sample"}
     table = Table(*"abcdef")
     assert [line for setting in counted for line in traffic.add_row(table, setting)] == []

@@ -148,7 +148,7 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
         )
     row = [members[0][:, 0].contiguous()]
     coin = coins["uniforms"][:, 0].contiguous()
-    for name, sampling, bars in (("one member", Sampling(), plain), ("one member, filtered", FILTERED, (None, None))):
+    for name, sampling, bars in (("one member", Sampling(), plain), ("one member, filtered", FILTERED, filtered)):
         draw = lambda sampling=sampling: sample(row, sampling=sampling, uniforms=coin, backend="triton")  # noqa: E731
         found.append(Setting("sample", name, row, draw, *bars))
     score = lambda: target_logprobs(members[0], backend="triton")  # noqa: E731

@@ -143,9 +143,8 @@ def first_entry(edits, request, key, used):
 
 
 @triton.jit
-def drafts_before(penalties, request, step, tokens):
-    """How often each token is among the drafts before its row, int32 like tokens."""
-    count = (tokens * 0).to(tl.int32)
+def with_drafts_before(penalties, request, step, tokens, count):
+    """How often each token is in the output, and also among the drafts before its row, int32 like tokens."""
     if penalties.drafts is not None:
         drafts_ptr = penalties.drafts + request * penalties.num_drafts
         for index in range(penalties.num_drafts):
@@ -190,14 +189,14 @@ def processed(edits, request, step, tokens, used, logits):
     """Logits of a row as `Processing` says."""
     key = tokens.to(tl.int32) * KINDS
     entry = first_entry(edits, request, key, used)
-    place = request * edits.entries + entry
+    first = request * edits.entries
     listed = used & (entry < edits.entries)
-    listed = listed & (tl.load(edits.keys + place, mask=listed, other=NO_KEY) // KINDS == tokens)
-    marks = tl.load(edits.marks + place, mask=listed, other=0)
+    listed = listed & (tl.load(edits.keys + first + entry, mask=listed, other=NO_KEY) < key + KINDS)
+    marks = tl.load(edits.marks + first + entry, mask=listed, other=0)
     if edits.bias_sums is not None:
-        logits = logits + tl.load(edits.bias_sums + place, mask=listed, other=0.0)
+        logits = logits + tl.load(edits.bias_sums + first + entry, mask=listed, other=0.0)
     if edits.penalties is not None:
-        output = (marks >> OUTPUT_SHIFT) + drafts_before(edits.penalties, request, step, tokens)
+        output = with_drafts_before(edits.penalties, request, step, tokens, marks >> OUTPUT_SHIFT)
         logits = penalised(edits.penalties, request, output, (marks & IN_PROMPT) != 0, logits)
     if edits.HOLDS_BACK:
         held_back = edits.min_tokens

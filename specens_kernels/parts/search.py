@@ -1,9 +1,13 @@
 """The search for what filters keep of a row: the smallest value that is kept, and the mass of the tokens that are.
 
-Each filter keeps the tokens from some value on, so the search narrows a bracket [low, high) of values in which that
-value lies: a pass over the row counts and sums the tokens from each of several pivots on. Once few enough tokens lie in
-the bracket they are collected, and the rest of the search, of all filters where it can, reads them alone. Values are
-ordered by integer keys, so that a bracket can be narrowed to a single one.
+A pass over the row keeps the two largest values of each lane, which are a block apart. Filters keep few tokens of most
+rows, so that no lane has more of them: then these values are all that is needed. Where a lane has, more passes count
+and sum the tokens from each of some pivots on, to narrow a bracket [low, high) of values in which the smallest kept one
+lies, until few tokens lie in it, whose two largest of each lane are taken in turn. A bracket is cut by value or by the
+integer keys that order floats, so that it can be narrowed to a single one.
+
+Lanes that one thread loads at once make a column; columns without a value in the bracket are not loaded again. No loop
+over the row has to wait for other threads.
 """
 
 from __future__ import annotations
@@ -12,14 +16,14 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
-from specens_kernels.parts.slots import block_may_reach, slot_powers, slot_values
-from specens_kernels.parts.target import everywhere
+from specens_kernels.parts.slots import block_may_reach, slot_powers, slot_values, value_of_power
 
-PIVOTS = tl.constexpr(16)
-PIVOT_STEP = tl.constexpr(1.5)  # powers of 2 between the pivots of the first pass, down from the largest value
-LINEAR_PASSES = tl.constexpr(4)  # that follow it; those behind cut keys evenly, which surely ends
-ABOVE_PROBABILITIES = tl.constexpr(2.0)
-SEARCH_BLOCK = tl.constexpr(512)
+PIVOTS = tl.constexpr(3)  # of a pass; each takes registers
+LINEAR_PASSES = tl.constexpr(8)  # that may cut a bracket evenly by value; those behind cut keys, which surely ends
+LINEAR_SPAN = tl.constexpr(1024.0)  # of such a bracket at most, in powers of 2
+FEW = tl.constexpr(16)  # with so many lanes a token, a lane seldom has three of them
+CHUNK = tl.constexpr(8)  # lanes of a column: 16 bytes of half precision
+SEARCH_BLOCK = tl.constexpr(2048)
 
 
 @triton.jit
@@ -37,203 +41,254 @@ def value_of(key):
 
 
 @triton.jit
-def largest_value(statistics, target, draft, source, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest value of a row, by a pass over it."""
-    largest = tl.zeros([BLOCK], tl.float32) - INFINITY
-    for first in range(0, WIDEST, BLOCK):
-        tokens = first + tl.arange(0, BLOCK)
-        largest = tl.maximum(largest, slot_values(statistics, target, draft, source, tokens))
-    return tl.max(largest, 0)
+def _next(value):
+    """The float behind one."""
+    return value_of(key_of(value) + 1)
 
 
 @triton.jit
-def _count(values, powers, pivots):
-    """The number, int32, and the mass, float32, of each value that is not below each pivot: [PIVOTS, values]."""
-    above = values[None, :] >= pivots[:, None]
-    return above.to(tl.int32), tl.where(above, powers[None, :], 0.0)
+def _apart(low, high):
+    """Whether there is a float between two."""
+    return key_of(high) - key_of(low) > 1
 
 
 @triton.jit
-def _measure(statistics, target, draft, source, pivots, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
-    """The number, int32, and the mass, float64, of a row's values that are not below each pivot: [PIVOTS]."""
-    counts = tl.zeros([PIVOTS, BLOCK], tl.int32)
-    masses = tl.zeros([PIVOTS, BLOCK], tl.float32)
-    lowest = tl.min(pivots, 0)
-    for first in range(0, WIDEST, BLOCK):
-        if block_may_reach(statistics, source, first, lowest):
-            values = slot_values(statistics, target, draft, source, first + tl.arange(0, BLOCK))
-            more, heavier = _count(values, slot_powers(statistics, source, values), pivots)
-            counts += more
-            masses += heavier
-    return tl.sum(counts, 1), tl.sum(masses.to(tl.float64), 1)
+def _between(low, high, part: tl.constexpr, parts: tl.constexpr):
+    """The float that has so many parts of those between two below it."""
+    return value_of(key_of(low) + (key_of(high) - key_of(low)) * part // parts)
 
 
 @triton.jit
-def _measure_candidates(statistics, source, candidates, pivots):
-    """The same of the candidates."""
-    counts, masses = _count(candidates, slot_powers(statistics, source, candidates), pivots)
-    return tl.sum(counts, 1), tl.sum(masses.to(tl.float64), 1)
+def _lanes(BLOCK: tl.constexpr):
+    """int32 [columns, CHUNK]."""
+    return tl.arange(0, BLOCK // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
 
 
 @triton.jit
-def _even_keys(low, high):
-    """Pivots, int64 [PIVOTS], that cut a bracket of at least two keys into equally many."""
-    return low + (high - low) * (tl.arange(0, PIVOTS) + 1) // (PIVOTS + 1)
+def _largest_values(statistics, target, draft, source, columns, low, high, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
+    """The two largest values of each lane in a bracket, float32 [columns, CHUNK, 2], -inf where there are less, and the
+    largest value that is left out, -inf where there is none.
+
+    columns: the largest value of each, float32 [columns].
+    """
+    first = tl.zeros([BLOCK // CHUNK, CHUNK], tl.float32) - INFINITY
+    second = first
+    third = tl.zeros([BLOCK // CHUNK], tl.float32) - INFINITY
+    lanes = _lanes(BLOCK)
+    used = (columns >= low)[:, None] & (lanes >= 0)
+    for start in range(0, WIDEST, BLOCK):
+        if block_may_reach(statistics, source, start, low):
+            values = slot_values(statistics, target, draft, source, start + lanes, used)
+            values = tl.where((values >= low) & (values < high), values, -INFINITY)
+            behind = tl.minimum(first, values)
+            first = tl.maximum(first, values)
+            third = tl.maximum(third, tl.max(tl.minimum(second, behind), 1))
+            second = tl.maximum(second, behind)
+    return tl.join(first, second), tl.max(third, 0)
+
+
+@triton.jit
+def _measure(statistics, target, draft, source, columns, pivots, high, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
+    """The number, int32, and the mass, float64, of a row's values from each of some pivots on; the first is lowest.
+
+    Behind them the smallest value from there on, and the largest below `high`.
+    """
+    counts = ()
+    masses = ()
+    for _ in tl.static_range(len(pivots)):
+        counts += (tl.zeros([BLOCK // CHUNK], tl.int32),)
+        masses += (tl.zeros([BLOCK // CHUNK], tl.float32),)
+    smallest = tl.zeros([BLOCK // CHUNK], tl.float32) + INFINITY
+    largest = -smallest
+    lanes = _lanes(BLOCK)
+    used = (columns >= pivots[0])[:, None] & (lanes >= 0)
+    for start in range(0, WIDEST, BLOCK):
+        if block_may_reach(statistics, source, start, pivots[0]):
+            values = slot_values(statistics, target, draft, source, start + lanes, used)
+            powers = slot_powers(statistics, source, values)
+            more = ()
+            heavier = ()
+            for index in tl.static_range(len(pivots)):
+                above = values >= pivots[index]
+                more += (counts[index] + tl.sum(above.to(tl.int32), 1),)
+                heavier += (masses[index] + tl.sum(tl.where(above, powers, 0.0), 1),)
+            counts = more
+            masses = heavier
+            smallest = tl.minimum(smallest, tl.min(tl.where(values >= pivots[0], values, INFINITY), 1))
+            largest = tl.maximum(largest, tl.max(tl.where(values < high, values, -INFINITY), 1))
+    count = ()
+    mass = ()
+    for index in tl.static_range(len(pivots)):
+        count += (tl.sum(counts[index], 0),)
+        mass += (tl.sum(masses[index].to(tl.float64), 0),)
+    return count, mass, tl.min(smallest, 0), tl.max(largest, 0)
 
 
 @triton.jit
 def _pivots(statistics, source, low, high, passes):
-    """Keys between low and high, by how many passes there were."""
-    _, slot, _, _, _, maximum, scale, _, _ = source
-    index = tl.arange(0, PIVOTS)
-    keys = _even_keys(low, high)
-    linear = everywhere(slot >= 0, index)
-    lowest = key_of(tl.zeros([PIVOTS], tl.float32) - FLOAT_MAX)
-    powers = (index - (PIVOTS - 1)).to(tl.float32) * PIVOT_STEP
-    spread = maximum + tl.div_rn(powers, tl.zeros([PIVOTS], tl.float32) + scale)
+    """Values, the first of which is `low`, that cut a bracket evenly: in some of the first passes as numbers."""
+    _, slot, _, _, _, _, scale, _, _ = source
+    width = high - low
+    linear = (passes < LINEAR_PASSES) & (width * scale < LINEAR_SPAN)
     if statistics.WHOLE:
-        linear = everywhere(slot != 0, index)
-        lowest = tl.where(linear, lowest, 1)
-        spread = tl.where(linear, spread, tl.exp2(powers))
-    if passes == 0:
-        keys = tl.where(index == 0, lowest, key_of(spread))
-    else:
-        width = value_of(high) - value_of(low)
-        if (passes <= LINEAR_PASSES) & (width < INFINITY):
-            between = value_of(low) + width * ((index + 1).to(tl.float32) / (PIVOTS + 1))
-            keys = tl.where(linear, key_of(between), keys)
-    return tl.minimum(tl.maximum(keys, low), high)
+        linear &= slot != 0
+    pivots = (low,)
+    for index in tl.static_range(1, PIVOTS):
+        value = tl.where(linear, low + width * (index / PIVOTS), _between(low, high, index, PIVOTS))
+        pivots += (tl.minimum(tl.maximum(value, low), high),)
+    return pivots
 
 
 @triton.jit
-def _updated(bracket, pivots, counts, masses, wanted, by_mass):
-    """The bracket (low, high, and the count and the mass from each on) after a look at some pivots."""
-    low, high, count_low, mass_low, count_high, mass_high = bracket
-    reached = tl.where(by_mass, masses, counts.to(tl.float64)) >= wanted
-    low = tl.maximum(low, tl.max(tl.where(reached, pivots, low), 0))
-    high = tl.minimum(high, tl.min(tl.where(reached, high, pivots), 0))
-    count_low = tl.minimum(count_low, tl.min(tl.where(reached, counts, count_low), 0))
-    mass_low = tl.minimum(mass_low, tl.min(tl.where(reached, masses, mass_low), 0))
-    count_high = tl.maximum(count_high, tl.max(tl.where(reached, count_high, counts), 0))
-    mass_high = tl.maximum(mass_high, tl.max(tl.where(reached, mass_high, masses), 0))
-    return low, high, count_low, mass_low, count_high, mass_high
+def _amount_from(statistics, source, values, low, by_mass):
+    """The mass, or the number, of the values that are not below `low`, float64."""
+    amounts = tl.where(by_mass, slot_powers(statistics, source, values), 1.0)
+    columns = tl.sum(tl.sum(tl.where(values >= low, amounts, 0.0), 2), 1)
+    return tl.sum(columns.to(tl.float64), 0)
+
+
+@triton.jit
+def _cut(statistics, source, values, low, high, above, wanted, by_mass):
+    """The largest number of a bracket from which on values have the wanted amount, or any from which on they have no
+    other; `low` where they have less.
+
+    above: the amount from the bracket's high on.
+    """
+    amount = above
+    while _apart(low, high) & (amount != wanted):
+        middle = _between(low, high, 1, 2)
+        amount = above + _amount_from(statistics, source, values, middle, by_mass)
+        low = tl.where(amount >= wanted, middle, low)
+        high = tl.where(amount >= wanted, high, middle)
+    return low
+
+
+@triton.jit
+def _bracket(pivots, counts, masses, high, wanted, by_mass):
+    """What a look at some pivots leaves of a bracket: its low and its high, each with the count and mass from it on.
+
+    high: that of the bracket before, likewise; pivots[0] is its low.
+    """
+    low = (pivots[0], counts[0], masses[0])
+    for index in tl.static_range(1, PIVOTS):
+        amount = tl.where(by_mass, masses[index], counts[index].to(tl.float64))
+        reached = amount >= wanted
+        missed = (amount < wanted) & (pivots[index] < high[0])
+        low = (
+            tl.where(reached, pivots[index], low[0]),
+            tl.where(reached, counts[index], low[1]),
+            tl.where(reached, masses[index], low[2]),
+        )
+        high = (
+            tl.where(missed, pivots[index], high[0]),
+            tl.where(missed, counts[index], high[1]),
+            tl.where(missed, masses[index], high[2]),
+        )
+    return low, high
 
 
 @triton.jit
 def _narrow(
-    statistics, target, draft, source, bracket, wanted, by_mass,
-    CAPACITY: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
+    statistics, target, draft, source, columns, low, high, wanted, by_mass, most,
+    WIDEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Passes over the row until at most CAPACITY tokens, or one value, lie in the bracket."""
-    low, high, count_low, mass_low, count_high, mass_high = bracket
+    """Passes over the row, at least one, until at most so many tokens, or one value, lie in a bracket.
+
+    high: with the count and the mass from it on. Returns the mass from the bracket's low on, its low, and its high.
+    """
+    high, count_high, mass_high = high
+    count = count_high
+    mass = mass_high
     passes = tl.full([], 0, tl.int32)
-    while (high - low > 1) & (count_low - count_high > CAPACITY):
+    while (passes == 0) | (_apart(low, high) & (count - count_high > most)):
         pivots = _pivots(statistics, source, low, high, passes)
-        counts, masses = _measure(statistics, target, draft, source, value_of(pivots), WIDEST, BLOCK)
-        low, high, count_low, mass_low, count_high, mass_high = _updated(
-            (low, high, count_low, mass_low, count_high, mass_high), pivots, counts, masses, wanted, by_mass
+        counts, masses, smallest, largest = _measure(
+            statistics, target, draft, source, columns, pivots, high, WIDEST, BLOCK
         )
+        (low, count, mass), (high, count_high, mass_high) = _bracket(
+            pivots, counts, masses, (high, count_high, mass_high), wanted, by_mass
+        )
+        if smallest == largest:  # all in the bracket tie
+            low = smallest
+            high = _next(smallest)
         passes += 1
-    return low, high, count_low, mass_low, count_high, mass_high
+    return mass, low, (high, count_high, mass_high)
 
 
 @triton.jit
-def _collect(
-    candidates_ptr, statistics, target, draft, source, low, high, nothing,
-    CAPACITY: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The values of a bracket, float32 [CAPACITY], `nothing` behind them."""
-    written = tl.full([], 0, tl.int32)
-    for first in range(0, WIDEST, BLOCK):
-        if block_may_reach(statistics, source, first, value_of(low)):
-            values = slot_values(statistics, target, draft, source, first + tl.arange(0, BLOCK))
-            inside = (values >= value_of(low)) & (values < value_of(high)) & (values > nothing)
-            place = written + tl.cumsum(inside.to(tl.int32), 0) - 1
-            tl.store(candidates_ptr + place, values, mask=inside & (place < CAPACITY))
-            written += tl.sum(inside.to(tl.int32), 0)
-    tl.debug_barrier()
-    index = tl.arange(0, CAPACITY)
-    return tl.load(candidates_ptr + index, mask=index < written, other=nothing)
+def _search_row(
+    statistics, target, draft, source, columns, low, high, wanted, by_mass, WIDEST: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The largest value from which on a row has the wanted amount, and the mass from it on.
 
-
-@triton.jit
-def _finish(statistics, source, candidates, bracket, wanted, by_mass):
-    """Narrow a bracket to one value, reading the values in it alone."""
-    low, high, count_low, mass_low, count_high, mass_high = bracket
-    while high - low > 1:
-        pivots = _even_keys(low, high)
-        counts, masses = _measure_candidates(statistics, source, candidates, value_of(pivots))
-        low, high, count_low, mass_low, _, _ = _updated(
-            (low, high, count_low, mass_low, count_high, mass_high),
-            pivots, counts + count_high, masses + mass_high, wanted, by_mass,
+    low, high: a bracket from whose low on there is enough, and from whose high on nothing.
+    """
+    count_high = tl.full([], 0, tl.int32)
+    mass_high = tl.full([], 0.0, tl.float64)
+    mass = mass_high
+    most = tl.full([], BLOCK // FEW, tl.int32)
+    found = low > high
+    while not found:
+        mass, low, (high, count_high, mass_high) = _narrow(
+            statistics, target, draft, source, columns, low, (high, count_high, mass_high), wanted, by_mass, most,
+            WIDEST, BLOCK,
         )  # fmt: skip
-    return low, count_low, mass_low
+        found = not _apart(low, high)
+        if not found:
+            largest, rest = _largest_values(statistics, target, draft, source, columns, low, high, WIDEST, BLOCK)
+            found = rest < low
+            if found:
+                above = tl.where(by_mass, mass_high, count_high.to(tl.float64))
+                low = _cut(statistics, source, largest, low, high, above, wanted, by_mass)
+                mass = mass_high + _amount_from(statistics, source, largest, low, True)
+        most = most // 2
+    return low, mass
 
 
 @triton.jit
-def _bounds(statistics, target, draft, source, min_p, temperature, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys of a slot's values: one not above any, one above all; and the smallest value that min-p keeps."""
-    _, slot, _, _, _, maximum, _, _, _ = source
-    lowest = key_of(tl.zeros_like(maximum) - INFINITY)
-    top = key_of(maximum) + 1
+def _limits(statistics, source, maximum, min_p, temperature):
+    """The smallest value with mass, one above all values, and the smallest value that min-p keeps."""
+    _, slot, _, _, _, _, _, _, _ = source
+    lowest = tl.zeros_like(maximum) - FLOAT_MAX
     log_min_p = tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
     floor = (maximum.to(tl.float64) + log_min_p * temperature.to(tl.float64)).to(tl.float32)
-    floor = tl.where(min_p > 0, floor, -INFINITY)
     if statistics.WHOLE:
-        lowest = tl.where(slot == 0, 0, lowest)
-        top = tl.where(slot == 0, key_of(tl.zeros_like(maximum) + ABOVE_PROBABILITIES), top)
-        if (slot == 0) & (min_p > 0):
-            floor = largest_value(statistics, target, draft, source, WIDEST, BLOCK) * min_p
-    return lowest, top, floor
+        lowest = tl.where(slot == 0, value_of(tl.full([], 1, tl.int64)), lowest)
+        floor = tl.where(slot == 0, maximum * min_p, floor)
+    return lowest, _next(maximum), tl.where(min_p > 0, floor, -INFINITY)
 
 
 @triton.jit
-def search(
-    candidates_ptr, statistics, target, draft, source, filters, temperature, total,
-    CAPACITY: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def search(statistics, target, draft, source, filters, temperature, total, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
     """The smallest value that a slot's filters keep, float32, and the mass of the kept tokens, float64.
 
-    filters, temperature, total: the slot's, the last the mass of its row. candidates_ptr: float32 [CAPACITY], scratch.
+    filters, temperature, total: the slot's, the last the mass of its row.
     """
     top_k, top_p, min_p, min_p_first = filters
-    lowest, top, floor = _bounds(statistics, target, draft, source, min_p, temperature, WIDEST, BLOCK)
-    low = lowest
-    count_low = tl.full([], WIDEST, tl.int32)
-    mass_low = total
-    complete = lowest > top  # whether the candidates are all tokens that may be kept
-    nothing = value_of(lowest)
-    candidates = tl.zeros([CAPACITY], tl.float32) + nothing
+    columns = tl.zeros([BLOCK // CHUNK], tl.float32) + INFINITY  # not known yet
+    largest, rest = _largest_values(statistics, target, draft, source, columns, -INFINITY, INFINITY, WIDEST, BLOCK)
+    columns = tl.max(tl.max(largest, 2), 1)
+    low, top, floor = _limits(statistics, source, tl.max(columns, 0), min_p, temperature)
+    mass = total  # from low on
     for stage in range(2):
         by_mass = tl.full([], 0, tl.int32) + stage == 1
         if tl.where(by_mass, top_p < 1, (top_k > 0) & (top_k < WIDEST)):
-            wanted = tl.where(by_mass, top_p.to(tl.float64) * mass_low, top_k.to(tl.float64))
-            high = top
-            count_high = tl.full([], 0, tl.int32)
-            mass_high = tl.full([], 0.0, tl.float64)
-            if not complete:
-                low, high, count_low, mass_low, count_high, mass_high = _narrow(
-                    statistics, target, draft, source, (low, high, count_low, mass_low, count_high, mass_high),
-                    wanted, by_mass, CAPACITY, WIDEST, BLOCK,
-                )  # fmt: skip
-                if high - low > 1:
-                    complete = count_low <= CAPACITY
-                    high = tl.where(complete, top, high)
-                    count_high = tl.where(complete, 0, count_high)
-                    mass_high = tl.where(complete, 0.0, mass_high)
-                    candidates = _collect(
-                        candidates_ptr, statistics, target, draft, source, low, high, nothing, CAPACITY, WIDEST, BLOCK
-                    )
-            low, count_low, mass_low = _finish(
-                statistics, source, candidates, (low, high, count_low, mass_low, count_high, mass_high), wanted, by_mass
-            )
-        if (by_mass != min_p_first) & (key_of(floor) > low):
-            low = key_of(floor)
-            pivots = tl.zeros([PIVOTS], tl.float32) + floor
-            if complete:
-                counts, masses = _measure_candidates(statistics, source, candidates, pivots)
-            else:
-                counts, masses = _measure(statistics, target, draft, source, pivots, WIDEST, BLOCK)
-            count_low = tl.max(counts, 0)
-            mass_low = tl.max(masses, 0)
-    return value_of(low), mass_low
+            wanted = tl.where(by_mass, top_p.to(tl.float64) * mass, top_k.to(tl.float64))
+            if by_mass:
+                too_little = ((mass - wanted) / (2 * WIDEST)).to(tl.float32)  # what has less is left out, all together
+                low = tl.maximum(low, value_of_power(statistics, source, too_little))
+            low = _cut(statistics, source, largest, low, top, tl.full([], 0.0, tl.float64), wanted, by_mass)
+            mass = _amount_from(statistics, source, largest, low, True)
+            if rest >= low:
+                low, mass = _search_row(
+                    statistics, target, draft, source, columns, low, top, wanted, by_mass, WIDEST, BLOCK
+                )
+                largest = tl.full(largest.shape, -INFINITY, tl.float32)  # they are not kept in registers meanwhile
+                rest = tl.full([], INFINITY, tl.float32)
+        if (by_mass != min_p_first) & (floor > low):
+            low = floor
+            mass = _amount_from(statistics, source, largest, low, True)
+            if rest >= low:
+                _, masses, _, _ = _measure(statistics, target, draft, source, columns, (low,), top, WIDEST, BLOCK)
+                mass = masses[0]
+    return low, mass

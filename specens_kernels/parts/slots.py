@@ -41,34 +41,52 @@ def slot_filters(statistics, target, draft, request, slot):
 
 
 @triton.jit
-def slot_values(statistics, target, draft, source, tokens):
-    """What a slot's filters compare, float32 like tokens: logits, or the probabilities of a whole mixture."""
-    state, slot, request, step, drafter, _, _, _, _ = source
-    values = tl.zeros(tokens.shape, tl.float32) - INFINITY
+def _target_values(statistics, target, source, tokens, used):
+    """What the filters of a slot of the target compare."""
+    state, slot, request, step, _, _, _, _, _ = source
+    values = tl.zeros(tokens.shape, tl.float32)
     if statistics.WHOLE:
-        values = tl.zeros(tokens.shape, tl.float32)
         for part in tl.static_range(statistics.PARTS):
-            logits = part_logits(target, part, request, step, tokens, everywhere(slot == 0, tokens), -INFINITY)
-            values += part_probability(state, part, logits)
-    elif statistics.TARGET_SLOTS > 0 and target.MIXTURE:
+            values += part_probability(state, part, part_logits(target, part, request, step, tokens, used, -INFINITY))
+    elif target.MIXTURE:
         for part in tl.static_range(statistics.PARTS):
-            own = raw_logits(target, part, request, step, tokens, everywhere(slot == part, tokens))
-            values = tl.where(slot == part, clean(own), values)
-    elif statistics.TARGET_SLOTS > 0:
-        values = part_logits(target, 0, request, step, tokens, everywhere(slot == 0, tokens), state[3])
-    if statistics.DRAFT_SLOT >= 0:
-        drafts = slot == statistics.DRAFT_SLOT
-        draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
-        if draft.logits is not None:
-            draft_logits = clean(raw_draft_logits(target, draft, request, step, tokens, everywhere(drafts, tokens)))
-        else:
-            for member in tl.static_range(len(target.logits)):
-                used = drafts & (drafter == member)
-                everyone = everywhere(used, tokens)
-                own = raw_logits(target, member, request, step, tokens, everyone)
-                own = drafter_logits(target, draft, member, request, step, tokens, everyone, own)
-                draft_logits = tl.where(used, clean(own), draft_logits)
-        values = tl.where(drafts, draft_logits, values)
+            if slot == part:
+                values = clean(raw_logits(target, part, request, step, tokens, used))
+    else:
+        values = part_logits(target, 0, request, step, tokens, used, state[3])
+    return values
+
+
+@triton.jit
+def _draft_values(target, draft, source, tokens, used):
+    """What the filters of the draft compare."""
+    _, _, request, step, drafter, _, _, _, _ = source
+    logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    if draft.logits is not None:
+        logits = raw_draft_logits(target, draft, request, step, tokens, used)
+    else:
+        for member in tl.static_range(len(target.logits)):
+            if drafter == member:
+                logits = raw_logits(target, member, request, step, tokens, used)
+                logits = drafter_logits(target, draft, member, request, step, tokens, used, logits)
+    return clean(logits)
+
+
+@triton.jit
+def slot_values(statistics, target, draft, source, tokens, used):
+    """What a slot's filters compare, float32 like tokens: logits, or the probabilities of a whole mixture.
+
+    Where `used` is false: -inf, or 0.
+    """
+    _, slot, _, _, _, _, _, _, _ = source
+    if statistics.TARGET_SLOTS == 0:
+        values = _draft_values(target, draft, source, tokens, used)
+    elif statistics.DRAFT_SLOT < 0:
+        values = _target_values(statistics, target, source, tokens, used)
+    elif slot == statistics.DRAFT_SLOT:
+        values = _draft_values(target, draft, source, tokens, used)
+    else:
+        values = _target_values(statistics, target, source, tokens, used)
     return values
 
 
@@ -80,6 +98,16 @@ def slot_powers(statistics, source, values):
     if statistics.WHOLE:
         powers = tl.where(slot == 0, values, powers)
     return powers
+
+
+@triton.jit
+def value_of_power(statistics, source, power):
+    """The value that has this mass, float32."""
+    _, slot, _, _, _, maximum, scale, _, _ = source
+    value = maximum + tl.div_rn(tl.log2(power), scale)
+    if statistics.WHOLE:
+        value = tl.where(slot == 0, power, value)
+    return value
 
 
 @triton.jit

@@ -132,7 +132,7 @@ def target_is_valid(target, request):
 @triton.jit
 def clean(raw):
     """NaN as -inf, +inf as the largest float."""
-    return tl.where(raw < INFINITY, raw, tl.where(raw == INFINITY, FLOAT_MAX, -INFINITY))
+    return tl.minimum(tl.maximum(raw, -INFINITY), FLOAT_MAX)  # the larger of NaN and a number is the number
 
 
 @triton.jit

@@ -12,10 +12,6 @@ import specens_kernels.ops
 from bench.gpu.static import ARCHITECTURES, ROOMS, compile_rooms, report
 
 OPS = Path(specens_kernels.ops.__file__).parent
-# Bars that are missed: the search for thresholds loads 4 bytes a thread and has barriers in its loops; for sm_80 the
-# residual of processed logits keeps a few registers in local memory.
-KNOWN = ("target_logprobs _filter_kernel", "verify_chain _filter_kernel", "verify_chain _residual_kernel sm_80: 8 inst")
-KNOWN_SPILLS = 8
 
 
 def test_rooms_with_triton_kernels_are_found():
@@ -31,5 +27,4 @@ def test_the_kernels_of_a_room_compile_for_every_architecture_within_the_bars(ro
     written = set(re.findall(r"def (\w+_kernel)\(", source))
     assert written <= {binary.kernel for binary in binaries}, "aot_variants leaves out a kernel of the room"
     _, missed = report(binaries)
-    assert [line for line in missed if not line.startswith(KNOWN)] == []
-    assert all(binary.spills <= KNOWN_SPILLS for binary in binaries)
+    assert missed == []

@@ -34,7 +34,6 @@ from specens_kernels.parts.target import (
 )
 
 WARPS = 8
-CANDIDATES_SHARE, FEWEST_CANDIDATES = 512, 16  # of a row's tokens that a search collects: 0.7 % of bfloat16 logits
 
 
 @triton.jit
@@ -76,10 +75,8 @@ def _statistics_kernel(
 @triton.jit
 def _filter_kernel(
     statistics,  # Statistics, its cuts and kept masses written
-    candidates_ptr,  # float32 [rows, slots, CAPACITY], scratch
     target,  # TargetView
     draft,  # DraftView
-    CAPACITY: tl.constexpr,
     WIDEST: tl.constexpr,  # vocabulary
     BLOCK: tl.constexpr,
 ):
@@ -93,10 +90,7 @@ def _filter_kernel(
     source, temperature, total = slot_source(statistics, target, draft, request, step, slot)
     filters = slot_filters(statistics, target, draft, request, slot)
     if slot_is_filtered(statistics, target, draft, request, slot, filters, total):
-        cut, kept = search(
-            candidates_ptr + place * CAPACITY, statistics, target, draft, source, filters, temperature, total,
-            CAPACITY, WIDEST, BLOCK,
-        )  # fmt: skip
+        cut, kept = search(statistics, target, draft, source, filters, temperature, total, WIDEST, BLOCK)
         tl.store(statistics.cuts + place, cut)
         tl.store(statistics.kept + place, kept)
     else:
@@ -171,20 +165,15 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
 
 
 def filter_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
-    """The search for what filters keep: a program for each row and slot. It usually reads the row twice."""
-    rows, slots = statistics.cuts.shape
-    widest = max(target.vocab, draft.vocab)
-    capacity = max(triton.next_power_of_2(triton.cdiv(widest, CANDIDATES_SHARE)), FEWEST_CANDIDATES)
+    """The search for what filters keep: a program for each row and slot. It usually reads the row once."""
     arguments = {
         "statistics": statistics,
-        "candidates_ptr": torch.empty(rows, slots, capacity, dtype=torch.float32, device=statistics.cuts.device),
         "target": target,
         "draft": draft,
-        "CAPACITY": capacity,
-        "WIDEST": widest,
+        "WIDEST": max(target.vocab, draft.vocab),
         "BLOCK": min(SEARCH_BLOCK.value, statistics.BLOCK_VOCAB.value),
     }
-    return Launch(_filter_kernel, (rows, slots), arguments, WARPS)
+    return Launch(_filter_kernel, tuple(statistics.cuts.shape), arguments, WARPS)
 
 
 def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
@@ -218,8 +207,8 @@ def aot_variants() -> list[AotVariant]:
     variants = []
     for target in example_targets():
         variants += [aot_variant(launch) for launch in launches(_meta_logprobs(target), target)]
-    lone, mixture, _ = filtered_targets()
-    for target, index in ((lone, 0), (mixture, 2)):
+    lone, mixture, contrast = filtered_targets()
+    for target, index in ((lone, 0), (mixture, 2), (contrast, 1)):
         draft = example_draft(target, index)
         variants.append(aot_variant(filter_launch(new_statistics(target, draft), target, draft)))
     *_, last = launches(_meta_logprobs(mixture), mixture)

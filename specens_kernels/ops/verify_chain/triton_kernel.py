@@ -55,6 +55,7 @@ from specens_kernels.types import RuleKind
 
 STREAM_NEXT = 1
 RESIDUAL_WARPS, DRAW_WARPS = 8, 16
+PROCESSED_WARPS = 16  # of the residual where logits are processed, which takes twice the registers a token
 LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, statistics of a plane read for them
 
 
@@ -205,7 +206,8 @@ def launches(
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
         arguments["masses_ptr"] = masses
-        yield Launch(_residual_kernel, (batch, blocks), arguments, RESIDUAL_WARPS)
+        warps = RESIDUAL_WARPS if target.edits is None else PROCESSED_WARPS
+        yield Launch(_residual_kernel, (batch, blocks), arguments, warps)
     yield Launch(
         _next_token_kernel, (batch,), arguments | {"first_step": first_step, "coin_stream": stream}, DRAW_WARPS
     )
