@@ -19,6 +19,7 @@ Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
 LIBRARY = torch.library.Library("specens", "DEF")
+OLDEST_TRITON = (3, 7)  # older ones cannot ask whether a tuple with None in it is None
 FASTEST_FIRST = {"cpu": ("cpp", "reference"), "cuda": ("triton", "cpp", "reference")}
 
 
@@ -50,11 +51,14 @@ def _load_cuda_library() -> str | None:
 
 
 def _import_triton() -> tuple[str | None, bool]:
-    """Return why Triton cannot be imported (None: it can), and whether its interpreter runs the kernels."""
+    """Return why Triton cannot be used (None: it can), and whether its interpreter runs the kernels."""
     try:
         triton = importlib.import_module("triton")
     except ImportError as error:
         return f"Triton is not installed: {error}", False
+    version = triton.__version__
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
+        return f"Triton {version} cannot compile the kernels: {'.'.join(map(str, OLDEST_TRITON))} or newer can", False
     return None, bool(triton.knobs.runtime.interpret)
 
 

@@ -94,6 +94,15 @@ torch.ops.load_library = refuse
     assert coins == uniforms(BATCH, BATCH).tolist()
 
 
+def test_a_triton_that_is_too_old_says_so():
+    old = (
+        "import sys, types\nsys.modules['triton'] = triton = types.ModuleType('triton')\ntriton.__version__ = '3.6.0'\n"
+    )
+    reasons, error, _ = report(old, "triton")
+    assert reasons["triton"] == "Triton 3.6.0 cannot compile the kernels: 3.7 or newer can"
+    assert reasons["triton"] in error
+
+
 def test_missing_triton_says_so():
     hide = "import sys\nsys.modules['triton'] = None\n"
     reasons, error, _ = report(hide, "triton")

@@ -205,9 +205,9 @@ def _narrow(
         counts, masses, smallest, largest = _measure(
             statistics, target, draft, source, columns, pivots, high, WIDEST, BLOCK
         )
-        (low, count, mass), (high, count_high, mass_high) = _bracket(
-            pivots, counts, masses, (high, count_high, mass_high), wanted, by_mass
-        )
+        lower, upper = _bracket(pivots, counts, masses, (high, count_high, mass_high), wanted, by_mass)
+        low, count, mass = lower
+        high, count_high, mass_high = upper
         if smallest == largest:  # all in the bracket tie
             low = smallest
             high = _next(smallest)
@@ -229,10 +229,11 @@ def _search_row(
     most = tl.full([], BLOCK // FEW, tl.int32)
     found = low > high
     while not found:
-        mass, low, (high, count_high, mass_high) = _narrow(
+        mass, low, upper = _narrow(
             statistics, target, draft, source, columns, low, (high, count_high, mass_high), wanted, by_mass, most,
             WIDEST, BLOCK,
         )  # fmt: skip
+        high, count_high, mass_high = upper
         found = not _apart(low, high)
         if not found:
             largest, rest = _largest_values(statistics, target, draft, source, columns, low, high, WIDEST, BLOCK)
