@@ -110,7 +110,8 @@ def _read_logit_mixture(statistics, target, draft, request, step, row, block, to
             logits = clean(logits)
             own = clean(own)
         draft_logits = tl.where(drafts, own, draft_logits)
-        largest = tl.maximum(largest, logits)
+        # NaN counts here too: it does not reach the sum of powers where another member excludes the token
+        largest = tl.maximum(largest, tl.where(logits == logits, logits, INFINITY))
         mixed = mix_logits(target, member, mixed, logits, weight, threshold)
         if CLEAN:
             mixed = tl.minimum(mixed, FLOAT_MAX)

@@ -213,6 +213,24 @@ def test_a_fault_in_a_member_without_weight_is_not_reported(backend, device):
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("other", [[1.0], [1.0, float("-inf"), 2.0]])
+def test_a_fault_where_another_member_excludes_the_token_is_reported(backend, device, temperature, bad, other):
+    members = [torch.tensor([[0.0, bad, 1.0]], device=device), torch.tensor([other], device=device)]
+    coins = torch.tensor([0.1], dtype=torch.float64, device=device)
+    for pair, weights in ((members, (1.0, 0.5)), (members[::-1], (0.5, 1.0))):
+        drawn = sample(
+            pair,
+            ensemble=LogitMixture(weights),
+            sampling=Sampling(temperature=temperature),
+            uniforms=coins,
+            backend=backend,
+        )
+        assert drawn.status.item() == (Status.NAN_LOGITS if bad != bad else Status.INFINITE_LOGITS)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_greedy_requests_ignore_their_coins(backend, device):
     """Also coins that would be out of range."""
     logits = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]], device=device).expand(3, -1, -1)
