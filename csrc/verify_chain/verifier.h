@@ -91,9 +91,11 @@ class Verifier {
         edits_.enter_row(drafts_.data(), step, step, chain_->target.mask(request_, step));
         return &edits_;
     }
-    // Whether the acceptance test is all that most rows are read for, and bounds mostly settle it.
-    bool reads_roughly() const {
-        return chain_->rule.kind == RuleKind::token && !greedy_ && !chain_->report.only_chosen();
+    // Whether the acceptance test of a draft is probably all that its rows are read for, and settled by bounds. Where
+    // target and draft agree, bounds settle coins up to 1 / rough_excess; larger ones often reject besides.
+    bool reads_roughly(int64_t step) const {
+        return chain_->rule.kind == RuleKind::token && !greedy_ && !chain_->report.only_chosen() && step < len_ &&
+               coin(step) * rough_excess < 1;
     }
     // Reads the target's row, and the draft's where it has one; returns whether it has.
     bool read(int64_t step, bool roughly = false) {
@@ -112,7 +114,7 @@ class Verifier {
     // Rules that look at one draft after the other, and at no row behind the first rejection.
     void run_in_order() {
         for (; num_accepted < num_rows_; ++num_accepted) {
-            const bool tests = read(num_accepted, reads_roughly());
+            const bool tests = read(num_accepted, reads_roughly(num_accepted));
             status |= target_.status() | (tests ? draft_.status() : status_ok);
             if (tests && accepts()) {
                 emit(draft_.token());
