@@ -46,7 +46,7 @@ void Softmax::read_all(bool roughly) {
     tile_sum_.resize(source_->tiles());
     const float first_max = row_kernels().scan(source_->typed_tile(0, scratch), source_->width(0)).max;
     const float offset = first_max > -infinity ? first_max * scale_ : 0.0f;
-    rough_ = roughly && first_max > -infinity && read_rough_sums(offset);
+    rough_ = roughly && first_max > -infinity && read_rough_sums(first_max);
     if (!rough_ && !read_sums(offset)) {
         source_->repair();
         read_sums(0.0f);
@@ -95,21 +95,18 @@ bool Softmax::read_sums(float offset) {
     return sum_ > 0 || max_ == -infinity;
 }
 
-// The same roughly; false where some number is not usual.
-bool Softmax::read_rough_sums(float offset) {
-    if (!(std::abs(offset) < largest_rough_offset)) {
+// The same roughly; false where some number is not usual. first_max: the largest logit of the first tile, which counts
+// as that of all: no more of it is asked than that it is finite.
+bool Softmax::read_rough_sums(float first_max) {
+    offset_ = first_max * scale_;
+    if (!(std::abs(offset_) < largest_rough_offset)) {
         return false;
     }
-    offset_ = offset;
-    max_ = offset / scale_;
-    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
-        alignas(64) float scratch[tile_size];
-        for (int64_t tile = begin; tile < end; ++tile) {
-            const TypedLogits logits = source_->typed_tile(tile, scratch);
-            tile_sum_[tile] = row_kernels().rough_exp2_sum(logits, source_->width(tile), scale_, offset_);
-        }
+    const bool usable = read_tiles([&](int64_t tile, TypedLogits logits, int64_t count) {
+        tile_sum_[tile] = row_kernels().rough_exp2_sum(logits, count, scale_, offset_);
+        return std::pair(first_max, !std::isnan(tile_sum_[tile]));
     });
-    sum_ = std::accumulate(tile_sum_.begin(), tile_sum_.end(), 0.0);
+    sum_ = usable ? std::accumulate(tile_sum_.begin(), tile_sum_.end(), 0.0) : 0;
     return sum_ > 0;
 }
 

@@ -50,7 +50,7 @@ class Softmax final : private SearchedRow {
     bool read_tiles(const Read& read);
     void read_all(bool roughly);
     bool read_sums(float offset);
-    bool read_rough_sums(float offset);
+    bool read_rough_sums(float first_max);
     bool read_groups();
     bool read_tile_maxima();
     void apply(const FilterParameters& filter);
