@@ -7,7 +7,7 @@ VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
-CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu)
+CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
 .PHONY: demo test test-full test-vllm sanitize check bench wheel clean
 
@@ -25,8 +25,11 @@ test-full: $(VENV)/.installed
 test-vllm: $(VLLM_VENV)/.installed
 	VLLM_SOURCE=$$(ls $(VLLM_VENV)/source/vllm-*.tar.gz) $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(VLLM_ARGS)
 
-# The C++ of the operators under the address and undefined-behaviour sanitizers; the plain build is put back afterwards.
+# The CUDA kernels, run on the CPU, under the thread sanitizer; then the C++ of the operators under the address and
+# undefined-behaviour sanitizers. The plain build is put back afterwards.
 sanitize: $(VENV)/.installed
+	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
+		SPECENS_TEST_SANITIZER=thread $(BIN)/python -m pytest -s tests/ops/test_cuda_on_cpu.py
 	$(PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/sanitize \
 		-C cmake.define.SPECENS_SANITIZE=ON -C cmake.define.SPECENS_CUDA=OFF
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \

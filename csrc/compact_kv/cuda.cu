@@ -1,4 +1,3 @@
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -61,7 +60,7 @@ __global__ void compact_kv_kernel(const __grid_constant__ Launch launch) {
     }
 }
 
-void launch_part(const Launch& launch, int64_t count, cudaStream_t stream) {
+void launch_part(const Launch& launch, int64_t count, const CudaDevice& device) {
     int64_t threads = 1;
     for (int64_t index = 0; index < count; ++index) {
         threads = std::max(threads, thread_count(launch.caches[index]));
@@ -69,16 +68,14 @@ void launch_part(const Launch& launch, int64_t count, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned int>((threads + threads_per_block - 1) / threads_per_block),
                     static_cast<unsigned int>(count),
                     static_cast<unsigned int>(std::min(launch.moves.batch, max_grid)));
-    compact_kv_kernel<<<grid, threads_per_block, 0, stream>>>(launch);
-    check_launch("compact_kv");
+    device.launch("compact_kv", compact_kv_kernel, grid, threads_per_block, launch);
 }
 
 std::tuple<Tensor, Tensor> compact_kv_cuda(const std::vector<Tensor>& caches, const Tensor& kept,
                                            const Tensor& prefix_lens, std::optional<Tensor> num_kept,
                                            std::optional<Tensor> block_table, std::optional<Tensor> slot_mapping,
                                            int64_t batch_dim, int64_t slot_dim) {
-    const int32_t device = prefix_lens.get_device_index();
-    const torch::stable::accelerator::DeviceGuard guard(device);
+    const CudaDevice device(prefix_lens);
     const CompactArguments arguments(caches, kept, prefix_lens, num_kept, block_table, slot_mapping,
                                      {batch_dim, slot_dim});
     const auto total = static_cast<int64_t>(arguments.caches.size());
@@ -86,7 +83,7 @@ std::tuple<Tensor, Tensor> compact_kv_cuda(const std::vector<Tensor>& caches, co
         Launch launch{arguments.moves, {}};
         const int64_t count = std::min(caches_per_launch, total - first);
         std::copy_n(arguments.caches.begin() + first, count, launch.caches);
-        launch_part(launch, count, current_stream(device));
+        launch_part(launch, count, device);
     }
     return {arguments.lengths, arguments.status};
 }
@@ -94,6 +91,4 @@ std::tuple<Tensor, Tensor> compact_kv_cuda(const std::vector<Tensor>& caches, co
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CUDA, library) {
-    library.impl("compact_kv_cpp", TORCH_BOX(&specens::compact_kv_cuda));
-}
+SPECENS_CUDA_OPERATORS(library) { library.impl("compact_kv_cpp", TORCH_BOX(&specens::compact_kv_cuda)); }

@@ -1,12 +1,17 @@
-// What every CUDA launcher needs: the stream that torch uses now, and a check of the launch.
+// What every CUDA operator needs: its device, the stream that torch uses now, and checked launches. A test has a file
+// of this name that runs the same kernels on a CPU (tests/cuda_on_cpu).
 #pragma once
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+
+#define SPECENS_CUDA_OPERATORS(library) STABLE_TORCH_LIBRARY_IMPL(specens, CUDA, library)
 
 namespace specens {
 
@@ -28,11 +33,25 @@ inline cudaStream_t current_stream(int32_t device_index) {
     return static_cast<cudaStream_t>(stream);
 }
 
-inline void check_launch(const char* kernel) {
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess) {
-        throw std::runtime_error(std::string(kernel) + ": " + cudaGetErrorString(error));
+// The device of a tensor, which is the current one for as long as this object lives.
+class CudaDevice {
+  public:
+    explicit CudaDevice(const torch::stable::Tensor& tensor)
+        : index_(tensor.get_device_index()), guard_(tensor.get_device_index()) {}
+
+    template <typename... Parameters>
+    void launch(const char* name, void (*kernel)(Parameters...), dim3 blocks, unsigned int threads,
+                const std::type_identity_t<Parameters>&... arguments) const {
+        kernel<<<blocks, threads, 0, current_stream(index_)>>>(arguments...);
+        const cudaError_t error = cudaGetLastError();
+        if (error != cudaSuccess) {
+            throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(error));
+        }
     }
-}
+
+  private:
+    int32_t index_;
+    torch::stable::accelerator::DeviceGuard guard_;
+};
 
 }  // namespace specens

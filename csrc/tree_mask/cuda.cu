@@ -1,4 +1,3 @@
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -24,13 +23,11 @@ __global__ void tree_mask_kernel(MaskArguments arguments, Rows rows) {
 std::tuple<Tensor, Tensor> tree_mask_cuda(const Tensor& parents, const Tensor& prefix_lens,
                                           std::optional<Tensor> num_nodes, int64_t layout, int64_t max_prefix,
                                           int64_t window, ScalarType dtype) {
-    const int32_t device = parents.get_device_index();
-    const torch::stable::accelerator::DeviceGuard guard(device);
-    const auto launch = [device](const MaskArguments& arguments, const auto& rows) {
+    const CudaDevice device(parents);
+    const auto launch = [&device]<typename Rows>(const MaskArguments& arguments, const Rows& rows) {
         const auto blocks = static_cast<unsigned int>(arguments.batch * arguments.nodes);
         if (blocks > 0) {
-            tree_mask_kernel<<<blocks, threads_per_row, 0, current_stream(device)>>>(arguments, rows);
-            check_launch("tree_mask");
+            device.launch("tree_mask", tree_mask_kernel<Rows>, blocks, threads_per_row, arguments, rows);
         }
     };
     return make_tree_mask(parents, prefix_lens, num_nodes, layout, max_prefix, window, dtype, launch);
@@ -39,6 +36,4 @@ std::tuple<Tensor, Tensor> tree_mask_cuda(const Tensor& parents, const Tensor& p
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CUDA, library) {
-    library.impl("tree_mask_cpp", TORCH_BOX(&specens::tree_mask_cuda));
-}
+SPECENS_CUDA_OPERATORS(library) { library.impl("tree_mask_cpp", TORCH_BOX(&specens::tree_mask_cuda)); }

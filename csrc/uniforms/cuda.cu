@@ -1,4 +1,3 @@
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -20,14 +19,13 @@ __global__ void uniforms_kernel(CoinArguments arguments, int64_t batch) {
 }
 
 Tensor uniforms_cuda(const Tensor& seeds, const Tensor& positions, const Tensor& steps, int64_t stream) {
-    const torch::stable::accelerator::DeviceGuard guard(seeds.get_device_index());
+    const CudaDevice device(seeds);
     const int64_t batch = seeds.numel();
     const Tensor coins = torch::stable::new_empty(seeds, {batch}, torch::headeronly::ScalarType::Double);
     const CoinArguments arguments = coin_arguments(seeds, positions, steps, stream, coins);
     if (batch > 0) {
         const auto blocks = static_cast<unsigned int>((batch + threads_per_block - 1) / threads_per_block);
-        uniforms_kernel<<<blocks, threads_per_block, 0, current_stream(seeds.get_device_index())>>>(arguments, batch);
-        check_launch("uniforms");
+        device.launch("uniforms", uniforms_kernel, blocks, threads_per_block, arguments, batch);
     }
     return coins;
 }
@@ -35,4 +33,4 @@ Tensor uniforms_cuda(const Tensor& seeds, const Tensor& positions, const Tensor&
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CUDA, library) { library.impl("uniforms_cpp", TORCH_BOX(&specens::uniforms_cuda)); }
+SPECENS_CUDA_OPERATORS(library) { library.impl("uniforms_cpp", TORCH_BOX(&specens::uniforms_cuda)); }
