@@ -326,11 +326,11 @@ class Typical:
     """Typical acceptance: a draft is accepted if its target probability exceeds min(threshold, alpha * exp(-entropy)).
 
     threshold: in [0, 1]. alpha: >= 0. The entropy is the target distribution's, in nats.
-    Source: Cai et al., Medusa, ICML 2024.
+    Source: Cai et al., Medusa, ICML 2024: threshold is its epsilon, alpha its delta, by default the root of epsilon.
     """
 
-    threshold: float = 0.3
-    alpha: float = 0.09
+    threshold: float = 0.09
+    alpha: float = 0.3
 
     def __post_init__(self) -> None:
         _check_number("threshold", self.threshold, "a number in [0, 1]", lambda x: (x >= 0) & (x <= 1))

@@ -81,7 +81,7 @@ def example_rule(kind: RuleKind, draft_len: int) -> Rule:
     """A rule with some settings."""
     tree = DecisionTree((0, -1, -1), (0.5, 0.0, 0.0), (1, -1, -1), (2, -1, -1), (True, True, False))
     tables = {RuleKind.SYNTHETIC: (0.8,) * draft_len, RuleKind.DECISION_TREE: tree.table}
-    return Rule(int(kind), 0.3, 0.09, tables.get(kind, ()))
+    return Rule(int(kind), 0.09, 0.3, tables.get(kind, ()))
 
 
 def edited_target() -> TargetView:
