@@ -204,11 +204,11 @@ def main() -> None:
     print(f"{len(train_texts)} topics in {len(train)} windows; held out: {len(held_out_texts)} in {len(held_out)}")
     if arguments.steps:
         config = LoraConfig(r=8, lora_alpha=arguments.alpha, target_modules=TARGET_MODULES, task_type="CAUSAL_LM")
-        model = get_peft_model(load_model(BASE, dtype=torch.bfloat16), config)
+        model = get_peft_model(load_model(BASE, dtype=torch.bfloat16, device="cpu"), config)
         train_adapter(model, train, arguments.batch, arguments.steps, arguments.learning_rate, arguments.seed)
         save_adapter(model, arguments.output)
-    base = load_model(BASE, dtype=torch.bfloat16)
-    expert = load_model(f"{BASE}+{arguments.output}", dtype=torch.bfloat16)
+    base = load_model(BASE, dtype=torch.bfloat16, device="cpu")
+    expert = load_model(f"{BASE}+{arguments.output}", dtype=torch.bfloat16, device="cpu")
     report(base, expert, tokenizer, held_out, arguments.seed)
 
 

@@ -6,6 +6,8 @@ import os
 
 # Both are read once, when torch and Triton load. libgomp's spinning threads make parallel regions slow on busy cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The hub is asked for nothing: what a test needs of it lies in a cache that the test has built.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch

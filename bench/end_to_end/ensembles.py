@@ -77,7 +77,7 @@ CASES = (
 
 def load() -> dict[str, Any]:
     """The models by name; those that lack layers share their weights with the general one."""
-    general, expert = (load_model(spec, dtype=torch.bfloat16) for spec in (GENERAL, EXPERT))
+    general, expert = (load_model(spec, dtype=torch.bfloat16, device="cpu") for spec in (GENERAL, EXPERT))
     return {
         "general": general,
         "expert": expert,

@@ -116,7 +116,7 @@ def main(
     """Time plain generation, transformers' assisted generation, and the same verified by this package."""
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
-    target, expert = (load_model(spec, dtype=torch.bfloat16) for spec in (GENERAL, EXPERT))
+    target, expert = (load_model(spec, dtype=torch.bfloat16, device="cpu") for spec in (GENERAL, EXPERT))
     inputs = _prompt(load_tokenizer(GENERAL))
     ways: list[tuple[str, str, dict[str, Any]]] = [("none", "none", {})]
     for drafts, source in (("expert", {"assistant_model": expert}), ("lookup", {"prompt_lookup_num_tokens": 5})):

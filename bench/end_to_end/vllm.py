@@ -119,7 +119,7 @@ def main(
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        load_model(MODEL, dtype=torch.bfloat16).save_pretrained(folder / "model")
+        load_model(MODEL, dtype=torch.bfloat16, device="cpu").save_pretrained(folder / "model")
         load_tokenizer(MODEL).save_pretrained(folder / "model")
         for turn in range(rounds):
             for engine in ENGINES:

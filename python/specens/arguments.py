@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -14,10 +15,10 @@ from torch import Tensor
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
 from specens.draft_lens import ByAcceptance, ByConfidence, DraftLen
-from specens.drafters import Drafter
+from specens.drafters import Drafter, PromptLookup
 from specens.kv_cache import Rollback, check_capacity, check_holds_trees
 from specens.request import Ensemble, Task
-from specens.schedules import Plan, TreePlan
+from specens.schedules import SCHEDULES, Plan, TreePlan
 from specens.schedules.plan import Rule
 from specens.targets import DenseTarget
 from specens_kernels import (
@@ -34,16 +35,46 @@ from specens_kernels import (
 CHAIN_RULES = ("token", "block", "typical")
 
 
+LOOKUP_LEN = 8  # a lookup costs nothing, and forwards of some more tokens little
+
+
+def check_members(members: Any) -> None:
+    """Raise ValueError where there is no list of members."""
+    if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
+        raise ValueError(f"members: expected a list with at least one model, got {members!r}")
+
+
+def choose_schedule(
+    num_members: int, schedule: str | None, drafter: int | Drafter | None, tree: Any, draft_lens: Any
+) -> tuple[str, int | Drafter]:
+    """The schedule and its drafter, where None was given. Raises ValueError for what the schedule has no use for."""
+    if schedule is None and drafter is None and tree is None and num_members == 1:
+        return "fixed", PromptLookup()
+    chosen = schedule
+    if chosen is None:
+        is_number = drafter is None or isinstance(drafter, int)
+        chosen = "tree" if tree is not None else "alternate" if is_number else "fixed"
+    if chosen not in SCHEDULES:
+        raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}; got {chosen!r}")
+    if tree is not None and chosen != "tree":
+        raise ValueError(f"tree: expected none under schedule {chosen!r}, which drafts no trees; got {tree!r}")
+    if drafter is not None and chosen == "standard":
+        raise ValueError(f"drafter: expected none under schedule 'standard', which drafts nothing; got {drafter!r}")
+    if draft_lens is not None and chosen in ("standard", "tree"):
+        warnings.warn(f"draft_lens: {draft_lens} means nothing under schedule {chosen!r}", stacklevel=3)
+    return chosen, 0 if drafter is None else drafter
+
+
 def make_plan(
     members: Sequence[Any],
-    draft_lens: DraftLen | Sequence[DraftLen],
+    draft_lens: DraftLen | Sequence[DraftLen] | None,
     drafter: int | Drafter,
     tree: TreePlan | Sequence[int] | None,
     rule: Rule,
 ) -> Plan:
     """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument."""
-    if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
-        raise ValueError(f"members: expected a list with at least one model, got {members!r}")
+    if draft_lens is None:
+        draft_lens = LOOKUP_LEN if isinstance(drafter, PromptLookup) else 1
     lens = list(draft_lens) if isinstance(draft_lens, Sequence) else [draft_lens] * len(members)
     if len(lens) != len(members) or not all(_is_draft_len(length) for length in lens):
         raise ValueError(
@@ -122,7 +153,11 @@ def check_rule(plan: Plan, schedule: str) -> None:
 
 
 def load_members(
-    members: Sequence[Any], tokenizer: Any | None, dtype: torch.dtype, device: str | torch.device
+    members: Sequence[Any],
+    tokenizer: Any | None,
+    dtype: str | torch.dtype,
+    device: str | torch.device | None,
+    revision: str | None,
 ) -> tuple[list[CausalLM], Any | None]:
     """Load the members that are given as specs, and the tokenizer; a spec that comes twice is loaded once.
 
@@ -135,12 +170,12 @@ def load_members(
             models.append(member if isinstance(member, CausalLM) else CausalLM(member))
             continue
         spec = os.fspath(member)
-        own = load_tokenizer(spec)
+        own = load_tokenizer(spec, revision=revision)
         tokenizer = own if tokenizer is None else tokenizer
         if own.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"members: the tokenizer of member {index}, {spec}, differs from that of the ensemble")
         if spec not in loaded:
-            loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device))
+            loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device, revision=revision))
         models.append(loaded[spec])
     _check_embeddings(models, tokenizer)
     return models, tokenizer

@@ -29,7 +29,10 @@ DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
 
 Schedule = Annotated[
     str | None,
-    typer.Option(help="standard, fixed, alternate or tree. Default: alternate, or tree where --tree says so."),
+    typer.Option(
+        help="standard, fixed, alternate or tree. Default: alternate, or what --tree and --drafter say; of a lone "
+        "member fixed, with prompt lookup."
+    ),
 ]
 Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
 Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
@@ -48,10 +51,10 @@ def generate(
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
     schedule: Schedule = None,
-    draft_lens: options.DraftLens = "1",
+    draft_lens: options.DraftLens = None,
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
-    drafter: options.Drafter = "0",
+    drafter: options.Drafter = None,
     prompt: options.Prompt = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -93,10 +96,11 @@ def generate(
         job = _job(prompt, sampling, chat, input, seed=seed, **lengths)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         trees = options.parse_tree(tree, tree_nodes)
-        name = _schedule(schedule, trees is not None, drafter)
+        if trees is not None and schedule not in (None, "tree"):
+            raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
         run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
         placement = options.Placement(dtype, device, threads)
-        ensemble = _load(models, placement, mixture, draft_lens, schedule=name, drafter=drafter, tree=trees)
+        ensemble = _load(models, placement, mixture, draft_lens, schedule=schedule, drafter=drafter, tree=trees)
         job = commands.with_chat_of(ensemble, job)
         if run is not None:
             run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
@@ -113,11 +117,11 @@ def compare(
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
-    draft_lens: options.DraftLens = "1",
+    draft_lens: options.DraftLens = None,
     fixed_draft_len: FixedDraftLen = None,
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
-    drafter: options.Drafter = "0",
+    drafter: options.Drafter = None,
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -141,7 +145,7 @@ def compare(
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         placement = options.Placement(dtype, device, threads)
         trees = options.parse_tree(tree, tree_nodes)
-        ensemble = _load(models, placement, mixture, draft_lens, schedule="standard", drafter=drafter)
+        ensemble = _load(models, placement, mixture, draft_lens, drafter=drafter)
         interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json)
     if interrupted:
         raise typer.Exit(options.INTERRUPTED)
@@ -183,7 +187,7 @@ def plan(
         job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, **lengths)
         mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
         placement = options.Placement(dtype, device, threads)
-        ensemble = _load(models, placement, mixture, "1", schedule="alternate")
+        ensemble = _load(models, placement, mixture, None, schedule="alternate")
         commands.plan(models, ensemble, job, longest, plot, json)
 
 
@@ -234,13 +238,6 @@ def main() -> None:
     app()
 
 
-def _schedule(schedule: str | None, with_tree: bool, drafter: str) -> str:
-    if with_tree and schedule not in (None, "tree"):
-        raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
-    outside = not drafter.lstrip("-").isdigit()
-    return schedule or ("tree" if with_tree else "fixed" if outside else "alternate")
-
-
 def _job(
     prompts: list[str] | None, sampling: dict[str, Any], chat: bool | None, input: Path | None = None, **settings: Any
 ) -> dict[str, Any]:
@@ -262,11 +259,11 @@ def _load(
     models: list[str],
     placement: options.Placement,
     mixture: Any,
-    draft_lens: str,
-    drafter: str = "0",
+    draft_lens: str | None,
+    drafter: str | None = None,
     **settings: Any,
 ) -> SpeculativeEnsemble:
-    lens = options.parse_draft_lens(draft_lens)
+    lens = None if draft_lens is None else options.parse_draft_lens(draft_lens)
     with errors.status(f"loading {', '.join(models)}"):
         from specens import SpeculativeEnsemble
 
@@ -274,7 +271,7 @@ def _load(
             models,
             ensemble=mixture,
             draft_lens=lens,
-            drafter=options.parse_drafter(drafter, placement),
+            drafter=None if drafter is None else options.parse_drafter(drafter, placement),
             **settings,
             **placement.apply(),
         )

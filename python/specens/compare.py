@@ -105,27 +105,28 @@ def compare(
 
 
 def with_other_schedules(
-    standard: SpeculativeEnsemble, fixed_draft_len: int | None = None, tree: TreePlan | Sequence[int] | None = None
+    ensemble: SpeculativeEnsemble, fixed_draft_len: int | None = None, tree: TreePlan | Sequence[int] | None = None
 ) -> list[SpeculativeEnsemble]:
-    """An ensemble under `standard`, and the same under the schedules that suit its number of members.
+    """An ensemble under `standard`, and with its drafter and lengths under those that suit its number of members.
 
     fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
     without. A drafter that is no member is compared under `fixed` alone. Raises ValueError for a lone member without
     such a drafter, and for trees where a member's cache cannot hold them.
     """
-    plan, members = standard.plan, standard.models
+    plan, members = ensemble.plan, ensemble.models
     is_member = isinstance(plan.drafter, int)
     if plan.num_members < 2 and is_member:
         raise ValueError("models: expected two members or more to compare schedules, got 1")
     fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
     lens: dict[str, Any] = {"fixed": fixed_lens, "alternate": plan.draft_lens}
     if tree is not None:
-        lens["tree"] = plan.draft_lens
-    settings: dict[str, Any] = {"drafter": plan.drafter, "tree": tree}
+        lens["tree"] = None
     if not is_member:  # it takes one length, and has no part in "alternate"
         lens = {name: own[0] for name, own in lens.items() if name != "alternate"}
+    what = (members, ensemble.tokenizer, ensemble.ensemble)
+    standard = SpeculativeEnsemble(*what, schedule="standard")
     others = [
-        SpeculativeEnsemble(members, standard.tokenizer, standard.ensemble, lens[name], name, **settings)
+        SpeculativeEnsemble(*what, lens[name], name, drafter=plan.drafter, tree=tree if name == "tree" else None)
         for name in lens
     ]
     return [standard, *others]

@@ -11,9 +11,11 @@ import torch
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.ragged_cache import RaggedCache
 from specens.arguments import (
+    check_members,
     check_rule,
     check_speculation,
     check_trees,
+    choose_schedule,
     complete_ensemble,
     group_by_weights,
     load_members,
@@ -89,18 +91,20 @@ class SpeculativeEnsemble:
     ensemble: Mixture, LogitMixture or Contrastive; None is the lone member, or the equal-weight Mixture of several.
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member. A length that adapts to
-        the text may stand for a number, see `specens.draft_lens`.
+        the text may stand for a number, see `specens.draft_lens`. None is 1, and 8 of a PromptLookup.
     schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other) or "tree" (member
-        `drafter` drafts trees).
-    drafter: the index of a member, or for "fixed" a `specens.drafters.Drafter`, which is none: then all members score,
-        and there may be one.
+        `drafter` drafts trees). None is "tree" beside `tree`, "fixed" beside a Drafter, else "alternate"; of a lone
+        member it is "fixed" with a PromptLookup, which needs no other model.
+    drafter: the index of a member (None: 0), or for "fixed" a `specens.drafters.Drafter`, which is none: then all
+        members score, and there may be one.
     tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
     rule: how the schedule "fixed" accepts drafts, as in `specens_kernels.verify_chain`: "token", "block", and what
         changes the text: "typical", Typical, Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the
         drafter writes, and the ensemble of the others, the assistant, replaces tokens where the rule says so.
-    dtype, device: for members given as specs.
-    Raises ValueError where an argument is wrong, where tokenizers differ, or where a member's cache cannot be rolled
-        back as its schedule needs.
+    dtype, device, revision: for members given as specs. A torch.dtype or its name, "auto" for that of each checkpoint;
+        None is the GPU where there is one; a branch, tag or commit of names of the hub.
+    Raises ValueError where an argument is wrong or the schedule has no use for it, where tokenizers differ, or where a
+        member's cache cannot be rolled back as its schedule needs.
     """
 
     def __init__(
@@ -108,17 +112,18 @@ class SpeculativeEnsemble:
         members: Sequence[Any],
         tokenizer: Any | None = None,
         ensemble: Ensemble | None = None,
-        draft_lens: DraftLen | Sequence[DraftLen] = 1,
-        schedule: str = "alternate",
+        draft_lens: DraftLen | Sequence[DraftLen] | None = None,
+        schedule: str | None = None,
         *,
-        drafter: int | Drafter = 0,
+        drafter: int | Drafter | None = None,
         tree: TreePlan | Sequence[int] | None = None,
         rule: Rule = "token",
-        dtype: torch.dtype = torch.bfloat16,
-        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype = torch.bfloat16,
+        device: str | torch.device | None = None,
+        revision: str | None = None,
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}; got {schedule!r}")
+        check_members(members)
+        schedule, drafter = choose_schedule(len(members), schedule, drafter, tree, draft_lens)
         plan = make_plan(members, draft_lens, drafter, tree, rule)
         self.schedule_name = schedule
         self.schedule = SCHEDULES[schedule]
@@ -126,7 +131,7 @@ class SpeculativeEnsemble:
         self.ensemble = complete_ensemble(ensemble, plan.num_members)
         self.plan = with_weight_of_drafter(plan, self.ensemble)
         check_rule(self.plan, schedule)
-        self.models, self.tokenizer = load_members(members, tokenizer, dtype, device)
+        self.models, self.tokenizer = load_members(members, tokenizer, dtype, device, revision)
         if not isinstance(plan.drafter, int):
             bound = plan.drafter.bind(self.models, self.tokenizer)
             self.plan = replace(self.plan, drafter=bound)

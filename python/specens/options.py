@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 WRONG_ARGUMENT = 2
 FAILED = 1
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 Models = Annotated[
     list[str],
     typer.Argument(
-        help="Members: a Hugging Face folder, a .gguf file or package:NAME, each with an optional +ADAPTER."
+        help="Members: a Hugging Face folder or name (ORGANISATION/NAME[@REVISION]), a .gguf file or package:NAME, "
+        "each with an optional +ADAPTER."
     ),
 ]
 Weights = Annotated[str | None, typer.Option(help="Mix probabilities with these weights: 0.5,0.5. Default: equal.")]
@@ -35,17 +35,17 @@ LogitWeights = Annotated[str | None, typer.Option(help="Mix logits with these we
 Contrast = Annotated[float | None, typer.Option(help="Contrastive decoding: the weight of member 1, the amateur.")]
 Plausibility = Annotated[float | None, typer.Option(help="With --contrast: the share of the best probability needed.")]
 DraftLens = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="Tokens that a member drafts in a row: one number, or one a member: 5,1. Or a length that adapts: "
-        "confidence:THRESHOLD:MOST or acceptance:MOST:COST."
+        "confidence:THRESHOLD:MOST or acceptance:MOST:COST. Default: 1, and 8 of lookup."
     ),
 ]
 Drafter = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="Who drafts under the schedules fixed and tree: the number of a member; and under fixed also model:MODEL, "
-        "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]."
+        "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]. Default: 0."
     ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Draft trees, with so many children on each level: 4,2,2.")]
@@ -55,7 +55,7 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool | None, typer.Option(help="Use the chat template. Default: where the tokenizer has one.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
-Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16 or fp16.")]
+Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16, fp16 or auto, as stored.")]
 Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
@@ -194,12 +194,12 @@ class Placement:
         """Set the threads of torch; `dtype` and `device` as arguments. Raises ValueError where the dtype is unknown."""
         import torch
 
-        if self.dtype not in DTYPES:
-            raise ValueError(f"--dtype: expected one of {', '.join(DTYPES)}; got {self.dtype!r}")
+        from specens.adapters.load import as_dtype
+
+        dtype = as_dtype(self.dtype, "--dtype")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return {"dtype": getattr(torch, DTYPES[self.dtype]), "device": device}
+        return {"dtype": dtype, "device": self.device}
 
 
 def read_prompt(prompts: Sequence[str] | None) -> str | list[str]:

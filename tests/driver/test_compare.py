@@ -122,7 +122,7 @@ def test_ideals_are_those_of_counting_forwards():
 def test_the_ideal_of_a_drafter_without_a_weight_counts_its_forwards():
     first = tiny_llama(0)
     members = [first, relative_of(first, 1, noise=0.2)]
-    alone = SpeculativeEnsemble(members, ensemble=Mixture((1.0, 0.0)), schedule="standard", drafter=1)
+    alone = SpeculativeEnsemble(members, ensemble=Mixture((1.0, 0.0)), schedule="fixed", drafter=1)
     standard, fixed = compare(with_other_schedules(alone, 3), PROMPT, max_new_tokens=40, repeats=2).rows[:2]
     assert standard.forwards == [40, 0]
     assert fixed.paper_speedup is None

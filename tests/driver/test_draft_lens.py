@@ -178,14 +178,14 @@ def test_lengths_do_not_hang_on_the_clock(pair, monkeypatch):
 
 
 def test_adaptive_lengths_and_drafters_are_compared(pair):
-    lone = SpeculativeEnsemble(pair[:1], None, None, LENGTHS["acceptance"], "standard", drafter=DraftModel(pair[1]))
+    lone = SpeculativeEnsemble(pair[:1], None, None, LENGTHS["acceptance"], drafter=DraftModel(pair[1]))
     ensembles = with_other_schedules(lone)
     assert [ensemble.schedule_name for ensemble in ensembles] == ["standard", "fixed"]
     rows = compare(ensembles, PROMPT, max_new_tokens=10, repeats=1).rows
     assert rows[1].draft_lens == ["acceptance<=6"]
     assert rows[1].ideal_speedup is None
     assert rows[1].acceptance_rate is not None
-    both = SpeculativeEnsemble(pair, None, None, LENGTHS["confidence"], "standard")
+    both = SpeculativeEnsemble(pair, None, None, LENGTHS["confidence"])
     assert [ensemble.schedule_name for ensemble in with_other_schedules(both)] == ["standard", "fixed", "alternate"]
 
 

@@ -1,4 +1,4 @@
-"""Models and tokenizers by a short name: a folder, a GGUF file, or an installed package that ships one."""
+"""Models and tokenizers by a short name: a folder, a GGUF file, a package that ships one, or a name of the hub."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import hashlib
 import importlib.util
 import logging
 import os
-import re
 import shutil
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,65 +20,122 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from specens.adapters.hub import find_in_hub
+
 logger = logging.getLogger(__name__)
 
-EXPECTED = "a folder with a config.json, a .gguf file, or package:NAME, each with an optional +ADAPTER_FOLDER"
+EXPECTED = (
+    "a folder with a config.json, a .gguf file, package:NAME, or the name of a model of the Hugging Face hub, such as "
+    "ORGANISATION/NAME or ORGANISATION/NAME@REVISION, each with an optional +ADAPTER_FOLDER"
+)
+DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+}
 PACKAGE_PREFIX = "package:"
 STALE_SECONDS = 3600
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model's files are: `path` a Hugging Face folder or a `.gguf` file, `adapter` a PEFT folder or None."""
+    """Where a model's files are: `path` a Hugging Face folder or a `.gguf` file, `adapter` a PEFT folder or None.
+
+    hub: name and commit of a model of the hub, whose `path` is its snapshot in the cache, perhaps without weights.
+    """
 
     path: Path
     adapter: Path | None = None
+    hub: tuple[str, str] | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
 
 
-def resolve_model(spec: str | os.PathLike[str]) -> ModelSource:
-    """Find the files that a model spec names. Loads nothing and never uses the network.
+def as_dtype(dtype: str | torch.dtype, name: str = "dtype") -> str | torch.dtype:
+    """A dtype by its name: "float32", "bfloat16", "float16", "fp32", "bf16", "fp16"; "auto" is that of the checkpoint.
+
+    Raises ValueError where it is another. name: of the argument.
+    """
+    named = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if named != "auto" and named not in DTYPES.values():
+        raise ValueError(f"{name}: expected one of fp32, bf16, fp16; got {dtype!r} (or their long names, or auto)")
+    return named
+
+
+def as_device(device: str | torch.device | None) -> torch.device:
+    """A device; None is the GPU where there is one, else the CPU. Raises ValueError where it is not here."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        named = torch.device(device)
+        torch.empty(0, device=named)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"device: expected one that is here, got {str(device)!r}: {why}") from None
+    return named
+
+
+def resolve_model(spec: str | os.PathLike[str], revision: str | None = None) -> ModelSource:
+    """Find the files that a model spec names. Loads nothing; uses the network only for names of the hub.
 
     spec: one of
       - a folder with a Hugging Face model (`config.json` and weights);
       - a `.gguf` file;
       - `package:NAME`, an installed Python package that ships exactly one `.gguf` file;
+      - `NAME` or `NAME@REVISION` of the Hugging Face hub, in the local cache or to be fetched (`find_in_hub`);
       each optionally followed by `+FOLDER`, a folder with a PEFT adapter to merge into the model.
+    revision: of a name of the hub that says none.
     Raises ValueError, with the command that installs what is missing where there is one.
     """
     text = os.fspath(spec)
     if Path(text).exists() or "+" not in text:
-        return ModelSource(_resolve_base(text))
+        return _resolve_base(text, revision)
     base, _, adapter = text.rpartition("+")
-    return ModelSource(_resolve_base(base), _resolve_adapter(adapter, text))
+    return replace(_resolve_base(base, revision), adapter=_resolve_adapter(adapter, text))
 
 
 def load_model(
-    spec: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    spec: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = torch.float32,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model, in eval mode, with `dtype` parameters on `device`.
 
+    dtype: a torch.dtype or its name; "auto" is that of the checkpoint. device: None is the GPU where there is one.
+    revision: of a name of the hub, see `resolve_model`.
     An adapter is merged in float32 before the cast, so that a bfloat16 model keeps the small updates of a LoRA.
     The first load of a GGUF file converts it, which takes some seconds; see `cache_folder` for where the copy is kept.
     Raises ValueError where `resolve_model` does, and where a package that loading needs is not installed.
     """
-    source = resolve_model(spec)
-    folder = _model_folder(source.path)
-    with _without_progress_bars():
-        if source.adapter is None:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-            model = _merge_adapter(model, source.adapter)
-    return model.to(device=device, dtype=dtype).eval()
+    dtype, device = as_dtype(dtype), as_device(device)
+    source = resolve_model(spec, revision)
+    where = _arguments(source)
+    with nullcontext() if source.hub else _without_progress_bars():  # a download shows how far it is
+        stored = dtype if source.adapter is None or dtype == "auto" else torch.float32
+        model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored)
+        wanted = model.dtype if dtype == "auto" else dtype
+        if source.adapter is not None:
+            model = _merge_adapter(model.float(), source.adapter).to(wanted)
+    return (model.to(device) if dtype == "auto" else model.to(device=device, dtype=wanted)).eval()
 
 
-def load_tokenizer(spec: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
+def load_tokenizer(spec: str | os.PathLike[str], *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model spec; an adapter in the spec does not change it. Raises as `load_model`."""
-    folder = _model_folder(resolve_model(spec).path)
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(**_arguments(resolve_model(spec, revision)))
+
+
+def _arguments(source: ModelSource) -> dict[str, Any]:
+    """What `from_pretrained` takes. The commit was looked up once, so that all files are of the same one."""
+    if source.hub is not None:
+        name, commit = source.hub
+        return {"pretrained_model_name_or_path": name, "revision": commit}
+    return {"pretrained_model_name_or_path": _model_folder(source.path), "local_files_only": True}
 
 
 def cache_folder() -> Path:
@@ -89,27 +145,26 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specens"
 
 
-def _resolve_base(text: str) -> Path:
+def _resolve_base(text: str, revision: str | None) -> ModelSource:
     if text.startswith(PACKAGE_PREFIX):
-        return _gguf_of_package(text.removeprefix(PACKAGE_PREFIX))
+        return ModelSource(_gguf_of_package(text.removeprefix(PACKAGE_PREFIX)))
     path = Path(text).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return path
-    if path.is_dir() and (path / "config.json").is_file():
-        return path
+    if (path.is_file() and path.suffix == ".gguf") or (path.is_dir() and (path / "config.json").is_file()):
+        return ModelSource(path)
     if not path.exists():
-        found = "which does not exist" + _hint_for_hub_name(text)
+        found = "which does not exist"
+        try:
+            in_hub = find_in_hub(text, revision)
+        except ValueError as error:
+            found, in_hub = f"{found} here; {error}", None
+        if in_hub is not None:
+            name, commit, folder = in_hub
+            return ModelSource(folder, hub=(name, commit))
     elif path.is_dir():
         found = "a folder without config.json"
     else:
         found = "a file that does not end in .gguf"
     raise ValueError(f"model: expected {EXPECTED}; got {text!r}, {found}")
-
-
-def _hint_for_hub_name(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        return ""
-    return f"; if it names a model of the Hugging Face hub, try: hf download {text} --local-dir {text}"
 
 
 def _gguf_of_package(name: str) -> Path:

@@ -36,7 +36,7 @@ class DraftModel(MemberDrafter):
 
     model: a Hugging Face causal LM, one in a CausalLM, or a model spec (`specens.adapters.load.resolve_model`), with
         the ensemble's tokenizer; it may have fewer token ids than the members. place: the member whose prompt it reads.
-    dtype, device: for a spec.
+    dtype, device: for a spec, as of `SpeculativeEnsemble`.
     Raises ValueError where a spec cannot be loaded; when an ensemble is made with it, also where its tokenizer is
         another one, or its cache cannot forget what was rejected.
     """
@@ -46,8 +46,8 @@ class DraftModel(MemberDrafter):
         model: Any,
         place: int = 0,
         *,
-        dtype: torch.dtype = torch.bfloat16,
-        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype = torch.bfloat16,
+        device: str | torch.device | None = None,
     ) -> None:
         super().__init__(OUTSIDE)
         is_spec = isinstance(model, (str, os.PathLike))

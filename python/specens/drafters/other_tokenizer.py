@@ -51,7 +51,7 @@ class OtherTokenizer(Drafter):
     model, tokenizer: a Hugging Face causal LM with its tokenizer, or a model spec and None.
     probabilities: tell the rules Replacement and DecisionTree how probable each draft was: the product of the
         probabilities of the model's own tokens that begin in it. Only for these rules.
-    dtype, device: for a spec.
+    dtype, device: for a spec, as of `SpeculativeEnsemble`.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class OtherTokenizer(Drafter):
         tokenizer: Any | None = None,
         *,
         probabilities: bool = False,
-        dtype: torch.dtype = torch.bfloat16,
-        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype = torch.bfloat16,
+        device: str | torch.device | None = None,
     ) -> None:
         if isinstance(model, str):
             tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer

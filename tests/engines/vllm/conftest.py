@@ -59,7 +59,7 @@ def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct with its tokenizer, as vLLM loads it."""
     folder = tmp_path_factory.mktemp("smollm2")
-    load_model(SMOLLM2, dtype=torch.bfloat16).save_pretrained(folder)
+    load_model(SMOLLM2, dtype=torch.bfloat16, device="cpu").save_pretrained(folder)
     load_tokenizer(SMOLLM2).save_pretrained(folder)
     return folder
 
