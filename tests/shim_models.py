@@ -68,7 +68,7 @@ def tree_model(case: dict, request: int) -> tuple[dict[int, int], list[int], int
             mass = float(target[here, token])
             so_far += mass
             margins.append(abs(coins[here] - so_far / divisor) if mass > 0 else 1.0)
-            if mass > 0 and (coins[here] < so_far / divisor or mass >= case["threshold_single"]):
+            if (mass > 0 and coins[here] < so_far / divisor) or mass >= case["threshold_single"]:
                 found = child
                 break
             row_left[token] = 0

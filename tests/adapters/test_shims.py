@@ -7,7 +7,8 @@ import torch
 from scipy.stats import chisquare
 from shim_models import MARGIN, UNTOUCHED, chain_model, distributions, tree_case, tree_model
 from specens.adapters.flashinfer import chain_speculative_sampling
-from specens.adapters.sglang import parents_of_links, tree_speculative_sampling_target_only
+from specens.adapters.sglang import tree_speculative_sampling_target_only
+from specens.adapters.sglang.links import read_links
 from torch import Tensor
 
 from specens_kernels import TokenTree
@@ -184,14 +185,59 @@ def test_sglang_text_follows_the_target_where_no_threshold_is_set():
     assert chisquare(counts[possible], law[possible] / law.sum() * batch).pvalue > 1e-3
 
 
-def test_links_become_parents():
+def test_links_become_parents_and_an_order_from_the_root_down():
     parents = [-1, 0, 0, 1, 0, 3, 2, 3, 3]
     tree = TokenTree(parents)
     links = torch.from_numpy(tree.first_child)[None], torch.from_numpy(tree.next_sibling)[None]
-    assert parents_of_links(*links).tolist() == [parents]
+    assert read_links(*links).parents.tolist() == [parents]
     unlinked = links[0].clone()
     unlinked[0, 3] = -1
-    assert parents_of_links(unlinked, links[1]).tolist() == [[-1, 0, 0, 1, 0, -1, 2, -1, -1]]
+    read = read_links(unlinked, links[1])
+    assert read.parents.tolist() == [[-1, 0, 0, 1, 0, -1, 2, -1, -1]]
+    assert sorted(read.order[0, -3:].tolist()) == [5, 7, 8]
+
+
+def renumbered(case: dict, seed: int) -> dict:
+    """The same trees, their nodes but the root numbered otherwise."""
+    batch, nodes = case["candidates"].shape
+    generator = torch.Generator().manual_seed(seed)
+    shuffles = [torch.randperm(nodes - 1, generator=generator) + 1 for _ in range(batch)]
+    order = torch.cat([torch.zeros(batch, 1, dtype=torch.int64), torch.stack(shuffles)], dim=1)
+    number, request = order.argsort(dim=1), torch.arange(batch)[:, None]
+    changed = {name: case[name][request, order] for name in (*NODE_TABLES, "target_probs")}
+    for name in ("retrive_next_token", "retrive_next_sibling"):
+        links = case[name][request, order]
+        changed[name] = torch.where(links < 0, -1, number.gather(1, links.clamp(min=0)))
+    return case | changed
+
+
+NODE_TABLES = ("candidates", "retrive_index", "uniform_samples")
+
+
+def test_sglang_nodes_may_be_numbered_in_any_way():
+    case = tree_case(40, 10, 5, 12, seed=5, thresholds=(0.2, 0.4))
+    outputs = {name: case[name] for name in ("predicts", "accept_index", "accept_token_num")}
+    other = renumbered({name: value.clone() if torch.is_tensor(value) else value for name, value in case.items()}, 6)
+    tree_speculative_sampling_target_only(**case)
+    tree_speculative_sampling_target_only(**other)
+    assert outputs["accept_token_num"].sum() > 20
+    for name, value in outputs.items():
+        assert torch.equal(other[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("first_child", "next_sibling", "message"),
+    [
+        ([1, -1, 0, -1], [-1, -1, -1, -1], "retrive_next_token: expected -1 or a node from 1 to 3"),
+        ([1, -1, -1, -1], [-1, 2, 1, -1], "retrive_next_sibling: expected -1 or a node from 1 to 3, each once"),
+        ([1, -1, 3, -1], [-1, -1, -1, 2], "retrive_next_sibling: expected links without a circle"),
+    ],
+)
+def test_sglang_links_that_are_no_tree_are_named(first_child, next_sibling, message):
+    case = tree_case(1, 4, 3, 9, seed=2, thresholds=(1.0, 1.0))
+    case |= {"retrive_next_token": torch.tensor([first_child]), "retrive_next_sibling": torch.tensor([next_sibling])}
+    with pytest.raises(ValueError, match=message):
+        tree_speculative_sampling_target_only(**case)
 
 
 CHAIN = {

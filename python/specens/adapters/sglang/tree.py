@@ -1,37 +1,29 @@
-"""SGLang's tree verification, by `verify_tree`: for callers who swap an import. SGLang is not needed."""
+"""SGLang's verification of draft trees, by `verify_tree`."""
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens.adapters.shim_arguments import LAST_COIN, as_logits, check_deterministic, check_tensor, fail, readable
-from specens_kernels import Verdict, verify_tree
+from specens.adapters.sglang.calls import both_spellings, write_verdict
+from specens.adapters.sglang.links import check_links, in_order, read_links
+from specens.adapters.shim_arguments import (
+    INTEGERS,
+    LAST_COIN,
+    as_logits,
+    check_deterministic,
+    check_tensor,
+    fail,
+    readable,
+)
+from specens_kernels import verify_tree
 
 LEAST_THRESHOLD_ACC = 1e-9
-INDEX_DTYPES = (torch.int64, torch.int32)
+LEAST_LOGIT = -69.0  # a probability of 1e-30
+PRECISE = (torch.float32, torch.float64)
 
 
-def _both_spellings(function: Callable[..., None]) -> Callable[..., None]:
-    """Releases of SGLang call these arguments retrive_index and so on, others retrieve_index: take either."""
-
-    @functools.wraps(function)
-    def take(*args: Any, **kwargs: Any) -> None:
-        for name in [name for name in kwargs if name.startswith("retrieve_")]:
-            spelling = name.replace("retrieve_", "retrive_", 1)
-            if spelling in kwargs:
-                fail(name, f"either {spelling} or {name}", "both")
-            kwargs[spelling] = kwargs.pop(name)
-        function(*args, **kwargs)
-
-    return take
-
-
-@_both_spellings
+@both_spellings
 def tree_speculative_sampling_target_only(
     predicts: Tensor,
     accept_index: Tensor,
@@ -52,9 +44,9 @@ def tree_speculative_sampling_target_only(
 
     Node 0 is the last committed token. A node's children are tried in their order against one coin, its own in
     uniform_samples: one is accepted where the coin is below the target mass of the children up to it, divided by
-    threshold_acc, or where its own mass is at least threshold_single; never one of probability 0. The last token is
-    drawn from the target without the children that were rejected. Both thresholds 1.0 emit exactly the target
-    distribution, other ones do not.
+    threshold_acc, or where its own mass is at least threshold_single; so one of probability 0 only where
+    threshold_single is 0. The last token is drawn from the target without the children that were rejected. Both
+    thresholds 1.0 emit exactly the target distribution, other ones do not.
 
     predicts: int32 [tokens], written: at retrive_index of each node of the path, the token after it.
     accept_index: int32 [batch, num_steps], written: retrive_index of node 0 and of the accepted nodes; what lies behind
@@ -63,7 +55,8 @@ def tree_speculative_sampling_target_only(
     candidates: int64 or int32 [batch, nodes], the token of each node; that of node 0 is not looked at.
     retrive_index: int64 or int32 [batch, nodes]: where a node's token goes in predicts; different for all nodes.
     retrive_next_token, retrive_next_sibling: int64 or int32 [batch, nodes]: the first child and the next sibling of a
-        node, -1 where there is none; always later nodes, as SGLang numbers them.
+        node, -1 where there is none. Nodes may be numbered in any way; where links lead to earlier nodes, and on a GPU
+        always, target_probs is copied in another order.
     uniform_samples: float32 or float64 [batch, nodes] in [0, 1). uniform_samples_for_final_sampling: [batch].
     target_probs: float32 or float64 [batch, nodes, vocab]: row i is the distribution after node i; normalised here.
     draft_probs: None, or zeros like target_probs. SGLang's kernel uses it as scratch memory; here it is not written,
@@ -74,33 +67,44 @@ def tree_speculative_sampling_target_only(
 
     A token that comes twice among siblings counts once. Where nothing can be drawn, -1 is written as the last token;
     `verify_tree` also says why, takes logits and saves the copy that is made here. Raises ValueError naming the
-    argument; links to earlier nodes are found on the CPU only, elsewhere their nodes are never accepted.
+    argument; links that are no tree are found on the CPU only, elsewhere nodes that node 0 does not lead to are never
+    accepted.
     """
-    check_tensor("target_probs", target_probs, (None, None, None), (torch.float32, torch.float64))
+    check_tensor("target_probs", target_probs, (None, None, None), PRECISE)
     batch, nodes, _ = target_probs.shape
-    check_tensor("predicts", predicts, (None,), INDEX_DTYPES)
-    check_tensor("accept_index", accept_index, (batch, None), INDEX_DTYPES)
-    check_tensor("accept_token_num", accept_token_num, (batch,), INDEX_DTYPES)
+    check_tensor("predicts", predicts, (None,), INTEGERS)
+    check_tensor("accept_index", accept_index, (batch, None), INTEGERS)
+    check_tensor("accept_token_num", accept_token_num, (batch,), INTEGERS)
     links = {"retrive_next_token": retrive_next_token, "retrive_next_sibling": retrive_next_sibling}
     for name, value in {"candidates": candidates, "retrive_index": retrive_index, **links}.items():
-        check_tensor(name, value, (batch, nodes), INDEX_DTYPES)
-    check_tensor("uniform_samples", uniform_samples, (batch, nodes), (torch.float32, torch.float64))
+        check_tensor(name, value, (batch, nodes), INTEGERS)
+    check_tensor("uniform_samples", uniform_samples, (batch, nodes), PRECISE)
     final, final_name = uniform_samples_for_final_sampling, "uniform_samples_for_final_sampling"
-    check_tensor(final_name, final, (batch,), (torch.float32, torch.float64))
+    check_tensor(final_name, final, (batch,), PRECISE)
     _check_settings(accept_index, links, target_probs, draft_probs, threshold_single, threshold_acc)
     check_deterministic(deterministic)
 
-    parents = parents_of_links(retrive_next_token.long(), retrive_next_sibling.long())
+    places = retrive_index
+    parents, order = read_links(retrive_next_token.long(), retrive_next_sibling.long())
+    if not in_order(links):
+        request = torch.arange(batch, device=order.device)[:, None]
+        candidates, places = candidates[request, order], retrive_index[request, order]
+        uniform_samples, target_probs = uniform_samples[request, order], target_probs[request, order]
+        number = order.argsort(dim=1)  # of each node in this order
+        parents = torch.where(parents < 0, -1, number.gather(1, parents.clamp(min=0))).gather(1, order)
     accepted = _accepted(candidates.long(), parents, uniform_samples, target_probs, threshold_single, threshold_acc)
     coins = LAST_COIN * (~accepted[:, 1:]).double()
+    logits = as_logits(target_probs)
+    if threshold_single == 0:
+        _make_possible(logits, candidates.long(), parents)
     verdict = verify_tree(
-        as_logits(target_probs),
+        logits,
         candidates[:, 1:].contiguous(),
         parents[:, 1:] - 1,
         max_levels=min(accept_index.shape[1], nodes) - 1,
         uniforms=torch.cat([coins, final.double().clamp(max=LAST_COIN)[:, None]], dim=1),
     )
-    _write(verdict, retrive_index.long(), predicts, accept_index, accept_token_num)
+    write_verdict(verdict, places.long(), predicts, accept_index, accept_token_num)
 
 
 def _check_settings(
@@ -118,35 +122,11 @@ def _check_settings(
     for name, value in {"threshold_single": threshold_single, "threshold_acc": threshold_acc}.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             fail(name, "a number in [0, 1]", repr(value))
-    for name, link in links.items():
-        later = torch.arange(1, link.shape[1] + 1, device=link.device)
-        if readable(link) and bool(((link >= 0) & (link < later) | (link >= link.shape[1])).any()):
-            fail(name, "later nodes or -1", link.tolist())
+    check_links(links)
     if draft_probs is not None:
-        check_tensor("draft_probs", draft_probs, tuple(target_probs.shape), (torch.float32, torch.float64))
+        check_tensor("draft_probs", draft_probs, tuple(target_probs.shape), PRECISE)
         if readable(draft_probs) and bool(draft_probs.any()):
             fail("draft_probs", "None or zeros, as the drafts were chosen", "other numbers")
-
-
-def parents_of_links(first_child: Tensor, next_sibling: Tensor) -> Tensor:
-    """int64 [batch, nodes]: the parent of each node, -1 of node 0 and of nodes that no link leads to.
-
-    first_child, next_sibling: int64 [batch, nodes], -1 where there is none. Takes log2(nodes) steps.
-    """
-    nodes = first_child.shape[1]
-    node = torch.arange(nodes, device=first_child.device).expand_as(first_child)
-    nowhere = node.new_zeros(len(node), 1)  # a column that links without a target are scattered to
-
-    def source_of(links: Tensor, otherwise: Tensor) -> Tensor:
-        target = torch.where((links >= 0) & (links < nodes), links, nodes)
-        return torch.cat([otherwise, nowhere], dim=1).scatter(1, target, node)[:, :nodes]
-
-    parents = source_of(first_child, torch.full_like(node, -1))
-    before = source_of(next_sibling, node)  # the sibling before, or the node itself
-    for _ in range(nodes.bit_length()):
-        parents = torch.where(parents < 0, parents.gather(1, before), parents)
-        before = before.gather(1, before)
-    return parents
 
 
 def _accepted(
@@ -175,18 +155,10 @@ def _accepted(
     return known & passes
 
 
-def _write(
-    verdict: Verdict, retrive_index: Tensor, predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor
-) -> None:
-    path = verdict.path
-    assert path is not None  # a tree has one
-    rows = torch.nn.functional.pad(path + 1, (1, 0))  # node 0, the accepted nodes, then 0
-    places = retrive_index.gather(1, rows)
-    used = torch.arange(rows.shape[1], device=rows.device) <= verdict.num_accepted[:, None]
-    width = rows.shape[1]
-    accept_index[:, :width] = torch.where(used, places, accept_index[:, :width]).to(accept_index.dtype)
-    accept_token_num.copy_(verdict.num_accepted)
-    end = len(predicts)  # where what is not used is scattered to
-    padded = torch.cat([predicts, predicts.new_zeros(1)])
-    padded.scatter_(0, torch.where(used, places, end).flatten(), verdict.tokens.to(predicts.dtype).flatten())
-    predicts.copy_(padded[:end])
+def _make_possible(logits: Tensor, tokens: Tensor, parents: Tensor) -> None:
+    """Give the token of each node a probability, however small: a threshold of 0 accepts it, `verify_tree` no other."""
+    batch, _, vocab = logits.shape
+    known = (tokens >= 0) & (tokens < vocab) & (parents >= 0)
+    at = torch.where(known, parents * vocab + tokens, 0)
+    least = torch.where(known, LEAST_LOGIT, float("-inf"))
+    logits.view(batch, -1).scatter_reduce_(1, at, least, "amax")
