@@ -144,6 +144,7 @@ class Stream(NamedTuple):
 
     step: int
     stream: int
+    best: int  # so many tokens of the best Gumbel scores; 0: one token by inverse CDF
 
 
 class ChainArguments(NamedTuple):
@@ -197,7 +198,7 @@ LISTS: dict[type, tuple[int, tuple[int, ...], tuple[float, ...]]] = {
     Tree: (1, (0, 0), ()),
     Rule: (0, (0,), (0.0, 0.0)),
     Report: (0, (NO_LOGPROBS, 0), ()),
-    Stream: (0, (0, 0), ()),
+    Stream: (0, (0, 0, 0), ()),
 }
 Flat = tuple[list[Tensor], list[int], list[float] | None]
 

@@ -162,3 +162,18 @@ def check_drafter(drafter: Any, tokens: Tensor, members: list[Tensor]) -> None:
         check_integers("drafter", drafter, tokens.shape, members[0].device)
     elif drafter is not None and (not isinstance(drafter, int) or not 0 <= drafter < len(members)):
         fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)
+
+
+def has_one(call: Any, names: tuple[str, ...]) -> bool:
+    """Whether one of the arguments is given."""
+    return any(getattr(call, name) is not None for name in names)
+
+
+def check_no_part(rule: str, call: Any, names: tuple[str, ...]) -> None:
+    """Raise ValueError where an argument is given that plays no part in a rule."""
+    for name in names:
+        value = getattr(call, name)
+        if value is not None:
+            fail(
+                name, f"None, as it plays no part in rule {rule!r}", "a tensor" if isinstance(value, Tensor) else value
+            )

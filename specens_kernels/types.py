@@ -48,6 +48,7 @@ class RuleKind(enum.IntEnum):
     THRESHOLD = 4
     REPLACEMENT = 5
     DECISION_TREE = 6
+    GUMBEL = 7
 
     @property
     def subtracts(self) -> bool:
@@ -58,6 +59,11 @@ class RuleKind(enum.IntEnum):
     def compares(self) -> bool:
         """Whether the draft is weighed against the target's most likely token, which takes its place; without coins."""
         return self in (RuleKind.REPLACEMENT, RuleKind.DECISION_TREE)
+
+    @property
+    def picks(self) -> bool:
+        """Whether a row has one next token, without uniforms: the most likely one, or the one of the best score."""
+        return self.compares or self == RuleKind.GUMBEL
 
 
 def _readable(value: object) -> bool:
@@ -397,11 +403,12 @@ class Verdict(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """One drawn token a request.
+    """One drawn token a request, or with `count` several.
 
-    tokens: int64 [batch], -1 where no token has positive probability. logprobs: float32 [batch] (0 where there is no
-    token) or None unless asked for. status: int32 [batch], bits of `Status`. top_tokens: int64 [batch, top_logprobs]
-    and top_logprobs, float32: the most likely tokens, as in `Verdict`, or None unless asked for.
+    tokens: int64 [batch], -1 where no token has positive probability; with `count` [batch, count], best score first,
+    then -1. logprobs: float32 like tokens (0 where there is no token) or None unless asked for. status: int32 [batch],
+    bits of `Status`. top_tokens: int64 [batch, top_logprobs] and top_logprobs, float32: the most likely tokens, as in
+    `Verdict`, or None unless asked for.
     """
 
     tokens: Tensor

@@ -10,6 +10,7 @@ struct SampleArguments {
     TargetArguments target;
     CoinView coins;
     int64_t step, stream;
+    int64_t best;  // of so many Gumbel scores; 0: by inverse CDF
     ReportArguments report;
 
     explicit SampleArguments(ArgumentReader reader)
@@ -17,8 +18,10 @@ struct SampleArguments {
           coins(reader, target.batch, 1),
           step(reader.group().integer(0)),
           stream(reader.integer(0)),
+          best(reader.integer(0)),
           report(reader) {
         target.read_weights(reader);
+        require(best == 0, "this backend does not have the method");
         require(reader.rest().empty(), "one weight a member is needed");
         require(coins.any() || target.greedy(), "uniforms, or seeds and positions, are needed");
     }

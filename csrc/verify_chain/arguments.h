@@ -65,6 +65,7 @@ struct ChainArguments {
           report(reader) {
         target.read_weights(reader);
         rule.read_table(reader, draft.draft_len);
+        require(rule.kind <= RuleKind::decision_tree, "this backend does not have the rule");
         const bool coinless = rule.compares() || (target.greedy() && rule.kind != RuleKind::synthetic);
         require(coins.any() || coinless, "uniforms, or seeds and positions, are needed");
     }

@@ -36,6 +36,7 @@ struct TreeCall {
           rule(reader),
           report(reader) {
         target.read_weights(reader);
+        require(rule.kind <= TreeRuleKind::typical, "this backend does not have the rule");
         require(reader.rest().empty(), "one weight a member is needed");
         require(target.steps == draft.draft_len + 1, "a row more than nodes is needed");
         require(tree.nodes() == draft.draft_len, "a parent for each node is needed");

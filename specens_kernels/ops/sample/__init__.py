@@ -14,6 +14,9 @@ from specens_kernels.ops.sample import reference
 from specens_kernels.packing import pack, report_part, target_parts
 from specens_kernels.types import Draw, Ensemble, Processing, Sampling
 
+METHODS = ("inverse_cdf", "gumbel")
+DRAFT_STREAM = 2
+MOST_TOKENS = 4096  # of one row
 IMPLEMENTATIONS = implementations("sample", f"({SCHEMA}) -> Tensor[]", reference.sample)
 
 
@@ -28,8 +31,10 @@ class SampleCall(NamedTuple):
     seeds: Tensor | None
     positions: Tensor | None
     step: int
-    stream: int
+    stream: int | None
     uniforms: Tensor | None
+    method: str
+    num_best: int | None  # the argument count
     logprobs: bool | str
     top_logprobs: int
     backend: str | None
@@ -45,33 +50,72 @@ def sample(
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
     step: int = 0,
-    stream: int = 2,
+    stream: int | None = None,
     uniforms: Tensor | None = None,
+    method: str = "inverse_cdf",
+    count: int | None = None,
     logprobs: bool | str = False,
     top_logprobs: int = 0,
     backend: str | None = None,
 ) -> Draw:
-    """Draw one token a request by inverse CDF from one coin.
+    """Draw a token a request, by inverse CDF from one uniform number, or that of the best Gumbel score.
 
     member_logits: float32, bfloat16 or float16 [batch, vocab], a tensor or one a member (vocabularies may differ).
     allowed: int32 [batch, words], as in `verify_chain`.
     ensemble, sampling, processing, seeds, positions, logprobs, top_logprobs, backend, errors: as in `verify_chain`.
     step, stream: which random number of (seed, position) is used; a draft token takes the absolute position of its
-        round's first draft, its offset in the round as step, and stream 2.
+        round's first draft, its offset in the round as step, and stream 2, which None stands for.
     uniforms: float64 or float32 [batch] in [0, 1), instead of seeds and positions.
+    method: "inverse_cdf"; or "gumbel": the token of the largest log-probability + Gumbel noise, which is a function of
+        the seed, the token's own position (positions + step) and its id. Then `verify_chain` with rule="gumbel" accepts
+        the draft exactly where the target picks the same token, as often as target and drafter are alike. Takes seeds
+        and positions; uniforms and stream play no part. README.md beside this file has the mathematics.
+    count: None, or with method="gumbel" so many tokens of the best scores, a sample without replacement: the siblings
+        of a tree.
     """
-    source = (seeds, positions, step, stream, uniforms)
+    source = (seeds, positions, step, stream, uniforms, method, count)
     call = SampleCall(member_logits, ensemble, sampling, processing, allowed, *source, logprobs, top_logprobs, backend)
     tokens, status, *reported = run_operator(IMPLEMENTATIONS, "sample", call, _flatten, _check)
-    return Draw(tokens, reported[0] if reported else None, status, *reported[1:])
+    logprobs_there = reported[0] if reported else None
+    if method == "gumbel" and count is None:
+        tokens, logprobs_there = tokens[:, 0], None if logprobs_there is None else logprobs_there[:, 0]
+    return Draw(tokens, logprobs_there, status, *reported[1:])
 
 
 def _flatten(call: SampleCall, members: Sequence[Tensor]) -> Flat:
     target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
     coins = (call.uniforms, call.seeds, call.positions), (), ()
-    stream = (), (call.step, call.stream), ()
+    stream = (), (call.step, DRAFT_STREAM if call.stream is None else call.stream, _best(call)), ()
     report = report_part(call.logprobs, call.top_logprobs)
     return pack(members, call.ensemble, (*target, coins, stream, report))
+
+
+def _best(call: SampleCall) -> int:
+    """Of how many scores the tokens are wanted, 0 for a draw by inverse CDF."""
+    if call.method == "inverse_cdf" and call.num_best is None:
+        return 0
+    if call.method != "gumbel" or call.stream is not None or call.uniforms is not None:
+        raise ValueError("method")  # `_check` says what was expected
+    return 1 if call.num_best is None else _whole_number(call.num_best)
+
+
+def _whole_number(count: object) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MOST_TOKENS:
+        fail("count", f"None or an integer from 1 to {MOST_TOKENS}", repr(count))
+    return count
+
+
+def _check_method(call: SampleCall) -> None:
+    if call.method not in METHODS:
+        fail("method", " or ".join(map(repr, METHODS)), repr(call.method))
+    if call.method == "gumbel":
+        for name in ("uniforms", "stream"):
+            if getattr(call, name) is not None:
+                fail(name, "None, as the noise of method 'gumbel' comes from seeds and positions", getattr(call, name))
+    if call.num_best is not None:
+        if call.method != "gumbel":
+            fail("count", "None, as only method 'gumbel' gives several tokens", repr(call.num_best))
+        _whole_number(call.num_best)
 
 
 def _check(call: SampleCall) -> None:
@@ -79,9 +123,9 @@ def _check(call: SampleCall) -> None:
     members = check_members(call.member_logits, dims=2)
     batch, device = members[0].shape[0], members[0].device
     check_target(members, batch, call.ensemble, call.sampling, call.processing, call.allowed)
+    _check_method(call)
     check_coins(call.uniforms, call.seeds, call.positions, (batch,), device, not call.sampling.greedy)
-    for name in ("step", "stream"):
-        value = getattr(call, name)
+    for name, value in (("step", call.step), ("stream", 0 if call.stream is None else call.stream)):
         if isinstance(value, bool) or not isinstance(value, int):
             fail(name, "an integer", repr(value))
     check_report(call.logprobs, call.top_logprobs)

@@ -1,4 +1,4 @@
-"""The definition of a draw by inverse CDF, in float64."""
+"""The definition of draws by inverse CDF, and of what is reported, in float64; Gumbel scores are in `gumbel`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import NO_LOGPROBS, TARGET_LOGPROBS, Coins, Report, Stream, Target, Unpacker
-from specens_kernels.ops.target_logprobs.reference import ensemble_logprobs, raw, target_probs
+from specens_kernels.ops.sample.gumbel import best_tokens
+from specens_kernels.ops.target_logprobs.reference import Distributions, ensemble_logprobs, raw, target_probs
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.types import Status
 
@@ -52,24 +53,36 @@ def most_likely(logprobs: Tensor, count: int, chosen: Tensor) -> list[Tensor]:
 
 
 def sample(*flat: Any) -> list[Tensor]:
-    """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`."""
+    """tokens int64 [batch], of best scores [batch, best], status int32 [batch], and what is reported; see `Draw`."""
     unpacker = Unpacker(flat)
     target = unpacker.target()
     coin_source, stream = unpacker.group(Coins), unpacker.group(Stream)
     report, target = unpacker.group(Report), one_step(unpacker.weighted(target))
     rows = ensemble_logprobs(target)
+    if stream.best > 0:
+        positions = None if coin_source.positions is None else (coin_source.positions + stream.step)[:, None]
+        tokens, invalid = best_tokens(rows, coin_source.seeds, positions, stream.best)[:, 0], rows.invalid
+    else:
+        tokens, invalid = drawn(rows, coin_source, stream)
+        tokens = tokens[:, None]
+    status = torch.where(invalid, Status.INVALID_PARAMETER, rows.status[:, 0])
+    tokens = torch.where(invalid[:, None], -1, tokens)
+    shaped = tokens if stream.best > 0 else tokens[:, 0]
+    if report.logprobs == NO_LOGPROBS:
+        return [shaped, status.int()]
+    logprobs = rows.logprobs if report.logprobs == TARGET_LOGPROBS else ensemble_logprobs(raw(target)).logprobs
+    own = most_likely(logprobs.expand(-1, tokens.shape[1], -1), 0, tokens)[0]
+    return [shaped, status.int(), own.view_as(shaped), *most_likely(logprobs[:, 0], report.top, tokens[:, 0])[1:]]
+
+
+def drawn(rows: Distributions, coin_source: Coins, stream: Stream) -> tuple[Tensor, Tensor]:
+    """A token by inverse CDF, int64 [batch], and whether a parameter is out of range, bool [batch]."""
     coins = torch.zeros_like(rows.greedy, dtype=torch.float64)
     if coin_source.uniforms is not None:
         coins = coin_source.uniforms.double()
-    elif coin_source.seeds is not None:
+    elif coin_source.seeds is not None and coin_source.positions is not None:
         coins = philox_uniforms(coin_source.seeds, coin_source.positions, stream.step, stream.stream)
-    invalid = rows.invalid | (invalid_coin(coins) & ~rows.greedy)
-    status = torch.where(invalid, Status.INVALID_PARAMETER, rows.status[:, 0])
-    tokens = torch.where(invalid, -1, draw(target_probs(rows)[:, 0], coins))
-    if report.logprobs == NO_LOGPROBS:
-        return [tokens, status.int()]
-    logprobs = rows.logprobs if report.logprobs == TARGET_LOGPROBS else ensemble_logprobs(raw(target)).logprobs
-    return [tokens, status.int(), *most_likely(logprobs[:, 0], report.top, tokens)]
+    return draw(target_probs(rows)[:, 0], coins), rows.invalid | (invalid_coin(coins) & ~rows.greedy)
 
 
 def one_step(target: Target) -> Target:

@@ -27,6 +27,8 @@ def launch(*flat: Any) -> list[Tensor]:
     unpacker = Unpacker(flat)
     arguments = unpacker.target()
     coins, stream, report = unpacker.group(Coins), unpacker.group(Stream), unpacker.group(Report)
+    if stream.best > 0:
+        raise RuntimeError("this backend does not have the method 'gumbel'")
     ready = ready_for_kernels(one_step(unpacker.weighted(arguments)))
     target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))
     call = Call(target, raw_view(ready, report, 1), DraftView(), TOKEN_RULE, coins, stream.step, stream.stream, report)

@@ -19,8 +19,8 @@ Key = tuple[Tensor, Tensor]
 def uniforms(seeds: Tensor, positions: Tensor, steps: Tensor | int, stream: int) -> Tensor:
     """Coins, float64 [batch], from seeds and positions, int64 [batch], and steps, an int or int64 [batch]."""
     zeros = positions & 0
-    counter = (*_words(positions), zeros + (steps & WORD), zeros + (stream & WORD))
-    first, second, _, _ = philox4x32_10(counter, _words(seeds))
+    counter = (*words(positions), zeros + (steps & WORD), zeros + (stream & WORD))
+    first, second, _, _ = philox4x32_10(counter, words(seeds))
     return ((first >> 5) * 2**26 + (second >> 6)).double() / 2**53
 
 
@@ -39,7 +39,7 @@ def philox4x32_10(counter: Counter, key: Key) -> Counter:
     return counter
 
 
-def _words(value: Tensor) -> Key:
+def words(value: Tensor) -> Key:
     """Low and high half of two's complement int64."""
     return value & WORD, (value >> 32) & WORD
 

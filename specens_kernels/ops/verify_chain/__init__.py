@@ -8,15 +8,17 @@ from torch import Tensor
 
 from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
+from specens_kernels.checks import has_one
 from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.ops.verify_chain import reference
-from specens_kernels.ops.verify_chain.checks import ChainCall, ChainRule, check, compares, out_names
+from specens_kernels.ops.verify_chain.checks import NO_PART_IN_GUMBEL, ChainCall, ChainRule, check, compares, out_names
 from specens_kernels.packing import Part, draft_parts, never_greedy, pack, report_part, rule_part, target_parts
 from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Threshold, Typical, Verdict
 
 LOSSLESS_RULES: dict[str, tuple[Part | None, tuple[float, ...]]] = {
     "token": (None, ()),
     "block": (rule_part(RuleKind.BLOCK), ()),
+    "gumbel": (rule_part(RuleKind.GUMBEL), ()),
 }
 RULES_WITH_SETTINGS: dict[str, ChainRule] = {
     "typical": Typical(),
@@ -60,9 +62,9 @@ def verify_chain(
 ) -> Verdict:
     """Accept a prefix of each request's draft tokens and draw the token after it.
 
-    Under the rules "token" and "block" the emitted tokens are distributed exactly as if each had been drawn from the
-    target distribution: the ensemble's, after processing and sampling parameters. No host synchronisation; traceable by
-    torch.compile(fullgraph=True).
+    Under the rules "token", "block" and "gumbel" the emitted tokens are distributed exactly as if each had been drawn
+    from the target distribution: the ensemble's, after processing and sampling parameters. No host synchronisation;
+    traceable by torch.compile(fullgraph=True).
 
     member_logits: float32, bfloat16 or float16 [batch, steps, vocab], a tensor or one a member (vocabularies may
         differ; a token outside a member's vocabulary has probability 0 there). steps is draft_len + 1 with a bonus row
@@ -77,10 +79,11 @@ def verify_chain(
         draft_tokens where several did (-1: none, one-hot). None with draft_logits None: one-hot (greedy, n-gram).
     draft_logits: an outside drafter's logits [batch, draft_len, vocab], or [drafts, vocab] for packed draft_tokens.
     draft_sampling: what the draft tokens were drawn with; default: as sampling. Temperature 0: one-hot.
-    rule: "token"; "block" (whole prefixes are tested: longer accepted chains, as lossless); "typical" (accepts what the
-        target finds likely enough; not lossless), or a Typical with settings of its own; a Threshold (accepts what has
-        that target probability; not lossless); "synthetic" (accepts at given rates, to plan capacity), or a Synthetic
-        with rates of its own; "replacement", a Replacement, or a DecisionTree (see below).
+    rule: "token"; "block" (whole prefixes are tested: longer accepted chains, as lossless); "gumbel" (a seed is a text,
+        whatever the drafts are; see below); "typical" (accepts what the target finds likely enough; not lossless), or
+        a Typical with settings of its own; a Threshold (accepts what has that target probability; not lossless);
+        "synthetic" (accepts at given rates, to plan capacity), or a Synthetic with rates of its own; "replacement", a
+        Replacement, or a DecisionTree (see below).
     draft_lens: int64 or int32 [batch], the drafts of each request, 0 to draft_len; default: all, and for packed rows
         one less than the rows of the request.
     max_draft_len: the most drafts of a request, which packed draft_tokens do not tell; only with them.
@@ -103,6 +106,13 @@ def verify_chain(
     out: a Verdict of contiguous tensors to write into, which is returned; nothing else is allocated. Its optional
         fields are those that are asked for.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
+
+    Under the rule "gumbel" each row has one token, that of the largest log-probability + Gumbel noise, which is a
+    function of the seed, the row's own position (positions + j for row j) and the token's id; a draft is accepted while
+    it is that token. So a text depends on its seed and the target's logits alone: not on the drafter, the lengths of
+    drafts, or rounds. The logits are read once, without exponentials for a lone model or logit mixture, and no row
+    after the first difference. Drafts drawn by `sample(method="gumbel")` with the same seeds are accepted most often.
+    How drafts were drawn plays no part: drafter, draft_logits, draft_sampling and uniforms must be None.
 
     A Replacement or DecisionTree lets two models write one text (Wang et al., Speculate, then Collaborate, ICML 2025):
     the target is the assistant, and drafter or draft_logits, of which one is needed, give the draft's probabilities. A
@@ -170,6 +180,8 @@ def _flatten(call: ChainCall, members: Sequence[Tensor]) -> Flat:
         if call.drafter is None and call.draft_logits is None:
             raise ValueError("drafter")
         sampling, draft_sampling = never_greedy(sampling), never_greedy(draft_sampling)
+    if call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
+        raise ValueError("rule")  # `check` says what plays no part
     coins = (call.uniforms, call.seeds, call.positions), (), ()
     rule, table = _rule_parts(call)
     report = report_part(call.logprobs, call.top_logprobs)

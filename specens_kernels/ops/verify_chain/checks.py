@@ -14,6 +14,7 @@ from specens_kernels.checks import (
     check_integers,
     check_logits,
     check_members,
+    check_no_part,
     check_report,
     check_sampling,
     check_target,
@@ -23,7 +24,8 @@ from specens_kernels.checks import (
 from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Threshold, Typical, Verdict
 
-RULES = ("token", "block", "typical", "synthetic", "replacement")
+RULES = ("token", "block", "gumbel", "typical", "synthetic", "replacement")
+NO_PART_IN_GUMBEL = ("drafter", "draft_logits", "draft_sampling", "uniforms")
 ChainRule = str | Typical | Threshold | Synthetic | Replacement | DecisionTree
 
 
@@ -72,6 +74,8 @@ def check(call: ChainCall) -> None:
     _check_rule(call, draft_len)
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
+    if call.rule == "gumbel":
+        check_no_part("gumbel", call, NO_PART_IN_GUMBEL)
     coinless = call.sampling.greedy and call.rule != "synthetic" and not isinstance(call.rule, Synthetic)
     coinless = coinless or compares(call.rule)
     check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, not coinless)

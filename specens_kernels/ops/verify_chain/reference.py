@@ -17,9 +17,11 @@ from specens_kernels.arguments import (
     Draft,
     Target,
 )
+from specens_kernels.ops.sample.gumbel import best_tokens
 from specens_kernels.ops.sample.reference import draw, invalid_coin, most_likely
 from specens_kernels.ops.target_logprobs.processing import Paths, processed
 from specens_kernels.ops.target_logprobs.reference import (
+    Distributions,
     clean,
     ensemble_logprobs,
     filtered,
@@ -103,6 +105,14 @@ def chain_coins(source: Coins, num_accepted: Tensor | None, like: Tensor) -> Ten
     return philox_uniforms(seeds[:, None].expand_as(like), positions[:, None].expand_as(like), steps, 0)
 
 
+def best_scores(source: Coins, rows: Distributions) -> Tensor:
+    """The tokens of the best Gumbel scores, int64 [batch, rows]; row j is `positions` + j."""
+    positions = source.positions
+    if positions is not None:
+        positions = positions[:, None] + torch.arange(rows.logprobs.shape[1], device=positions.device)
+    return best_tokens(rows, source.seeds, positions, 1)[..., 0]
+
+
 def pick_row(values: Tensor, row: Tensor) -> Tensor:
     """values[b, row[b]], zero where that row is not there; values [batch, rows, vocab]."""
     batch, rows, _ = values.shape
@@ -143,18 +153,21 @@ def verify_chain(*flat: Any) -> list[Tensor]:
     draft, draft_status = draft_probs(chain_target, chain_draft, vocab, rows.greedy)
     end = chain_end(chain_draft, lens, vocab)
     kind = RuleKind(arguments.rule.kind)
-    coinless = rows.greedy | kind.compares
+    picked = rows.most_likely
+    if kind == RuleKind.GUMBEL:
+        picked = best_scores(arguments.coins, rows)
+    coinless = rows.greedy | kind.picks
     tested = coinless & (kind != RuleKind.SYNTHETIC)
     coins = torch.where(tested[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
-    chain = Chain(target, draft, draft_tokens, coins, end, rows.most_likely)
+    chain = Chain(target, draft, draft_tokens, coins, end, picked)
     accepted = apply_rule(arguments.rule, chain)
     num_accepted = accepted.num_accepted
     if kind in (RuleKind.TYPICAL, RuleKind.THRESHOLD):  # greedy requests take the most likely token all the same
         num_accepted = torch.where(rows.greedy, token_rule(chain).num_accepted, num_accepted)
 
-    # the next token: from the residual after a rejection, from the target after the whole chain, or the most likely
-    if kind.compares:
-        target = one_hot(rows.most_likely, vocab) * (target > 0).any(-1, keepdim=True)
+    # the next token: from the residual after a rejection, from the target after the whole chain, or what the row picks
+    if kind.picks:
+        target = one_hot(picked, vocab) * (target > 0).any(-1, keepdim=True)
     has_row = num_accepted < num_rows
     rejected = num_accepted < end
     row_target = pick_row(target, num_accepted)

@@ -8,6 +8,8 @@ threshold: a simpler typical; not lossless.
 synthetic: accepts at given rates, to plan capacity; not lossless.
 replacement, decision tree: Wang et al., Speculate, then Collaborate: Fusing Knowledge of Language Models during
     Decoding, ICML 2025; the text of two models, neither's own.
+gumbel: Daliri, Musco, Suresh, Coupling without Communication and Drafter-Invariant Speculative Decoding, 2024; the
+    scores are in `specens_kernels.ops.sample.gumbel`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Chain(NamedTuple):
     tokens: Tensor  # int64 [batch, draft_len]
     coins: Tensor  # float64 [batch, draft_len]
     chain_end: Tensor  # int64 [batch]
-    most_likely: Tensor  # int64 [batch, rows], of the target
+    picked: Tensor  # int64 [batch, rows]: the most likely token of the target, or the one of the best score
 
 
 class Acceptance(NamedTuple):
@@ -119,10 +121,15 @@ def comparing_rule(chain: Chain, replaces: Callable[[Tensor, Tensor], Tensor]) -
 
     replaces(draft, assistant): of the draft token's draft probability and the most likely token's target probability.
     """
-    own = chain.most_likely[:, : chain.tokens.shape[1]]
+    own = chain.picked[:, : chain.tokens.shape[1]]
     replaced = replaces(at_tokens(chain.draft, chain.tokens), at_tokens(chain.target, own))
     possible = at_tokens(chain.target, chain.tokens) > 0
     return Acceptance(leading(possible & ((chain.tokens == own) | ~replaced), chain), whole(chain))
+
+
+def gumbel_rule(chain: Chain) -> Acceptance:
+    """Accept while the draft token is the one of the best score."""
+    return Acceptance(leading(chain.tokens == chain.picked[:, : chain.tokens.shape[1]], chain), whole(chain))
 
 
 def apply_rule(rule: Rule, chain: Chain) -> Acceptance:
@@ -135,6 +142,8 @@ def apply_rule(rule: Rule, chain: Chain) -> Acceptance:
         return synthetic_rule(chain, rule.table)
     if rule.kind == RuleKind.THRESHOLD:
         return threshold_rule(chain, rule.threshold)
+    if rule.kind == RuleKind.GUMBEL:
+        return gumbel_rule(chain)
     if rule.kind == RuleKind.REPLACEMENT:
         alpha, beta = rule.threshold, rule.alpha
         return comparing_rule(chain, lambda draft, assistant: (draft < alpha) & (assistant > beta * draft))

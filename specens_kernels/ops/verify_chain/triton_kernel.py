@@ -262,6 +262,8 @@ def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> Sequence[Tenso
     target = target_view(ready, steps, drafts)
     draft = draft_view(target, ready_for_kernels(arguments.draft))
     kind, report = RuleKind(arguments.rule.kind), arguments.report
+    if kind == RuleKind.GUMBEL:
+        raise RuntimeError("this backend does not have the rule 'gumbel'")
     if not kind.subtracts and not kind.compares:
         draft = without_distribution(draft)
     coins = CoinView(None, None, None) if kind.compares else CoinView(*ready_for_kernels(arguments.coins))

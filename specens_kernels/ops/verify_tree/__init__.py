@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
-from specens_kernels.checks import fail
+from specens_kernels.checks import fail, has_one
 from specens_kernels.ops.verify_tree import reference
-from specens_kernels.ops.verify_tree.checks import SIBLINGS, TreeCall, check
+from specens_kernels.ops.verify_tree.checks import NO_PART_IN_GUMBEL, SIBLINGS, TreeCall, check
 from specens_kernels.ops.verify_tree.rules import RuleKind
 from specens_kernels.packing import Part, draft_parts, pack, report_part, rule_part, target_parts
 from specens_kernels.types import Ensemble, Processing, Sampling, Typical, Verdict
@@ -20,7 +20,11 @@ from specens_kernels.types import Ensemble, Processing, Sampling, Typical, Verdi
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
 
-RULES: dict[str, Part | None] = {"token": None, "traversal": rule_part(RuleKind.TRAVERSAL)}
+RULES: dict[str, Part | None] = {
+    "token": None,
+    "traversal": rule_part(RuleKind.TRAVERSAL),
+    "gumbel": rule_part(RuleKind.GUMBEL),
+}
 PADDING = -2  # of parents
 IMPLEMENTATIONS = implementations(
     "verify_tree", f"({SCHEMA}) -> Tensor[]", reference.verify_tree, fake=reference.empty_verdict
@@ -53,10 +57,10 @@ def verify_tree(
 ) -> Verdict:
     """Accept a path of each request's draft tree from the root down, and draw the token after it.
 
-    Under the rules "token" and "traversal" the emitted tokens are distributed exactly as if each had been drawn from
-    the target distribution: the ensemble's, after processing and sampling parameters. A tree that is a chain gives the
-    tokens that `verify_chain` gives under "token" and "block", from the same seeds. No host synchronisation; traceable
-    by torch.compile(fullgraph=True) with a tensor for parents.
+    Under the rules "token", "traversal" and "gumbel" the emitted tokens are distributed exactly as if each had been
+    drawn from the target distribution: the ensemble's, after processing and sampling parameters. A tree that is a chain
+    gives the tokens that `verify_chain` gives under "token", "block" and "gumbel", from the same seeds. No host
+    synchronisation; traceable by torch.compile(fullgraph=True) with a tensor for parents.
 
     member_logits: float32, bfloat16 or float16 [batch, nodes + 1, vocab], a tensor or one a member, as in
         `verify_chain`: row 0 is the position after the committed text, row i + 1 the one after node i. So the child of
@@ -75,8 +79,11 @@ def verify_tree(
         independently of the others, so a token may come twice. "without_replacement": each without the tokens of the
         siblings before it. What is said here must be true, else the text is biased; for chains both are.
     rule: "token": from the root down, child after child. "traversal": from the leaves to the root, whole paths are
-        tested: longer accepted paths, as lossless, but more rows are read. "typical", or a Typical with settings of its
-        own: the longest path that the target finds likely enough; not lossless.
+        tested: longer accepted paths, as lossless, but more rows are read. "gumbel": the path of the tokens of the best
+        scores, as in `verify_chain`: a seed is a text, whatever the tree is. Children drawn by `sample` with
+        method="gumbel" and count are accepted most often; how they were drawn plays no part, so drafter, draft_logits,
+        draft_sampling, siblings and uniforms must be None. "typical", or a Typical with settings of its own: the
+        longest path that the target finds likely enough; not lossless.
     num_nodes: int64 or int32 [batch]: nodes from there on are padding. None: `parents` alone says which are.
     max_levels: the most nodes of a path, the width of the result; deeper nodes are padding. None: that of the
         TokenTrees, and for a tensor all nodes, since their depth is known on the device only.
@@ -122,6 +129,8 @@ def _flatten(call: TreeCall, members: Sequence[Tensor]) -> Flat:
     draft = draft_parts(call.draft_tokens, *origin)
     coins = (call.uniforms, call.seeds, call.positions), (), ()
     report = report_part(call.logprobs, call.top_logprobs)
+    if call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
+        raise ValueError("rule")  # `check` says what plays no part
     return pack(members, call.ensemble, (*target, *draft, _tree_part(call), coins, _rule_part(call.rule), report))
 
 

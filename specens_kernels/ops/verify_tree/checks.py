@@ -13,6 +13,7 @@ from specens_kernels.checks import (
     check_integers,
     check_logits,
     check_members,
+    check_no_part,
     check_report,
     check_sampling,
     check_target,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
 
 RULES = [kind.name.lower() for kind in RuleKind]
+NO_PART_IN_GUMBEL = ("drafter", "draft_logits", "draft_sampling", "siblings", "uniforms")
 SIBLINGS = {"with_replacement": 0, "without_replacement": 1}
 
 
@@ -80,6 +82,8 @@ def check(call: TreeCall) -> None:
         fail("rule", f"one of {', '.join(map(repr, RULES))} or a Typical", repr(call.rule))
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
+    if call.rule == "gumbel":
+        check_no_part("gumbel", call, NO_PART_IN_GUMBEL)
     check_coins(call.uniforms, call.seeds, call.positions, (batch, rows), device, not call.sampling.greedy)
     check_report(call.logprobs, call.top_logprobs)
 

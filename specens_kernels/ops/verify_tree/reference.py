@@ -10,14 +10,17 @@ from torch import Tensor
 from specens_kernels.arguments import (
     NO_LOGPROBS,
     TARGET_LOGPROBS,
+    Coins,
     Draft,
     Target,
     Tree,
     TreeArguments,
 )
+from specens_kernels.ops.sample.gumbel import best_tokens
 from specens_kernels.ops.sample.reference import draw, most_likely
 from specens_kernels.ops.target_logprobs.processing import Paths
 from specens_kernels.ops.target_logprobs.reference import (
+    Distributions,
     ensemble_logprobs,
     one_hot,
     parameters,
@@ -31,7 +34,7 @@ from specens_kernels.ops.verify_chain.reference import (
     emitted_tokens,
     status_of,
 )
-from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, apply_rule
+from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, RuleKind, apply_rule
 from specens_kernels.ops.verify_tree.shape import Shape, path_to, paths, rows_of_parents, tree_shape
 from specens_kernels.types import Status
 
@@ -71,16 +74,19 @@ def verify_tree(*flat: Any) -> list[Tensor]:
     target, draft, tree = arguments[:3]
     tokens, shape = draft.tokens.long(), tree_shape(tree, draft)
     rows = ensemble_logprobs(target, paths(tokens, shape))
-    probs = target_probs(rows)
+    probs, drawn = target_probs(rows), ~rows.greedy
+    if arguments.rule.kind == RuleKind.GUMBEL:
+        probs = one_hot(best_scores(arguments.coins, rows, shape), probs.shape[-1])
+        drawn = torch.zeros_like(rows.greedy)
     node_probs, draft_status = node_drafts(target, draft, tree, shape, rows.greedy)
     usable = shape.used & (tokens >= 0) & (tokens < node_probs.shape[-1])
-    coins = torch.where(rows.greedy[:, None], 0.0, chain_coins(arguments.coins, None, tokens))
+    coins = torch.where(drawn[:, None], chain_coins(arguments.coins, None, tokens), 0.0)
     drafts = Drafts(probs, node_probs[..., : probs.shape[-1]], tokens, coins, usable, shape)
     accepted = apply_rule(arguments.rule, drafts, rows.greedy)
 
     request = torch.arange(tokens.shape[0], device=tokens.device)
     num_accepted = shape.depth[request, accepted.last]
-    coin = torch.where(rows.greedy, 0.0, chain_coins(arguments.coins, num_accepted, tokens))
+    coin = torch.where(drawn, chain_coins(arguments.coins, num_accepted, tokens), 0.0)
     next_token = draw(accepted.left[request, accepted.last], coin)
 
     path, on_path = path_to(accepted.last, shape, tree.levels)
@@ -100,6 +106,12 @@ def verify_tree(*flat: Any) -> list[Tensor]:
         logprobs = ensemble_logprobs(raw(target)).logprobs
     logprobs = logprobs[request[:, None], torch.nn.functional.pad(path + 1, (1, 0))]
     return [*verdict, *most_likely(logprobs, arguments.report.top, emitted)]
+
+
+def best_scores(source: Coins, rows: Distributions, shape: Shape) -> Tensor:
+    """The tokens of the best Gumbel scores, int64 [batch, rows]; a row's position is `positions` + its depth."""
+    positions = None if source.positions is None else source.positions[:, None] + shape.depth
+    return best_tokens(rows, source.seeds, positions, 1)[..., 0]
 
 
 def empty_verdict(*flat: Any) -> list[Tensor]:

@@ -15,6 +15,8 @@ traversal: from the leaves to the root; a row is accepted with what is left of i
     block.
 typical: the longest path all of whose nodes pass the test of a chain's rule typical. Cai et al., Medusa, ICML 2024; not
     lossless.
+gumbel: the longest path whose every node is the token of the best score at the row of its parent; see
+    `specens_kernels.ops.sample.gumbel`.
 Greedy requests, under every rule: the longest path of most likely tokens.
 """
 
@@ -37,6 +39,7 @@ class RuleKind(enum.IntEnum):
     TOKEN = 0
     TRAVERSAL = 1
     TYPICAL = 2
+    GUMBEL = 3
 
 
 class Drafts(NamedTuple):
@@ -139,9 +142,11 @@ def typical(drafts: Drafts, threshold: float, alpha: float) -> Tensor:
 
 
 def apply_rule(rule: Rule, drafts: Drafts, greedy: Tensor) -> Acceptance:
-    """Judge trees; greedy: bool [batch]."""
+    """Judge trees; greedy: bool [batch]. Targets of greedy requests are one-hot, under the rule gumbel all are."""
     target_there = at_tokens(rows_of_parents(drafts.target, drafts.shape), drafts.tokens)
-    most_likely = longest(drafts.usable & (target_there > 0), drafts.shape)  # of one-hot targets
+    most_likely = longest(drafts.usable & (target_there > 0), drafts.shape)
+    if rule.kind == RuleKind.GUMBEL:
+        return Acceptance(most_likely, drafts.target, torch.zeros_like(drafts.usable), False)
     if rule.kind == RuleKind.TYPICAL:
         last = longest(typical(drafts, rule.threshold, rule.alpha), drafts.shape)
         empty = torch.zeros_like(drafts.usable)
