@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
-
-from torch import Tensor
 
 from specens.arguments import (
     as_stop_strings,
@@ -19,6 +17,7 @@ from specens.arguments import (
     complete_ensemble,
     with_numbers,
 )
+from specens.masks import Constraint
 from specens.prompts import prompts_for_members
 from specens.request import Ensemble, LogitsProcessor, Task
 from specens.targets import DenseTarget
@@ -52,7 +51,9 @@ class Settings(TypedDict, total=False):
         a repetition penalty looks at is member 0's.
     logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
         every member's logits. constraint: a function of the generated tokens that returns the bit mask int32 [words] of
-        the tokens that may come next, in the layout of xgrammar; also asked behind drafts that the mask forbids.
+        the tokens that may come next, in the layout of xgrammar, or None where the text is complete, which ends it. It
+        is asked behind drafts, and again for a text that is shorter or goes on otherwise once they are rejected; never
+        behind a stop token, behind its own end, or behind a token that its mask excludes.
     """
 
     max_new_tokens: int
@@ -65,7 +66,7 @@ class Settings(TypedDict, total=False):
     logprobs: bool
     processing: Processing | None
     logits_processors: Sequence[LogitsProcessor]
-    constraint: Callable[[list[int]], Tensor] | None
+    constraint: Constraint | None
 
 
 @dataclass(frozen=True)

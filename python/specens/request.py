@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specens.logit_rows import LogitRows
+from specens.masks import Constraint, Masks
 from specens.statistics import OUTSIDE, Statistics
 from specens.targets import DenseTarget
 from specens.text_stream import TextStream
@@ -55,7 +55,7 @@ class Task:
 
     prompts: token ids for each member. processing: logit bias and penalties of this request, without token tables.
     logits_processors: called with ids [1, tokens] and logits [1, vocab] of a member, as those of transformers.
-    constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next.
+    constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next, or None.
     index: the number of the prompt, sample: of the text among those of its prompt.
     """
 
@@ -70,7 +70,7 @@ class Task:
     stop_strings: tuple[str, ...] = ()
     processing: Processing | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
-    constraint: Callable[[list[int]], Tensor] | None = None
+    constraint: Constraint | None = None
     index: int = 0
     sample: int = 0
 
@@ -123,7 +123,7 @@ class Request:
         self.last_turns: dict[int, int] = {}
         self._started = time.perf_counter()
         self._text = TextStream(tokenizer, task.stop_strings)
-        self._masks: dict[int, Tensor] = {}
+        self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
         self._num_delivered = 0
         self._tested: list[Draft] = []
 
@@ -139,14 +139,17 @@ class Request:
 
     @property
     def stopped(self) -> bool:
-        """Whether the settled tokens end with an end of sequence or a stop string."""
-        return self._text.stopped or (self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1]))
+        """Whether the settled tokens end with an end of sequence or a stop string, or complete the constraint."""
+        ended = self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1])
+        return self._text.stopped or ended or not self.may_follow(self.num_settled)
 
     @property
     def can_draft(self) -> bool:
         """Whether a token behind the last one could ever be used."""
-        ended = len(self.drafts) > 0 and (self.ends_at(self.sequence[-1]) or self.sequence[-1] >= self.num_readable)
-        return not (self.finished or ended) and len(self.drafts) < self.remaining
+        if self.finished or len(self.drafts) >= self.remaining:
+            return False
+        unread = len(self.drafts) > 0 and self.sequence[-1] >= self.num_readable
+        return not unread and self.may_follow(len(self.sequence))
 
     @property
     def readable(self) -> list[int]:
@@ -163,16 +166,20 @@ class Request:
         """Whether a text stops with this token."""
         return token in self.task.stop_tokens
 
+    def may_follow(self, position: int) -> bool:
+        """Whether a token can stand at a position: not behind an end, nor behind a draft that cannot be accepted."""
+        if self._masks is not None:
+            return self._masks.at(position, self.sequence, self.num_settled) is not None
+        return not any(map(self.ends_at, self.sequence[self.num_settled : position]))
+
     def mask(self, position: int) -> Tensor:
-        """The bit mask of the tokens that may stand at a position, by the request's constraint."""
-        assert self.task.constraint is not None
-        if position not in self._masks:
-            mask = self.task.constraint(self.sequence[:position])
-            if mask.dtype != torch.int32 or mask.dim() != 1:
-                got = f"{mask.dtype} {list(mask.shape)}"
-                raise ValueError(f"constraint: expected it to return an int32 tensor [words], got {got}")
-            self._masks[position] = mask
-        return self._masks[position]
+        """The bit mask of the tokens that may stand at a position, by the request's constraint.
+
+        Where none may follow, all of them: what such a row gives is dropped with the draft before it, or the end.
+        """
+        assert self._masks is not None
+        mask = self._masks.at(position, self.sequence, self.num_settled)
+        return self._masks.all_tokens if mask is None else mask
 
     def add_draft(self, token: int, proposer: int, row: Tensor | None = None) -> None:
         """Append a draft token.
@@ -234,16 +241,20 @@ class Request:
     def forget_drafts(self) -> None:
         """Drop the drafts under test, and every row: the text in front of them is another one now."""
         self.drafts = Chain()
-        self._masks.clear()
+        if self._masks is not None:
+            self._masks.keep(self.num_settled)
         for rows in self.rows:
             rows.forget_all()
 
     def settle(self, tokens: list[int], kinds: list[str], proposers: list[int], logprobs: list[float] | None) -> int:
         """Append tokens to the settled ones, up to the end of the text; how many there were until then."""
+        drafts = self.sequence[self.num_settled :]
         del self.sequence[self.num_settled :]
         for place, (token, kind, proposer) in enumerate(zip(tokens, kinds, proposers, strict=True)):
             if self.finished:
                 return place
+            if self._masks is not None and drafts[place : place + 1] != [token]:
+                self._masks.keep(self.num_settled)
             self.sequence.append(token)
             self.num_settled += 1
             text = self._text.push(token)

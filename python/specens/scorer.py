@@ -145,7 +145,10 @@ class Scorer:
 
 
 def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) -> Tensor:
-    """Logits [rows, vocab] of the positions from `first` on, each edited for the tokens before it."""
+    """Logits [rows, vocab] of the positions from `first` on, each edited for the tokens before it.
+
+    Rows behind an end, or behind a draft that cannot be accepted, are of no use, and no processor sees them.
+    """
     processors = request.task.logits_processors
     if not processors:
         return rows
@@ -153,8 +156,9 @@ def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) ->
     num_before = len(prompt) + first
     edited = []
     for offset, row in enumerate(rows):
-        row = row[None].float()
-        for processor in processors:
-            row = processor(ids[:, : num_before + offset], row)
+        row = row[None].to(torch.float32, copy=True)  # processors may write into it
+        if request.may_follow(first + offset):
+            for processor in processors:
+                row = processor(ids[:, : num_before + offset], row)
         edited.append(row)
     return torch.cat(edited)

@@ -29,7 +29,8 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
 
     place: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
     a request. Returns the requests that have got one, and, where asked for, its probability under the distribution
-    that it was drawn from, at temperature 0 under the unfiltered one; else 1.
+    that it was drawn from, at temperature 0 under the unfiltered one; else 1. A request whose distribution has no token
+    gets none: whether that is an error shows where the target is drawn from.
     """
     probabilities: dict[Request, float] = {}
     for group in alike(requests):
@@ -45,7 +46,7 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
             logprobs=with_probabilities,
         )
         for request, token, status in zip(group, draw.tokens.tolist(), draw.status.tolist(), strict=True):
-            request.note_status(status, emitted=token >= 0 or place == OUTSIDE)
+            request.note_status(status, emitted=True)
             if token >= 0:
                 request.add_draft(token, place)
         chances = [1.0] * len(group) if draw.logprobs is None else draw.logprobs.exp().tolist()
@@ -88,10 +89,19 @@ def verify(requests: Sequence[Request], *, bonus: bool = False, rule: Any = "tok
     rule: of `specens_kernels.verify_chain`.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
-    for group in alike(ready):
-        counts = [min(len(request.drafts), num_scored(request)) for request in group]
-        with_bonus = bonus and all(num_scored(request) > len(request.drafts) for request in group)
-        _verify_chains(group, counts, with_bonus, rule)
+    with_bonus = [request for request in ready if bonus and _awaits_bonus(request)]
+    for requests, has_bonus in (
+        (with_bonus, True),
+        ([request for request in ready if request not in with_bonus], False),
+    ):
+        for group in alike(requests):
+            counts = [min(len(request.drafts), num_scored(request)) for request in group]
+            _verify_chains(group, counts, has_bonus, rule)
+
+
+def _awaits_bonus(request: Request) -> bool:
+    """Whether a token can come behind the whole chain, and all members have scored its position."""
+    return num_scored(request) > len(request.drafts) and request.may_follow(len(request.sequence))
 
 
 def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool, rule: Any) -> None:

@@ -308,25 +308,6 @@ def test_logits_processors_see_the_tokens_before_each_row(members, schedule):
     assert greedy[0] == greedy[1]
 
 
-def even_after_odd(tokens):
-    """A grammar: even tokens at even positions, odd ones at odd positions."""
-    words = torch.zeros(2, dtype=torch.int64)
-    for token in range(len(tokens) % 2, 61, 2):
-        words[token // 32] |= 1 << (token % 32)
-    return (words - ((words >> 31) << 32)).to(torch.int32)
-
-
-@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
-def test_a_constraint_holds_in_every_text(members, schedule):
-    ensemble = SpeculativeEnsemble(members, schedule=schedule, draft_lens=2)
-    alone, together = alone_and_together(ensemble, JOBS, constraint=even_after_odd, sampling=Sampling(temperature=1.2))
-    for text, other in zip(alone, together, strict=True):
-        assert text.tokens == other.tokens
-        assert [token % 2 for token in text.tokens] == [place % 2 for place in range(len(text.tokens))]
-    with pytest.raises(ValueError, match="constraint: expected it to return an int32 tensor"):
-        ensemble.generate(PROMPT, constraint=lambda _: torch.zeros(2))
-
-
 @pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
 def test_penalties_are_those_of_a_plain_loop(members, schedule):
     processing = Processing(

@@ -8,7 +8,7 @@ from specens.drafters import MemberDrafter
 from specens.request import Request
 from specens.schedules.plan import Plan, member_that_drafts
 from specens.scorer import Scorer
-from specens.verification import verify
+from specens.verification import draw, num_scored, verify
 
 
 class Alternate:
@@ -57,6 +57,10 @@ class Alternate:
         lens = chain_lens(length, accepted, place)
         MemberDrafter(place).propose(batch, accepted, lens, least_probability(length))
         batch.end_phase("propose", requests)
+
+        # A member's distribution may have no token where the target has: then nothing can be drafted.
+        draw([one for one in requests if not one.finished and not len(one.drafts) and num_scored(one)], "standard")
+        batch.end_phase("verify", requests)
 
     def _next(self, batch: Batch, request: Request) -> Scorer:
         """Who has scored the fewest positions.

@@ -62,8 +62,7 @@ class Fixed:
         undrafted = [request for request in requests if not len(request.drafts)]
         verify(requests, bonus=self.adds_bonus, rule=self.rule)
         batch.end_phase("verify", requests)
-        if self.adds_bonus:
-            self._add_tokens(batch, requests, undrafted)
+        self._add_tokens(batch, requests if self.adds_bonus else undrafted, undrafted)
 
     def _add_tokens(self, batch: Batch, requests: list[Request], undrafted: list[Request]) -> None:
         """Draw a token behind chains that were fully accepted and have none yet, and where there was no chain."""
