@@ -19,7 +19,7 @@ Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
 LIBRARY = torch.library.Library("specens", "DEF")
-OLDEST_TRITON = (3, 7)  # older ones cannot ask whether a tuple with None in it is None
+OLDEST_TRITON = (3, 6)  # what torch 2.11 brings
 FASTEST_FIRST = {"cpu": ("cpp", "reference"), "cuda": ("triton", "cpp", "reference")}
 
 
@@ -56,10 +56,26 @@ def _import_triton() -> tuple[str | None, bool]:
         triton = importlib.import_module("triton")
     except ImportError as error:
         return f"Triton is not installed: {error}", False
-    version = triton.__version__
-    if tuple(map(int, version.split(".")[:2])) < OLDEST_TRITON:
-        return f"Triton {version} cannot compile the kernels: {'.'.join(map(str, OLDEST_TRITON))} or newer can", False
-    return None, bool(triton.knobs.runtime.interpret)
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if version < OLDEST_TRITON:
+        needed = ".".join(map(str, OLDEST_TRITON))
+        return f"Triton {triton.__version__} cannot compile the kernels: {needed} or newer can", False
+    interpreted = bool(triton.knobs.runtime.interpret)
+    if interpreted and version == (3, 6):
+        _let_interpreter_loop()
+    return None, interpreted
+
+
+def _let_interpreter_loop() -> None:
+    """Triton 3.6 reads a loop's bound as int(array of one element), which NumPy refuses from 2.4 on."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor_with_index
 
 
 CHOSEN_BACKEND = os.environ.get("SPECENS_BACKEND") or None

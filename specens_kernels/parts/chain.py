@@ -63,7 +63,7 @@ def request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS: tl.conste
     heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
     valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
-    if draft.filters is not None:
+    if draft.FILTERED:
         valid &= filters_are_valid(draft.filters, request)
     valid &= (length >= 0) & (length <= draft.draft_len)
     if coins.uniforms is not None:

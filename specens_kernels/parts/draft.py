@@ -61,6 +61,7 @@ class DraftView(NamedTuple):
     filters: FilterView | None = None
     packed: PackedRows | None = None
     slots: Slots | None = None
+    FILTERED: tl.constexpr = tl.constexpr(False)
     PACKED: tl.constexpr = tl.constexpr(False)  # the drafts, like their rows
     PROCESSED: tl.constexpr = tl.constexpr(True)  # drawn from logits with the target's edits and mask
     SAME_TEMPERATURE: tl.constexpr = tl.constexpr(True)  # known to be the target's
@@ -93,6 +94,7 @@ def draft_view(target: TargetView, draft: Draft) -> DraftView:
         filters=filters,
         packed=packed_rows(target, draft),
         slots=None if draft.slots is None else Slots(draft.slots, draft.logits.shape[0]),
+        FILTERED=tl.constexpr(filters is not None),
         PACKED=tl.constexpr(draft.tokens.dim() == 1),
         PROCESSED=tl.constexpr(bool(draft.processed) or (target.edits is None and target.mask is None)),
         SAME_TEMPERATURE=tl.constexpr(temperatures is target.temperatures and number == target.temperature),

@@ -59,6 +59,7 @@ class EditView(NamedTuple):
     entries: int
     bisections: int  # that find an entry
     penalties: PenaltyView | None
+    PENALISED: tl.constexpr
     min_tokens: int
     min_tokens_rows: Tensor | None  # int64 [batch]; wins
     HOLDS_BACK: tl.constexpr  # end tokens
@@ -115,6 +116,7 @@ def edit_view(
         entries=entries,
         bisections=entries.bit_length(),
         penalties=penalties,
+        PENALISED=tl.constexpr(penalties is not None),
         min_tokens=min(max(processing.min_tokens, 0), 2**31 - 1),
         min_tokens_rows=processing.min_tokens_rows,
         HOLDS_BACK=tl.constexpr(processing.end_tokens is not None),
@@ -166,7 +168,7 @@ def penalties_of(penalties, request):
 def edits_are_valid(edits, request):
     """Whether a request's penalties are in range."""
     valid = request >= 0
-    if edits.penalties is not None:
+    if edits.PENALISED:
         repetition, frequency, presence = penalties_of(edits.penalties, request)
         valid &= (repetition > 0) & (repetition < INFINITY)
         valid &= (frequency > -INFINITY) & (frequency < INFINITY)
@@ -195,7 +197,7 @@ def processed(edits, request, step, tokens, used, logits):
     marks = tl.load(edits.marks + first + entry, mask=listed, other=0)
     if edits.bias_sums is not None:
         logits = logits + tl.load(edits.bias_sums + first + entry, mask=listed, other=0.0)
-    if edits.penalties is not None:
+    if edits.PENALISED:
         output = with_drafts_before(edits.penalties, request, step, tokens, marks >> OUTPUT_SHIFT)
         logits = penalised(edits.penalties, request, output, (marks & IN_PROMPT) != 0, logits)
     if edits.HOLDS_BACK:

@@ -57,6 +57,8 @@ class TargetView(NamedTuple):
     row_offsets: Tensor | None  # int64 [batch + 1] of packed rows
     edits: EditView | None
     mask: MaskView | None
+    EDITED: tl.constexpr
+    FILTERED: tl.constexpr
     MIXTURE: tl.constexpr  # of probabilities, a lone member included; else of logits
     WHOLE: tl.constexpr  # the filters act on a mixture of several members, not on each part of the target
 
@@ -84,6 +86,8 @@ def target_view(arguments: Target, steps: int, drafts: Tensor | None = None) -> 
         row_offsets=arguments.row_offsets,
         edits=edit_view(arguments.processing, drafts, batch, members[0].device),
         mask=mask_view(arguments.allowed),
+        EDITED=tl.constexpr(arguments.processing.active),
+        FILTERED=tl.constexpr(filters is not None),
         MIXTURE=tl.constexpr(mixture),
         WHOLE=tl.constexpr(whole),
     )
@@ -112,9 +116,9 @@ def target_is_valid(target, request):
     """Whether a request's temperature, filters and weights are in range."""
     temperature = target_temperature(target, request)
     valid = (temperature >= 0) & (temperature < INFINITY)
-    if target.edits is not None:
+    if target.EDITED:
         valid &= edits_are_valid(target.edits, request)
-    if target.filters is not None:
+    if target.FILTERED:
         valid &= filters_are_valid(target.filters, request)
     if target.weight_rows is not None:
         total = tl.zeros_like(temperature).to(tl.float64)
@@ -132,7 +136,8 @@ def target_is_valid(target, request):
 @triton.jit
 def clean(raw):
     """NaN as -inf, +inf as the largest float."""
-    return tl.minimum(tl.maximum(raw, -INFINITY), FLOAT_MAX)  # the larger of NaN and a number is the number
+    # tl.maximum is the same instruction, but passes NaN on in the interpreter of Triton 3.7 and older.
+    return tl.minimum(tl.where(raw > -INFINITY, raw, -INFINITY), FLOAT_MAX)
 
 
 @triton.jit
@@ -158,7 +163,7 @@ def row_place(target, request, step):
 @triton.jit
 def edited(target, request, step, tokens, used, logits):
     """Logits of a member, or of the drafts, after processing and without the tokens that are not allowed."""
-    if target.edits is not None:
+    if target.EDITED:
         logits = processed(target.edits, request, step, tokens, used, logits)
     if target.mask is not None:
         row = row_place(target, request, step)
