@@ -31,7 +31,7 @@ from specens_kernels.types import (
 if TYPE_CHECKING:
     from specens_kernels._host import NgramIndex, TokenTree, TreeGrowth
 
-__version__ = "0.1.0"
+__version__: str
 
 __all__ = [
     "BackendInfo",
@@ -53,6 +53,7 @@ __all__ = [
     "TreeMask",
     "Typical",
     "Verdict",
+    "__version__",
     "backends",
     "compact_kv",
     "compaction_pays",
@@ -70,9 +71,21 @@ HOST_OBJECTS = ("NgramIndex", "TokenTree", "TreeGrowth")
 
 
 def __getattr__(name: str) -> Any:
-    """Host objects come from the extension, and the rest of the package works where that is not built."""
+    """Host objects come from the extension, and the rest of the package works where that is not built.
+
+    The version is that of the installed distribution, which pyproject.toml alone says.
+    """
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("specens-kernels")
     if name not in HOST_OBJECTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from specens_kernels import _host
 
     return getattr(_host, name)
+
+
+def __dir__() -> list[str]:
+    """What is loaded, and what is there on first use."""
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specens.jobs import SEEDS, Job, TaskMaker, draw_seed, wrapped
+from specens.jobs import SEEDS, Job, TaskMaker, derived_seed, draw_seed
 from specens.json_lines import JsonLines, parse_lines, write_whole
 from specens.prompt_file import PromptLine, digest
 from specens.request import Ensemble
@@ -120,17 +120,23 @@ def _check_same(
 def missing(kept: Sequence[dict], lines: Sequence[PromptLine], samples: int, seed: int) -> list[Piece]:
     """The texts of which there is no record yet, in the order of their prompts. seed: of the first of all texts.
 
-    A prompt with a seed of its own has it for its first sample; each other text has one by its place in the whole.
+    A prompt with a seed of its own has it for its first sample, the first text that of the run; all others have seeds
+    derived from these.
     """
     if not -SEEDS <= seed < SEEDS:
         raise ValueError(f"seed: expected an integer of 64 bits, got {seed}")
     there = {(record["index"], record["sample"]) for record in kept}
     return [
-        Piece(line, index, sample, wrapped(line.values.get("seed", seed + index * samples) + sample))
+        Piece(line, index, sample, _seed_of(line, index, sample, seed))
         for index, line in enumerate(lines)
         for sample in range(samples)
         if (index, sample) not in there
     ]
+
+
+def _seed_of(line: PromptLine, index: int, sample: int, seed: int) -> int:
+    own = line.values.get("seed")
+    return derived_seed(seed, index, sample) if own is None else derived_seed(own, 0, sample)
 
 
 def write_texts(

@@ -9,6 +9,7 @@ from typing import Any
 
 from specens.generate import SpeculativeEnsemble
 from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus, outside_speedup
+from specens.jobs import derived_seed
 from specens.schedules.plan import TreePlan
 from specens.statistics import Statistics
 from specens_kernels import Sampling
@@ -75,7 +76,8 @@ def compare(
 ) -> Comparison:
     """Run the same job with every ensemble, which differ in their schedules only; the first is the baseline.
 
-    Runs are interleaved and repeated, after a short warm-up; run r of each ensemble has the seed `seed` + r. No end of
+    Runs are interleaved and repeated, after a short warm-up; run r of each ensemble has the same seed, derived
+    from `seed` and r. No end of
     sequence stops them, so that all write `max_new_tokens`. on_run: called before a run with its schedule and its
     number, 0 being the warm-up. Ctrl-C ends the comparison with the runs that are complete.
     """
@@ -90,7 +92,7 @@ def compare(
             prompt,
             max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens) if is_warm_up else max_new_tokens,
             sampling=sampling,
-            seed=seed + repeat,
+            seed=derived_seed(seed, 0, repeat),
             chat=chat,
             stop_tokens=(),
         )

@@ -17,6 +17,7 @@ from specens.jobs import draw_seed
 from specens.json_lines import JsonLines
 from specens.options import print_json
 from specens.prompt_file import PromptLine, read_prompts
+from specens.prompts import MemberPrompts
 from specens.trace import TraceFile
 
 if TYPE_CHECKING:
@@ -122,7 +123,10 @@ class _StandardOutput:
 
 
 def _lines(files: Files, prompt: Any) -> list[PromptLine]:
-    return [PromptLine({"prompt": prompt}, "--prompt")] if files.input is None else read_prompts(files.input)
+    if files.input is not None:
+        return read_prompts(files.input)
+    values = {"member_prompts": list(prompt.prompts)} if isinstance(prompt, MemberPrompts) else {"prompt": prompt}
+    return [PromptLine(values, "--prompt")]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specens.adapters.causal_lm import CausalLM
+from specens.adapters.modes import evaluating
 from specens.adapters.ragged_cache import RaggedCache
 from specens.arguments import (
     check_members,
@@ -161,10 +162,11 @@ class SpeculativeEnsemble:
         on_round: Callable[[Round], None] | None = None,
         **settings: Unpack[Settings],
     ) -> Generation:
-        """Generate from one prompt for all members, or a list with one for each.
+        """Generate from one prompt; several are for `generate_many`.
 
-        prompt: text, token ids or chat messages. on_tokens: called after each round with the events of its tokens, to
-        stream them. on_round: called then too, with all that is known of the round. settings: see `Settings`.
+        prompt: text, token ids or chat messages; or MemberPrompts, with one of these for each member. on_tokens: called
+        after each round with the events of its tokens, to stream them. on_round: called then too, with all that is
+        known of the round. settings: see `Settings`.
         KeyboardInterrupt ends the generation and returns what was settled, with `interrupted` True.
         Raises ValueError where an argument is wrong; RuntimeError where no token has positive probability.
         """
@@ -174,7 +176,7 @@ class SpeculativeEnsemble:
         batch = self._batch(1, reports, on_round)
         interrupted = False
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), evaluating(self._all_models):
                 list(batch.run([request]))
         except KeyboardInterrupt:
             interrupted = True
@@ -206,7 +208,7 @@ class SpeculativeEnsemble:
         for name, value in (("batch_size", batch_size), ("samples", samples)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
-        make_task = TaskMaker(self, settings, samples)
+        make_task = TaskMaker(self, settings)
 
         def report(request: Request, events: list[Event]) -> None:
             assert on_tokens is not None
@@ -225,7 +227,7 @@ class SpeculativeEnsemble:
 
         finished = batch.run(requests)
         while True:
-            with torch.inference_mode():  # not while the caller has the turn
+            with torch.inference_mode(), evaluating(self._all_models):  # not while the caller has the turn
                 request = next(finished, None)
             if request is None:
                 return
@@ -242,6 +244,12 @@ class SpeculativeEnsemble:
         ids = set().union(*(model.end_of_sequence for model in self.models))
         own = getattr(self.tokenizer, "eos_token_id", None)
         return ids if own is None else ids | {own}
+
+    @property
+    def _all_models(self) -> list[CausalLM]:
+        """Those of the members and of the drafter."""
+        drafter = self.plan.drafter
+        return self.models if isinstance(drafter, int) else [*self.models, *drafter.models]
 
     def _request(self, task: Task) -> Request:
         return Request(task, self.tokenizer, min(model.num_embeddings for model in self.models))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -34,9 +36,14 @@ def draw_seed() -> int:
     return secrets.randbits(63)
 
 
-def wrapped(seed: int) -> int:
-    """A seed of 64 bits: behind the largest number comes the smallest."""
-    return (seed + SEEDS) % (2 * SEEDS) - SEEDS
+def derived_seed(seed: int, index: int, sample: int) -> int:
+    """The seed of one of many texts: that of the call for the first one, else a hash of it and the text's numbers.
+
+    So the texts of two seeds have no seed in common, however near the seeds are (but for a chance of 2^-64 a pair).
+    """
+    if index == sample == 0:
+        return seed
+    return struct.unpack("<q", hashlib.blake2b(struct.pack("<qqq", seed, index, sample), digest_size=8).digest())[0]
 
 
 class Settings(TypedDict, total=False):
@@ -45,8 +52,9 @@ class Settings(TypedDict, total=False):
     max_new_tokens (256), min_new_tokens (0): how long a text is. stop_tokens: ids that end it; None takes the end of
         sequence of models and tokenizer, () never stops. stop_strings: what ends it, also across the borders of tokens,
         and is no part of it.
-    sampling: temperature 1 by default. seed: of the first text's randomness, None draws one for each; further texts
-        have the numbers that follow. chat: put text through the chat template. logprobs: return them.
+    sampling: temperature 1 by default. seed: of the first text's randomness, None draws one for each; those of further
+        texts are derived from it (`derived_seed`) and told with each. chat: put text through the chat template.
+        logprobs: return them.
     processing: a `specens_kernels.Processing` with logit bias and penalties, without tables of tokens. The prompt that
         a repetition penalty looks at is member 0's.
     logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
@@ -94,13 +102,12 @@ class Job:
 class TaskMaker:
     """Turns the jobs of one call into tasks. Raises TypeError where the call has a setting that there is none of."""
 
-    def __init__(self, owner: SpeculativeEnsemble, settings: Settings, samples: int = 1) -> None:
+    def __init__(self, owner: SpeculativeEnsemble, settings: Settings) -> None:
         unknown = sorted(set(settings) - set(Settings.__annotations__))
         if unknown:
             raise TypeError(f"{unknown[0]}: no such setting; there are {', '.join(Settings.__annotations__)}")
         self._owner = owner
         self._settings = settings
-        self._samples = samples
         self._end_of_sequence = frozenset(owner.end_of_sequence)
 
     def __call__(self, job: Job, index: int, sample: int) -> Task:
@@ -125,8 +132,8 @@ class TaskMaker:
             sample=sample,
         )
         self._check(task)
-        offset = sample if job.seed is not None else index * self._samples + sample
-        return replace(with_numbers(task), seed=wrapped(task.seed + offset))
+        seed = derived_seed(task.seed, 0 if job.seed is not None else index, sample)
+        return replace(with_numbers(task), seed=seed)
 
     def _check(self, task: Task) -> None:
         owner = self._owner

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
+from specens.adapters.modes import evaluating
 from specens.arguments import group_by_weights, places_read_together
 from specens.generate import Generation, SpeculativeEnsemble
+from specens.jobs import derived_seed
 from specens.member import Member
 from specens.planner import Candidate, GroupCost, Measured
-from specens.prompts import prompts_for_members
+from specens.prompts import MemberPrompts, prompts_for_members
 from specens.request import counted_places
 from specens.schedules import Plan
 from specens.statistics import Statistics
@@ -60,8 +62,10 @@ def measure(
     read = [places_read_together(one.schedule, groups, one.drafter) for one in [Candidate("standard", ()), *chosen]]
     together = sorted({tuple(places) for each in read for places in each})
     say("timing forwards")
+    with evaluating(ensemble.models):
+        costs = _costs(ensemble.models, prompts, texts[0].tokens, together, repeats)
     return Measured(
-        costs=_costs(ensemble.models, prompts, texts[0].tokens, together, repeats),
+        costs=costs,
         outside=statistics.median(text.statistics.overhead_seconds / text.statistics.model_calls for text in texts),
         acceptance=acceptance,
         counted=counted_places(ensemble.ensemble, len(prompts)),
@@ -125,7 +129,9 @@ def _write(
     texts = []
     for sample in range(samples):
         say(f"writing text {sample + 1} of {samples}")
-        texts.append(ensemble.generate(prompts, seed=seed + sample, stop_tokens=(), **settings))
+        texts.append(
+            ensemble.generate(MemberPrompts(prompts), seed=derived_seed(seed, 0, sample), stop_tokens=(), **settings)
+        )
         if texts[-1].interrupted:
             raise KeyboardInterrupt
     return texts
@@ -143,7 +149,8 @@ def _acceptance(
     """Of each member the chance that its draft is accepted, at every position of a text."""
     places = range(len(prompts))
     readers = [_member(ensemble.models[place], prompts, (place,)) for place in places]
-    logits = [reader.score(tokens[:-1], len(tokens)) for reader in readers]  # [1, tokens, vocab] each
+    with evaluating(ensemble.models):
+        logits = [reader.score(tokens[:-1], len(tokens)) for reader in readers]  # [1, tokens, vocab] each
     device = logits[0].device
     everyone = [rows.to(device) for rows in logits]
     assert not isinstance(ensemble.ensemble, DenseTarget)  # `_write` refuses them

@@ -16,6 +16,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from specens.draft_lens import DraftLen
     from specens.drafters import Drafter as Drafters
+    from specens.prompts import MemberPrompts
     from specens.request import Ensemble
     from specens.schedules.plan import TreePlan
 
@@ -202,10 +203,12 @@ class Placement:
         return {"dtype": dtype, "device": self.device}
 
 
-def read_prompt(prompts: Sequence[str] | None) -> str | list[str]:
+def read_prompt(prompts: Sequence[str] | None) -> str | MemberPrompts:
     """The prompt of all members, or one for each; without the option, standard input. Raises ValueError on none."""
     if prompts:
-        return prompts[0] if len(prompts) == 1 else list(prompts)
+        from specens.prompts import MemberPrompts
+
+        return prompts[0] if len(prompts) == 1 else MemberPrompts(prompts)
     text = "" if sys.stdin.isatty() else sys.stdin.read().strip()
     if not text:
         raise ValueError("--prompt: expected a text, here or on standard input; got none")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specens.json_lines import parse_lines
+from specens.prompts import MemberPrompts
 from specens.request import Ensemble
 from specens_kernels import LogitMixture, Mixture, Sampling
 
@@ -27,6 +28,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a list of numbers",
         lambda value: isinstance(value, list) and all(isinstance(weight, int | float) for weight in value),
     ),
+    "member_prompts": ("a list with a prompt for each member", lambda value: isinstance(value, list)),
 }
 
 
@@ -39,8 +41,9 @@ class PromptLine:
 
     @property
     def prompt(self) -> Any:
-        """Text, token ids, chat messages, or a list with one of these for each member."""
-        return self.values["prompt"]
+        """Text, token ids or chat messages, or one of these for each member."""
+        each = self.values.get("member_prompts")
+        return self.values["prompt"] if each is None else MemberPrompts(each)
 
     def sampling(self, others: Sampling) -> Sampling:
         """The sampling of all prompts, and in its place what this line says."""
@@ -61,7 +64,8 @@ class PromptLine:
 def read_prompts(path: Path) -> list[PromptLine]:
     """The lines of a file, blank ones aside.
 
-    Fields: prompt, and perhaps id, seed, max_new_tokens, temperature, top_k, top_p, min_p, weights.
+    Fields: prompt, or member_prompts with one for each member; and perhaps id, seed, max_new_tokens, temperature,
+    top_k, top_p, min_p, weights.
     Raises ValueError naming the line, what was expected in it and what came.
     """
     lines = [PromptLine(_checked(path, number, values), f"{path}, prompt {number}") for number, values in _read(path)]
@@ -86,8 +90,10 @@ def _checked(path: Path, number: int, values: dict) -> dict:
     if unknown:
         raise ValueError(f"{where}: expected the fields {', '.join(_FIELDS)}; got {unknown[0]!r}")
     given = {name: value for name, value in values.items() if value is not None}
-    if "prompt" not in given:
-        raise ValueError(f"{where}: expected a field 'prompt', got {', '.join(map(repr, values)) or 'no field'}")
+    if ("prompt" in given) == ("member_prompts" in given):
+        raise ValueError(
+            f"{where}: expected a field 'prompt' or 'member_prompts', got {', '.join(map(repr, values)) or 'no field'}"
+        )
     for name, value in given.items():
         expected, suits = _FIELDS[name]
         if isinstance(value, bool) or not suits(value):

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-EXPECTED = "text, token ids, chat messages (dicts with role and content), or a list with one of these for each member"
+EXPECTED = "text, token ids, chat messages (dicts with role and content), or MemberPrompts of these"
+
+
+@dataclass(frozen=True, init=False)
+class MemberPrompts:
+    """A prompt for each member, in their order: the same question with and without its context, say.
+
+    prompts: text, token ids or chat messages, one for each. Raises ValueError where they are no list.
+    """
+
+    prompts: tuple[Any, ...]
+
+    def __init__(self, prompts: Sequence[Any]) -> None:
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise ValueError(f"prompts: expected a list with a prompt for each member, got {type(prompts).__name__}")
+        object.__setattr__(self, "prompts", tuple(prompts))
 
 
 def prompts_for_members(prompt: Any, num_members: int, tokenizer: Any | None, chat: bool) -> list[list[int]]:
     """Token ids of every member's prompt.
 
-    prompt: text, token ids (ints or a one-dimensional tensor) or chat messages: the prompt of all members; or a list
-        with one of these for each member. chat: put text through the tokenizer's chat template as a user's message.
+    prompt: text, token ids (ints or a one-dimensional tensor) or chat messages: the prompt of all members; or
+        MemberPrompts. chat: put text through the tokenizer's chat template as a user's message.
     Raises ValueError where a prompt is none of these or empty, where the number of prompts is not that of the members,
         or where text comes without a tokenizer.
     """
-    each = [prompt] * num_members if _is_one_prompt(prompt) else list(prompt)
+    if isinstance(prompt, MemberPrompts):
+        each = list(prompt.prompts)
+    else:
+        each = [prompt] * num_members if _is_one_prompt(prompt) else _former_list(prompt)
     if len(each) != num_members:
         raise ValueError(f"prompt: expected one prompt, or one for each of the {num_members} members; got {len(each)}")
     return [_token_ids(one, tokenizer, chat) for one in each]
@@ -30,6 +50,21 @@ def _is_one_prompt(prompt: Any) -> bool:
     if not isinstance(prompt, Sequence):
         raise ValueError(f"prompt: expected {EXPECTED}; got {type(prompt).__name__}")
     return len(prompt) == 0 or isinstance(prompt[0], (int, dict))
+
+
+def _former_list(prompts: Sequence[Any]) -> list[Any]:
+    """A list of prompts, which may mean two things: of texts it is refused, of token ids one for each member."""
+    if any(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError(
+            f"prompt: expected {EXPECTED}; got a list of {len(prompts)}. Several prompts are for generate_many; "
+            "one for each member is MemberPrompts([...])"
+        )
+    warnings.warn(
+        "prompt: a list with a prompt for each member is deprecated; write MemberPrompts([...])",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return list(prompts)
 
 
 def _token_ids(prompt: Any, tokenizer: Any | None, chat: bool) -> list[int]:

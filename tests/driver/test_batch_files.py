@@ -13,6 +13,7 @@ from driver.tiny_models import relative_of, save_pair, tiny_llama, tiny_tokenize
 from specens import SpeculativeEnsemble
 from specens.batch_files import missing, open_texts, write_texts
 from specens.cli import app
+from specens.jobs import derived_seed
 from specens.prompt_file import read_prompts
 from specens.scorer import RaggedCache
 from typer.testing import CliRunner
@@ -23,7 +24,7 @@ LINES = [
     {"prompt": "w5 w3 w8", "id": "plain"},
     {"prompt": [5, 3, 8]},
     {"prompt": "w1", "seed": 7, "temperature": 0.5, "top_k": 5},
-    {"prompt": ["w1 w2", "w3"], "weights": [0.1, 0.9]},
+    {"member_prompts": ["w1 w2", "w3"], "weights": [0.1, 0.9]},
     {"prompt": "w9", "max_new_tokens": 3, "id": 4},
     {"prompt": "w2 w2", "temperature": 0, "top_p": None},
 ]
@@ -86,13 +87,15 @@ def test_every_prompt_gives_its_texts_with_its_own_settings(models, prompts, tmp
     records = sorted(read_lines(tmp_path / "texts.jsonl"), key=lambda record: (record["index"], record["sample"]))
     assert [(record["index"], record["sample"]) for record in records] == [(i, s) for i in range(6) for s in range(2)]
     assert [record["id"] for record in records[::2]] == ["plain", None, None, None, 4, None]
-    assert [record["seed"] for record in records] == [5, 6, 7, 8, 7, 8, 11, 12, 13, 14, 15, 16]
+    seeds = [derived_seed(7, 0, s) if i == 2 else derived_seed(5, i, s) for i in range(6) for s in range(2)]
+    assert [record["seed"] for record in records] == seeds
+    assert (seeds[0], seeds[4]) == (5, 7)
     assert [len(record["tokens"]) for record in records[::2]] == [30, 30, 30, 30, 3, 30]
     loaded = SpeculativeEnsemble(models, dtype=torch.float32)
     own = [
         {"prompt": "w5 w3 w8", "seed": 5},
         {"prompt": "w1", "seed": 7, "sampling": Sampling(0.5, top_k=5)},
-        {"prompt": "w2 w2", "seed": 15, "sampling": Sampling(0)},
+        {"prompt": "w2 w2", "seed": seeds[10], "sampling": Sampling(0)},
     ]
     for record, settings in zip((records[0], records[4], records[10]), own, strict=True):
         assert record["tokens"] == loaded.generate(**settings, max_new_tokens=30).tokens
@@ -133,6 +136,7 @@ def slow(self, *arguments):
     return forward(self, *arguments)
 RaggedCache.forward = slow
 from specens.cli import app
+from specens.jobs import derived_seed
 app(["generate", *sys.argv[1:]])
 """
 
@@ -232,7 +236,9 @@ def test_a_file_of_something_else_is_left_as_it_is(models, ensemble, prompts, tm
         ('{"prompt": "w1"', "line 2: expected JSON"),
         ("[1, 2]", "line 2: expected a JSON object"),
         ('{"text": "w1"}', "prompt 2: expected the fields prompt, id, .*; got 'text'"),
-        ('{"id": 1}', "prompt 2: expected a field 'prompt', got 'id'"),
+        ('{"id": 1}', "prompt 2: expected a field 'prompt' or 'member_prompts', got 'id'"),
+        ('{"prompt": "w1", "member_prompts": ["w1", "w2"]}', "prompt 2: expected a field 'prompt' or 'member_prompts'"),
+        ('{"prompt": ["w1", "w2"]}', "prompt 2: prompt: expected text, .* got a list of 2"),
         ('{"prompt": 5}', "prompt 2: prompt: expected text, token ids or chat messages, got 5"),
         ('{"prompt": "w1", "seed": "x"}', "prompt 2: seed: expected an integer of 64 bits, got 'x'"),
         ('{"prompt": "w1", "seed": 18446744073709551616}', "prompt 2: seed: expected an integer of 64 bits, got 184"),

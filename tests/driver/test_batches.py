@@ -11,6 +11,7 @@ from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tok
 from specens import Job, SpeculativeEnsemble
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.ragged_cache import RaggedCache
+from specens.jobs import derived_seed
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, target_logprobs
 
@@ -32,7 +33,7 @@ def alone_and_together(ensemble, jobs, batch_size=3, **settings):
         own = {
             name: value for name, value in vars(job).items() if value is not None and name not in ("prompt", "ensemble")
         }
-        alone.append(ensemble.generate(job.prompt, **(settings | {"seed": 5 + index} | own)))
+        alone.append(ensemble.generate(job.prompt, **(settings | {"seed": derived_seed(5, index, 0)} | own)))
     together = sorted(ensemble.generate_many(jobs, batch_size=batch_size, seed=5, **settings), key=lambda g: g.index)
     return alone, together
 
@@ -89,7 +90,7 @@ def test_requests_differ_in_every_setting(members):
     )
     for job, text in zip(jobs, together, strict=True):
         own = SpeculativeEnsemble(members[:2], ensemble=job.ensemble, draft_lens=2)
-        settings = {"max_new_tokens": 15, "seed": 8 + text.index, "stop_tokens": [7]}
+        settings = {"max_new_tokens": 15, "seed": derived_seed(8, text.index, 0), "stop_tokens": [7]}
         names = ("sampling", "seed", "max_new_tokens", "min_new_tokens", "processing")
         settings |= {name: getattr(job, name) for name in names if getattr(job, name) is not None}
         assert own.generate(job.prompt, **settings).tokens == text.tokens
@@ -100,7 +101,7 @@ def test_each_prompt_gives_as_many_samples_as_are_asked_for(members):
     ensemble = SpeculativeEnsemble(members[:2])
     texts = list(ensemble.generate_many([PROMPT, [1]], samples=3, batch_size=4, max_new_tokens=12, seed=20))
     assert sorted((text.index, text.sample, text.seed) for text in texts) == [
-        (index, sample, 20 + 3 * index + sample) for index in range(2) for sample in range(3)
+        (index, sample, derived_seed(20, index, sample)) for index in range(2) for sample in range(3)
     ]
     for text in texts:
         prompt = (PROMPT, [1])[text.index]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from driver.tiny_models import PROMPT, relative_of, tiny_llama
-from specens import SpeculativeEnsemble
+from specens import MemberPrompts, SpeculativeEnsemble
 from specens.compare import compare, with_other_schedules
 from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
 from specens.member import Member
@@ -71,7 +71,7 @@ def test_trees_are_compared_where_they_are_asked_for(standard):
 
 def test_members_that_share_weights_are_called_hard_to_beat():
     shared = SpeculativeEnsemble([tiny_llama(0)] * 2, schedule="standard")
-    comparison = compare(with_other_schedules(shared), [PROMPT, [1, 2]], max_new_tokens=10, repeats=1)
+    comparison = compare(with_other_schedules(shared), MemberPrompts([PROMPT, [1, 2]]), max_new_tokens=10, repeats=1)
     assert any("Members share weights" in finding for finding in comparison.findings)
 
 

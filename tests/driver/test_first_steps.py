@@ -1,10 +1,14 @@
 """A new user's first calls work at once, and nothing that they say is ignored in silence."""
 
+import importlib.metadata
+
 import pytest
+import specens
 from driver.tiny_models import PROMPT, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.drafters import PromptLookup
 
+import specens_kernels
 from specens_kernels import Sampling
 
 GREEDY = Sampling(temperature=0.0)
@@ -56,3 +60,20 @@ def test_a_drafter_is_refused_where_nothing_is_drafted(pair, drafter):
 def test_draft_lengths_that_mean_nothing_are_warned_of(pair, schedule):
     with pytest.warns(UserWarning, match=rf"^draft_lens: 3 means nothing under schedule '{schedule}'"):
         SpeculativeEnsemble(pair, schedule=schedule, draft_lens=3)
+
+
+@pytest.mark.parametrize("package", [specens, specens_kernels], ids=lambda package: package.__name__)
+def test_a_package_shows_what_it_has_and_its_version(package):
+    assert set(package.__all__) <= set(dir(package))
+    assert all(getattr(package, name) is not None for name in dir(package))
+    assert package.__version__ == importlib.metadata.version("specens-kernels")
+
+
+def test_samples_of_neighbouring_seeds_have_no_text_in_common(pair):
+    ensemble = SpeculativeEnsemble(pair)
+    texts = {
+        seed: {tuple(text.tokens) for text in ensemble.generate_many([PROMPT, PROMPT], samples=4, seed=seed)}
+        for seed in range(3)
+    }
+    assert [len(own) for own in texts.values()] == [8] * 3
+    assert len(set.union(*texts.values())) == 24

@@ -5,7 +5,8 @@ import pytest
 import specens
 import torch
 from driver.tiny_models import PROMPT, record_members, relative_of, tiny_llama, tiny_tokenizer
-from specens import SpeculativeEnsemble
+from specens import MemberPrompts, SpeculativeEnsemble
+from specens.drafters import DraftModel
 
 from specens_kernels import Contrastive, Mixture, Sampling
 
@@ -79,7 +80,7 @@ def test_the_text_has_max_new_tokens(pair, schedule, draft_lens):
 def test_each_member_may_have_its_own_prompt(pair, schedule):
     prompts = [[5, 3, 8, 1], [2, 2, 9, 9, 4, 7, 1]]
     result = SpeculativeEnsemble(pair, schedule=schedule, draft_lens=2).generate(
-        prompts, max_new_tokens=30, sampling=GREEDY
+        MemberPrompts(prompts), max_new_tokens=30, sampling=GREEDY
     )
     expected = []
     with torch.inference_mode():
@@ -101,7 +102,7 @@ def test_members_that_share_weights_are_forwarded_as_one_batch_under_standard(pa
     prompts = [[5, 3, 8, 1], [2, 2, 9, 9, 4, 7, 1], [1]]
     weights = Mixture((0.5, 0.3, 0.2))
     shared = SpeculativeEnsemble([model] * 3, ensemble=weights, schedule="standard")
-    result = shared.generate(prompts, max_new_tokens=20, sampling=GREEDY)
+    result = shared.generate(MemberPrompts(prompts), max_new_tokens=20, sampling=GREEDY)
     hook.remove()
     assert calls == [(3, 7)] + [(3, 1)] * 19
     assert result.statistics.model_calls == 20
@@ -110,11 +111,11 @@ def test_members_that_share_weights_are_forwarded_as_one_batch_under_standard(pa
 
     apart = [relative_of(model, 0, noise=0.0) for _ in range(3)]
     separate = SpeculativeEnsemble(apart, ensemble=weights, schedule="standard")
-    expected = separate.generate(prompts, max_new_tokens=20, sampling=GREEDY)
+    expected = separate.generate(MemberPrompts(prompts), max_new_tokens=20, sampling=GREEDY)
     assert expected.statistics.model_calls == 60
     assert result.tokens == expected.tokens
     drafted = SpeculativeEnsemble([model] * 3, ensemble=weights, schedule="fixed", draft_lens=3)
-    assert drafted.generate(prompts, max_new_tokens=20, sampling=GREEDY).tokens == expected.tokens
+    assert drafted.generate(MemberPrompts(prompts), max_new_tokens=20, sampling=GREEDY).tokens == expected.tokens
 
 
 def test_two_models_share_weights_where_they_use_the_same_memory(pair):
@@ -222,11 +223,16 @@ def test_schedules_say_how_many_members_they_need(pair):
         ({"prompt": []}, "prompt: expected at least one token"),
         ({"prompt": 5}, "prompt: expected text, token ids"),
         ({"prompt": "hello"}, "prompt: text needs a tokenizer"),
-        ({"prompt": [[1], [2], [3]]}, "prompt: expected one prompt, or one for each of the 2 members; got 3"),
+        (
+            {"prompt": MemberPrompts([[1], [2], [3]])},
+            "prompt: expected one prompt, or one for each of the 2 members; got 3",
+        ),
         ({"prompt": [1, -1]}, "prompt: expected token ids >= 0, got -1"),
         ({"prompt": [1, 61]}, "prompt: expected ids < 61 for member 0, got 61"),
         ({"prompt": torch.zeros(1, 3)}, "prompt: expected one-dimensional token ids"),
-        ({"prompt": [[1, 2], [0.5]]}, "prompt: expected text, token ids"),
+        ({"prompt": MemberPrompts([[1, 2], [0.5]])}, "prompt: expected text, token ids"),
+        ({"prompt": ["w1", "w2"]}, r"prompt: expected text, .* generate_many; one for each member is MemberPrompts"),
+        ({"prompt": ["w1"]}, r"prompt: expected text, .* got a list of 1"),
         ({"prompt": [1], "seed": 2**63}, "seed: expected an integer of 64 bits, got 9223372036854775808"),
         ({"prompt": [1], "stop_tokens": 5}, "stop_tokens: expected a list of token ids, got 5"),
         ({"prompt": [1], "sampling": 0.5}, "sampling: expected specens_kernels.Sampling, got float"),
@@ -249,10 +255,38 @@ def test_prompts_may_be_tensors_text_or_chat_messages(pair):
     assert ensemble.generate("w1 w5 w3 w2", **job).tokens == expected
     assert ensemble.generate("w5 w3", chat=True, **job).tokens == expected
     assert ensemble.generate([{"role": "user", "content": "w5 w3"}], **job).tokens == expected
-    assert ensemble.generate(["w1 w5 w3 w2", [1, 5, 3, 2]], **job).tokens == expected
+    assert ensemble.generate(MemberPrompts(["w1 w5 w3 w2", [1, 5, 3, 2]]), **job).tokens == expected
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="chat: the tokenizer has no chat template"):
         ensemble.generate("w5", chat=True, **job)
+
+
+def test_the_former_list_of_token_ids_for_each_member_is_warned_of(pair):
+    ensemble, prompts, job = SpeculativeEnsemble(pair), [[5, 3, 8, 1], [2, 9]], {"max_new_tokens": 10, "seed": 0}
+    with pytest.warns(FutureWarning, match=r"MemberPrompts"):
+        former = ensemble.generate(prompts, **job)
+    assert former.tokens == ensemble.generate(MemberPrompts(prompts), **job).tokens
+    with pytest.raises(ValueError, match=r"prompts: expected a list with a prompt for each member, got str"):
+        MemberPrompts("hi")
+
+
+@pytest.mark.parametrize("drafter", [None, "model"])
+def test_members_come_back_in_the_mode_that_they_came_in(drafter):
+    first = tiny_llama(0, attention_dropout=0.5)
+    models = [first, relative_of(first, 1, noise=0.2), relative_of(first, 2, noise=0.2)]
+    arguments = {} if drafter is None else {"drafter": DraftModel(models[2])}
+    ensemble = SpeculativeEnsemble(models[:2], **arguments)
+    expected = ensemble.generate(PROMPT, max_new_tokens=20, seed=0).tokens
+    for model in models:
+        model.train()
+    models[0].model.layers[0].eval()  # a part that its owner has frozen
+    modes = [[module.training for module in model.modules()] for model in models]
+    assert ensemble.generate(PROMPT, max_new_tokens=20, seed=0).tokens == expected
+    for text in ensemble.generate_many([PROMPT, PROMPT], seed=0, max_new_tokens=20):
+        assert [[module.training for module in model.modules()] for model in models] == modes
+        assert text.index or text.tokens == expected
+    SpeculativeEnsemble(models[:2], **arguments)
+    assert [[module.training for module in model.modules()] for model in models] == modes
 
 
 def test_members_may_carry_an_adapter_that_is_not_merged(pair):

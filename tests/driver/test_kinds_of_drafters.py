@@ -11,7 +11,7 @@ from driver.test_drafters import REPETITIVE
 from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, Bigram, HeadedBigram, relative_of, tiny_llama, tiny_tokenizer
 from peft import LoraConfig, get_peft_model
-from specens import SpeculativeEnsemble
+from specens import MemberPrompts, SpeculativeEnsemble
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.fewer_layers import with_layers
 from specens.adapters.load import load_model
@@ -173,7 +173,7 @@ def test_recurrent_draft_models_take_back_what_was_rejected(kind):
 
 def test_members_that_share_weights_are_read_in_one_forward_whoever_drafts(pair):
     model = pair[0]
-    target, prompts = LogitMixture((1.5, -0.5)), [[5, 3, 8, 1], [2, 2]]
+    target, prompts = LogitMixture((1.5, -0.5)), MemberPrompts([[5, 3, 8, 1], [2, 2]])
     settings = {"max_new_tokens": 24, "sampling": GREEDY}
     expected = SpeculativeEnsemble([model, model], None, target, schedule="standard").generate(prompts, **settings)
     heads = Heads(lambda hidden: torch.stack([model.lm_head(hidden)] * 2, 1), place=1)

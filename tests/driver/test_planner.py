@@ -78,9 +78,8 @@ def test_n_members_that_always_agree_need_one_forward_for_a_token():
 def text_of(members, candidate, **settings):
     """A text under a candidate's schedule."""
     ensemble = settings.pop("ensemble", None)
-    own = SpeculativeEnsemble(
-        members, None, ensemble, candidate.draft_lens, candidate.schedule, drafter=candidate.drafter
-    )
+    arguments = {} if candidate.schedule == "standard" else {"drafter": candidate.drafter}
+    own = SpeculativeEnsemble(members, None, ensemble, candidate.draft_lens, candidate.schedule, **arguments)
     return own.generate(PROMPT, **({"max_new_tokens": NUM_TOKENS, "stop_tokens": ()} | settings))
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from driver.test_schedules import chi_square_probability
-from specens import SpeculativeEnsemble, TreePlan
+from specens import MemberPrompts, SpeculativeEnsemble, TreePlan
 
 from specens_kernels import Contrastive, Mixture, Sampling, target_logprobs
 
@@ -52,7 +52,7 @@ def test_sampled_text_is_reproduced_by_its_seed_and_streams_as_it_reads(smollm2,
 
 
 def test_one_model_under_two_prompts_is_a_prompt_ensemble(smollm2, tokenizer):
-    prompts = ["Name a colour.", "Name a colour of the sky on a clear day, please."]
+    prompts = MemberPrompts(["Name a colour.", "Name a colour of the sky on a clear day, please."])
     job = {"chat": True, "max_new_tokens": 12, "sampling": Sampling(temperature=0.0)}
     expected = SpeculativeEnsemble([smollm2, smollm2], tokenizer, schedule="standard").generate(prompts, **job)
     assert expected.statistics.model_calls == len(expected.tokens)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from specens.adapters.modes import evaluating
 from specens.kv_cache import is_recurrent
 
 MASKED_ATTENTION = ("sdpa", "eager")
@@ -20,13 +21,13 @@ MASKED_ATTENTION = ("sdpa", "eager")
 class CausalLM:
     """One loaded model: forward on a cache, and the facts about it that a member asks for.
 
-    model: a causal LM of transformers, or one wrapped by PEFT; it is put into eval mode.
+    model: a causal LM of transformers, or one wrapped by PEFT; generations put it into eval mode for their time.
     make_cache: an empty cache from the model's configuration; None takes a DynamicCache.
     keeps_hidden: whether `hidden` holds what went into the output layer in the last forward, [batch, rows, width].
     """
 
     def __init__(self, model: PreTrainedModel, make_cache: Callable[[Any], Any] | None = None) -> None:
-        self.model = model.eval()
+        self.model = model
         self.make_cache = make_cache
         self.keeps_hidden = False
         self.hidden: Tensor | None = None
@@ -89,7 +90,8 @@ class CausalLM:
         """Logits [vocab] behind the first ids, fed in parts of these lengths."""
         cache = self.new_cache()
         ids = torch.arange(sum(parts), device=self.device) % self.num_embeddings
-        logits = [self.forward(part[None], cache, 1) for part in ids.split(list(parts))]
+        with evaluating([self]):
+            logits = [self.forward(part[None], cache, 1) for part in ids.split(list(parts))]
         return logits[-1][0, -1].float()
 
     @property

@@ -31,6 +31,11 @@ class Drafter(Protocol):
     has_probabilities: bool = False
     estimates: bool = False
 
+    @property
+    def models(self) -> list[CausalLM]:
+        """The models that it reads with, beside the members."""
+        return [] if self.model is None else [self.model]
+
     def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """The drafter as it serves an ensemble of these members. Raises ValueError where it does not suit them."""
         return self

@@ -73,6 +73,11 @@ class OtherTokenizer(Drafter):
         self._own = tokenizer
         self._members: Any = None
 
+    @property
+    def models(self) -> list[CausalLM]:
+        """The draft model."""
+        return [self._model]
+
     def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """Itself, beside the ensemble's tokenizer."""
         if tokenizer is None:
