@@ -116,7 +116,7 @@ class Mixture:
 
     weights: one float a member, or a tensor [batch, members]; each >= 0, sum 1.
     filter: "mixture": top-k, top-p and min-p act on the mixture; "members": on each member's distribution before.
-    Source: Fu et al., Speculative Ensemble, ICML 2025 (weighted ensemble).
+    Source: Fu et al., Collaborative Decoding via Speculation, ICML 2025 (weighted ensemble).
     """
 
     weights: tuple[float, ...] | Tensor

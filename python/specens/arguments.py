@@ -46,7 +46,7 @@ def check_members(members: Any) -> None:
 
 def choose_schedule(
     num_members: int, schedule: str | None, drafter: int | Drafter | None, tree: Any, draft_lens: Any
-) -> tuple[str, int | Drafter]:
+) -> tuple[str, int | Drafter | None]:
     """The schedule and its drafter, where None was given. Raises ValueError for what the schedule has no use for."""
     if schedule is None and drafter is None and tree is None and num_members == 1:
         return "fixed", PromptLookup()
@@ -62,17 +62,21 @@ def choose_schedule(
         raise ValueError(f"drafter: expected none under schedule 'standard', which drafts nothing; got {drafter!r}")
     if draft_lens is not None and chosen in ("standard", "tree"):
         warnings.warn(f"draft_lens: {draft_lens} means nothing under schedule {chosen!r}", stacklevel=3)
-    return chosen, 0 if drafter is None else drafter
+    return chosen, drafter
 
 
 def make_plan(
     members: Sequence[Any],
     draft_lens: DraftLen | Sequence[DraftLen] | None,
-    drafter: int | Drafter,
+    named: int | Drafter | None,
     tree: TreePlan | Sequence[int] | None,
     rule: Rule,
 ) -> Plan:
-    """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument."""
+    """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument.
+
+    named: the drafter, or None where none was.
+    """
+    drafter = 0 if named is None else named
     if draft_lens is None:
         draft_lens = LOOKUP_LEN if isinstance(drafter, PromptLookup) else 1
     lens = list(draft_lens) if isinstance(draft_lens, Sequence) else [draft_lens] * len(members)
@@ -88,7 +92,8 @@ def make_plan(
     if rule not in CHAIN_RULES and not isinstance(rule, Typical | Threshold | Replacement | DecisionTree):
         expected = f"{', '.join(CHAIN_RULES)}, or a Typical, Threshold, Replacement or DecisionTree"
         raise ValueError(f"rule: expected {expected}; got {rule!r}")
-    return Plan(len(members), tuple(lens), drafter, tree or TreePlan(), rule=rule)
+    first = named if isinstance(named, int) else None
+    return Plan(len(members), tuple(lens), drafter, tree or TreePlan(), rule=rule, proposes_first=first)
 
 
 def _check_drafter(drafter: Any, num_members: int, draft_lens: Any) -> None:

@@ -127,8 +127,9 @@ def with_other_schedules(
         lens = {name: own[0] for name, own in lens.items() if name != "alternate"}
     what = (members, ensemble.tokenizer, ensemble.ensemble)
     standard = SpeculativeEnsemble(*what, schedule="standard")
+    drafters = dict.fromkeys(lens, plan.drafter) | {"alternate": plan.proposes_first}
     others = [
-        SpeculativeEnsemble(*what, lens[name], name, drafter=plan.drafter, tree=tree if name == "tree" else None)
+        SpeculativeEnsemble(*what, lens[name], name, drafter=drafters[name], tree=tree if name == "tree" else None)
         for name in lens
     ]
     return [standard, *others]

@@ -135,12 +135,12 @@ def cost_table(measured: Measured, names: Sequence[str]) -> Table:
 
 
 def prediction_table(predictions: Sequence[Prediction]) -> Table:
-    """The fastest of each schedule and drafter, and `standard`."""
+    """The fastest of each schedule and drafter, and `standard`. at least: what the weights promise for any text."""
     table = Table(caption="predicted, the best of each kind", caption_justify="left", box=SIMPLE_HEAD)
     table.add_column("schedule", no_wrap=True)
-    for name in ("tokens/s", "speed-up", "accepted", "forwards a token"):
+    for name in ("tokens/s", "speed-up", "at least", "accepted", "forwards a token"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown: dict[tuple[str, int], int] = {}
+    shown: dict[tuple[str, int | None], int] = {}
     for prediction in predictions:
         kind = (prediction.candidate.schedule, prediction.candidate.drafter)
         shown[kind] = shown.get(kind, 0) + 1
@@ -149,6 +149,7 @@ def prediction_table(predictions: Sequence[Prediction]) -> Table:
                 str(prediction.candidate),
                 f"{prediction.tokens_per_second:.1f}",
                 f"{prediction.speedup:.2f}",
+                _optional(prediction.least_speedup),
                 _optional(prediction.acceptance),
                 " + ".join(f"{count:.2f}" for count in prediction.forwards),
             )

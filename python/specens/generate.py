@@ -96,8 +96,9 @@ class SpeculativeEnsemble:
     schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other) or "tree" (member
         `drafter` drafts trees). None is "tree" beside `tree`, "fixed" beside a Drafter, else "alternate"; of a lone
         member it is "fixed" with a PromptLookup, which needs no other model.
-    drafter: the index of a member (None: 0), or for "fixed" a `specens.drafters.Drafter`, which is none: then all
-        members score, and there may be one.
+    drafter: the index of the member that drafts (None: 0), or for "fixed" a `specens.drafters.Drafter`, which is none:
+        then all members score, and there may be one. Under "alternate" the member that proposes after a rejection;
+        None: that with the longest chains, of equal ones that whose last turn is longest ago.
     tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
     rule: how the schedule "fixed" accepts drafts, as in `specens_kernels.verify_chain`: "token", "block", and what
         changes the text: "typical", Typical, Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the

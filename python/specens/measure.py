@@ -15,6 +15,7 @@ from specens.adapters.causal_lm import CausalLM
 from specens.adapters.modes import evaluating
 from specens.arguments import group_by_weights, places_read_together
 from specens.generate import Generation, SpeculativeEnsemble
+from specens.ideal import least_acceptance
 from specens.jobs import derived_seed
 from specens.member import Member
 from specens.planner import Candidate, GroupCost, Measured
@@ -58,8 +59,9 @@ def measure(
     acceptance = [_acceptance(ensemble, prompts, text.tokens, sampling or Sampling()) for text in texts]
     groups = group_by_weights(ensemble.models)
     plan: Any = ensemble.plan
-    chosen = candidates or [Candidate(ensemble.schedule_name, plan.draft_lens, plan.drafter)]
-    read = [places_read_together(one.schedule, groups, one.drafter) for one in [Candidate("standard", ()), *chosen]]
+    drafter = plan.drafter if ensemble.schedule_name == "fixed" else plan.proposes_first
+    chosen = candidates or [Candidate(ensemble.schedule_name, plan.draft_lens, drafter)]
+    read = [places_read_together(one.schedule, groups, one.reads_alone) for one in [Candidate("standard", ()), *chosen]]
     together = sorted({tuple(places) for each in read for places in each})
     say("timing forwards")
     with evaluating(ensemble.models):
@@ -71,6 +73,7 @@ def measure(
         counted=counted_places(ensemble.ensemble, len(prompts)),
         weights=_weights(ensemble, len(prompts)),
         groups=groups,
+        least=_least_acceptance(ensemble, sampling or Sampling()),
     )
 
 
@@ -110,7 +113,8 @@ def measure_weights(
         say = on_step or (lambda _: None)
         texts = _write(own, prompts, say, samples, seed, sampling=sampling, max_new_tokens=max_new_tokens)
         acceptance = [_acceptance(own, prompts, text.tokens, sampling or Sampling()) for text in texts]
-        found[weight] = replace(measured, acceptance=acceptance, weights=(weight, 1 - weight))
+        least = _least_acceptance(own, sampling or Sampling())
+        found[weight] = replace(measured, acceptance=acceptance, weights=(weight, 1 - weight), least=least)
     return found
 
 
@@ -140,6 +144,14 @@ def _write(
 def _weights(ensemble: SpeculativeEnsemble, num_members: int) -> tuple[float, ...]:
     weights = getattr(ensemble.ensemble, "weights", None)
     return (1.0,) * num_members if weights is None else tuple(map(float, weights))
+
+
+def _least_acceptance(ensemble: SpeculativeEnsemble, sampling: Sampling) -> tuple[float, ...] | None:
+    """Of each member as the drafter, for any text; None for ensembles and sampling that the theorem is not about."""
+    own = ensemble.ensemble
+    if not isinstance(own, Mixture) or sampling.greedy or (sampling.filters and own.filter == "mixture"):
+        return None
+    return tuple(least_acceptance(float(weight)) for weight in own.weights)
 
 
 @torch.inference_mode()

@@ -49,7 +49,8 @@ class Measured:
     costs: by the places that are read together. outside: seconds outside forwards for each forward.
     acceptance: of each text, and each member as the drafter, the chance of acceptance at every position.
     counted: the places with a weight. weights: of the places; of members that share weights the heaviest drafts.
-    groups: the places of members that share weights.
+    groups: the places of members that share weights. least: of each member as the drafter, the acceptance that theorem
+    3.2 of Fu et al. promises for any text, or None where it does not hold.
     """
 
     costs: dict[tuple[int, ...], GroupCost]
@@ -58,6 +59,7 @@ class Measured:
     counted: tuple[int, ...]
     weights: tuple[float, ...]
     groups: list[list[int]]
+    least: tuple[float, ...] | None = None
 
     @property
     def num_members(self) -> int:
@@ -78,23 +80,28 @@ class Measured:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule with its settings, as `SpeculativeEnsemble` takes them; drafter is of `fixed` only."""
+    """A schedule with its settings, as `SpeculativeEnsemble` takes them."""
 
     schedule: str
     draft_lens: tuple[int, ...]
-    drafter: int = 0
+    drafter: int | None = None
 
     def __str__(self) -> str:
+        if self.schedule == "standard":
+            return self.schedule
         lens = ",".join(map(str, self.draft_lens if self.schedule == "alternate" else self.draft_lens[:1]))
-        return {"standard": "standard", "fixed": f"fixed {lens}, drafter {self.drafter}"}.get(
-            self.schedule, f"{self.schedule} {lens}"
-        )
+        return f"{self.schedule} {lens}" + ("" if self.drafter is None else f", drafter {self.drafter}")
+
+    @property
+    def reads_alone(self) -> int | None:
+        """The member that is fed before the others, the drafter of `fixed`; None under other schedules."""
+        return (self.drafter or 0) if self.schedule == "fixed" else None
 
     @property
     def options(self) -> str:
         """For the command line."""
         lens = "" if self.schedule == "standard" else f" --draft-lens {','.join(map(str, self.draft_lens))}"
-        return f"--schedule {self.schedule}{lens}" + (f" --drafter {self.drafter}" if self.schedule == "fixed" else "")
+        return f"--schedule {self.schedule}{lens}" + ("" if self.drafter is None else f" --drafter {self.drafter}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,8 @@ class Prediction:
     """What a candidate is expected to reach.
 
     speedup: by the tokens a second of `standard`. forwards: of each member, for one token of the text, those that read
-    prompts aside. acceptance: accepted among tested drafts; None for `standard`.
+    prompts aside. acceptance: accepted among tested drafts; None for `standard`. least_speedup: what the weights alone
+    promise, for any text, at these costs; None where they promise nothing.
     """
 
     candidate: Candidate
@@ -110,6 +118,7 @@ class Prediction:
     speedup: float
     forwards: list[float] = field(default_factory=list)
     acceptance: float | None = None
+    least_speedup: float | None = None
 
     def to_dict(self) -> dict:
         """Everything as plain values for JSON."""
@@ -128,6 +137,9 @@ def candidates(num_members: int, longest: int) -> Iterator[Candidate]:
     even = [(draft_len,) * num_members for draft_len in range(mixed + 1, longest + 1)]
     for lens in [*itertools.product(range(1, mixed + 1), repeat=num_members), *even]:
         yield Candidate("alternate", lens)
+    for drafter in range(num_members):
+        for draft_len in range(1, longest + 1):
+            yield Candidate("alternate", (draft_len,) * num_members, drafter)
 
 
 def predict_all(measured: Measured, chosen: Sequence[Candidate], *, seed: int = 0) -> list[Prediction]:
@@ -139,22 +151,30 @@ def predict_all(measured: Measured, chosen: Sequence[Candidate], *, seed: int = 
 
 def predict(measured: Measured, candidate: Candidate, baseline: float | None = None, *, seed: int = 0) -> Prediction:
     """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
-    places = places_read_together(candidate.schedule, measured.groups, candidate.drafter)
+    places = places_read_together(candidate.schedule, measured.groups, candidate.reads_alone)
     costs = [measured.costs[tuple(group)] for group in places]
     coins = random.Random(seed)
-    runs = [simulate(measured, candidate, places, text, coins) for text in measured.acceptance for _ in range(REPEATS)]
+
+    def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
+        runs = [simulate(measured, candidate, places, text, coins) for text in texts for _ in range(REPEATS)]
+        seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
+        return runs, sum(run.num_tokens for run in runs) / seconds
+
+    runs, rate = run_all(measured.acceptance)
     num_tokens = sum(run.num_tokens for run in runs)
-    seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
     tested = sum(run.num_tested for run in runs)
     later = [sum(len(run.reads[group]) for run in runs) for group in range(len(places))]
     group_of = {place: number for number, group in enumerate(places) for place in group}
-    rate = num_tokens / seconds
+    least = None
+    if measured.least is not None and tested:
+        least = run_all([[[chance] * runs[0].num_tokens for chance in measured.least]])[1] / (baseline or rate)
     return Prediction(
         candidate,
         rate,
         rate / (baseline or rate),
         [later[group_of[place]] / num_tokens for place in range(measured.num_members)],
         sum(run.num_accepted for run in runs) / tested if tested else None,
+        least,
     )
 
 
@@ -166,12 +186,15 @@ def simulate(
     if candidate.schedule == "standard":
         run.standard()
     elif candidate.schedule == "fixed":
-        run.fixed(candidate.drafter, candidate.draft_lens[candidate.drafter])
+        drafter = candidate.reads_alone or 0
+        run.fixed(drafter, candidate.draft_lens[drafter])
     elif candidate.schedule != "alternate":
         raise ValueError(f"schedule: expected standard, fixed or alternate to predict, got {candidate.schedule!r}")
     else:
-        proposers = [max(group, key=lambda place: abs(measured.weights[place])) for group in places]
-        run.alternate(proposers, candidate.draft_lens)
+        proposers = [
+            max(group, key=lambda place: (place == candidate.drafter, abs(measured.weights[place]))) for group in places
+        ]
+        run.alternate(proposers, candidate.draft_lens, candidate.drafter)
     return run
 
 

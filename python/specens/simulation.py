@@ -60,14 +60,19 @@ class Simulation:
                 self._score(own)
                 self._settle(1)
 
-    def alternate(self, proposers: Sequence[int], draft_lens: Sequence[int]) -> None:
-        """The group that lags behind scores, and its proposer drafts on."""
+    def alternate(self, proposers: Sequence[int], draft_lens: Sequence[int], first: int | None = None) -> None:
+        """The group that lags behind scores, and its proposer drafts on; `first` does so after a rejection."""
         turns = [-1] * len(self.reads)
         turn = 0
         while self._remaining:
             group = min(
                 range(len(self.reads)),
-                key=lambda own: (max(self._ends[own], self._settled), -draft_lens[proposers[own]], turns[own]),
+                key=lambda own: (
+                    max(self._ends[own], self._settled),
+                    proposers[own] != first,
+                    -draft_lens[proposers[own]],
+                    turns[own],
+                ),
             )
             turns[group] = turn
             turn += 1

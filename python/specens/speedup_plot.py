@@ -64,7 +64,9 @@ def speedups_by_weight(
 
 
 def _kind(candidate: Candidate, names: Sequence[str]) -> str:
-    return "alternate" if candidate.schedule == "alternate" else f"fixed, {names[candidate.drafter]} drafts"
+    if candidate.schedule != "alternate":
+        return f"fixed, {names[candidate.reads_alone or 0]} drafts"
+    return "alternate" if candidate.drafter is None else f"alternate, {names[candidate.drafter]} begins"
 
 
 def _draw_lines(panel: Any, lines: Mapping[str, Mapping[float, float]], title: str) -> None:

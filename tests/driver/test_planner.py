@@ -10,13 +10,13 @@ import torch
 from driver.tiny_models import PROMPT, Bigram, relative_of, save_pair, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.cli import app
-from specens.ideal import alternate_speedup, fixed_speedup
+from specens.ideal import alternate_speedup, alternate_speedup_of_the_paper, fixed_speedup, least_acceptance
 from specens.measure import measure, measure_weights
 from specens.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
 from specens.speedup_plot import speedups_by_length, speedups_by_weight
 from typer.testing import CliRunner
 
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
 
 SETTINGS = {
     "standard": Candidate("standard", (1, 1)),
@@ -25,6 +25,9 @@ SETTINGS = {
     "alternate 1": Candidate("alternate", (1, 1)),
     "alternate 3,1": Candidate("alternate", (3, 1)),
     "alternate 2,4": Candidate("alternate", (2, 4)),
+    "alternate 1, drafter 1": Candidate("alternate", (1, 1), drafter=1),
+    "alternate 3,1, drafter 1": Candidate("alternate", (3, 1), drafter=1),
+    "three, alternate 2,1,2, drafter 1": Candidate("alternate", (2, 1, 2), drafter=1),
     "three, fixed 2": Candidate("fixed", (2, 2, 2), drafter=2),
     "three, alternate 1": Candidate("alternate", (1, 1, 1)),
     "three, alternate 3,1,2": Candidate("alternate", (3, 1, 2)),
@@ -73,6 +76,53 @@ def test_n_members_that_always_agree_need_one_forward_for_a_token():
         assert sum(prediction.forwards) == pytest.approx(1.0, abs=0.02)
         rejecting = predict(even(0.0, (1.0,) * num_members), Candidate("alternate", (1,) * num_members))
         assert sum(rejecting.forwards) == pytest.approx(num_members, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("draft_len", "begins", "paper", "turns"), [(1, None, 1.15, 1.67), (1, 0, 1.15, 1.75), (3, 0, 1.95, 1.66)]
+)
+def test_the_formula_of_theorem_3_6_is_not_what_the_turns_give(draft_len, begins, paper, turns):
+    """Fu et al., ICML 2025: right at equal costs and one draft each, else too low or too high."""
+    lens = (draft_len, draft_len)
+    assert alternate_speedup_of_the_paper((1, 1), 0.8, 1.0) == pytest.approx(alternate_speedup(0.8))
+    assert alternate_speedup_of_the_paper(lens, 0.8, 0.2) == pytest.approx(paper, abs=0.006)
+    measured = even(0.8, (0.2, 1.0), num_tokens=2000)
+    speed = predict(measured, Candidate("standard", (1, 1))).tokens_per_second
+    assert predict(measured, Candidate("alternate", lens, begins), speed).speedup == pytest.approx(turns, abs=0.02)
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.2, 1.0, 3.0])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.9])
+def test_one_draft_each_is_never_slower_than_standard(cost, acceptance):
+    """Corollary 3.7, which the turns keep whoever begins after a rejection."""
+    assert alternate_speedup_of_the_paper((1, 1), acceptance, cost) >= 1
+    measured = even(acceptance, (cost, 1.0), num_tokens=1000)
+    speed = predict(measured, Candidate("standard", (1, 1))).tokens_per_second
+    for begins in (None, 0, 1):
+        assert predict(measured, Candidate("alternate", (1, 1), begins), speed).speedup >= 0.999
+
+
+def test_weights_promise_an_acceptance_and_with_it_a_speed(members):
+    """Theorem 3.2: at least its weight, and no more where no token is common to the members."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in (0.2, 0.5, 0.8):
+        sharp = [8 * torch.randn(500, 12, generator=generator) for _ in range(2)]
+        target = target_logprobs(sharp, ensemble=Mixture((weight, 1 - weight))).exp()
+        accepted = torch.minimum(target, sharp[0].softmax(-1)).sum(-1)
+        assert float(accepted.min()) >= least_acceptance(weight) - 1e-5
+        assert float(accepted.min()) < least_acceptance(weight) + 0.01
+    measured = measure_all(members[:2], [SETTINGS["fixed 1"]], 2, SAMPLING, Mixture((0.7, 0.3)))
+    assert measured.least == pytest.approx((0.7, 0.3))
+    for own, least in zip(measured.acceptance[0], measured.least, strict=True):
+        assert min(own) >= least - 1e-5
+    for prediction in predict_all(measured, [c for c in candidates(2, 3) if c.schedule != "standard"]):
+        assert prediction.least_speedup <= prediction.speedup + 0.02
+    for ensemble, sampling in [
+        (Mixture((0.7, 0.3)), Sampling(0)),
+        (Mixture((0.7, 0.3)), Sampling(top_k=5)),
+        (Contrastive(0.1), SAMPLING),
+    ]:
+        assert measure_all(members[:2], [SETTINGS["fixed 1"]], 1, sampling, ensemble, 10).least is None
 
 
 def text_of(members, candidate, **settings):
@@ -187,7 +237,7 @@ def test_candidates_cover_every_drafter_and_mix_lengths_as_far_as_they_are_few()
         found = list(candidates(num_members, 8))
         assert len(set(found)) == len(found)
         alternating = [candidate.draft_lens for candidate in found if candidate.schedule == "alternate"]
-        assert len(alternating) == mixed**num_members + 8 - mixed
+        assert len(alternating) == mixed**num_members + 8 - mixed + 8 * num_members
         assert len(found) == 1 + 8 * num_members + len(alternating)
 
 
@@ -198,7 +248,7 @@ def test_the_command_picks_a_schedule(tmp_path):
     assert result.exit_code == 0, result.stderr
     values = json.loads(result.stdout)
     rates = [prediction["tokens_per_second"] for prediction in values["predictions"]]
-    assert len(rates) == 1 + 2 * 3 + 9
+    assert len(rates) == 1 + 2 * 3 + 9 + 2 * 3
     assert rates == sorted(rates, reverse=True)
     assert set(values["measured"]["costs"]) == {"0", "1"}
     assert set(values["measured"]["costs"]["0"]["seconds"]) >= {"1", "2", "8"}

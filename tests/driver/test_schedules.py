@@ -25,7 +25,7 @@ def pair():
     return [first, relative_of(first, 1, noise=0.2)]
 
 
-def generate(members, schedule, draft_lens=1, ensemble=None, drafter=0, **arguments):
+def generate(members, schedule, draft_lens=1, ensemble=None, drafter=None, **arguments):
     return SpeculativeEnsemble(
         members, ensemble=ensemble, draft_lens=draft_lens, schedule=schedule, drafter=drafter
     ).generate(PROMPT, **({"max_new_tokens": 60, "seed": 3} | arguments))
@@ -41,6 +41,31 @@ def test_greedy_speculation_writes_the_tokens_of_standard(pair, name, schedule, 
         assert result.tokens == expected.tokens
         drafts_for_itself = name == "single_target" and schedule == "fixed" and drafter == 0
         assert (result.statistics.recovered == 0) == drafts_for_itself  # all other drafts are put to the test
+
+
+@pytest.mark.parametrize("draft_lens", [1, (3, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("drafter", [0, 1])
+def test_the_drafter_of_alternate_proposes_after_a_rejection(pair, drafter, draft_lens):
+    """The default proposer of Fu et al., ICML 2025: figure 4 has a curve for each of the members."""
+    rounds = []
+    result = generate(pair, "alternate", draft_lens, ENSEMBLES["mixture"], drafter, on_round=rounds.append, seed=4)
+    follow = [own for before, own in itertools.pairwise(rounds) if before.events[-1].kind == "recovered"]
+    assert len(follow) > 3
+    assert {own.drafts[0]["proposer"] for own in follow} == {drafter}
+    assert rounds[0].drafts[0]["proposer"] == drafter
+    assert min(result.statistics.drafted[:2]) > 0  # the other one goes on behind accepted drafts
+    plain = generate(pair, "standard", ensemble=ENSEMBLES["mixture"], sampling=GREEDY)
+    greedy = generate(pair, "alternate", draft_lens, ENSEMBLES["mixture"], drafter, sampling=GREEDY)
+    assert greedy.tokens == plain.tokens
+
+
+def test_the_drafter_of_alternate_is_obeyed_among_three_members_and_shared_weights(pair):
+    members = [pair[0], pair[0], pair[1]]  # the first two read in one forward
+    for drafter in range(3):
+        rounds = []
+        generate(members, "alternate", 2, Mixture((0.5, 0.2, 0.3)), drafter, on_round=rounds.append, seed=5)
+        follow = [own for before, own in itertools.pairwise(rounds) if before.events[-1].kind == "recovered"]
+        assert {own.drafts[0]["proposer"] for own in follow} == {drafter}
 
 
 def test_greedy_speculation_of_three_members_writes_the_tokens_of_standard(pair):

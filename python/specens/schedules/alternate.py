@@ -1,4 +1,4 @@
-"""Members draft for each other [Fu et al., Speculative Ensemble, ICML 2025, sections 3.3 and 3.4, algorithm 2]."""
+"""Members draft for each other [Fu et al., ICML 2025, sections 3.3 and 3.4, algorithm 2]."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Alternate:
     the same place. With two members and acceptance rate a that is 2 - a forwards a token, so 2 / (2 - a) times the
     speed of `standard` at equal costs, and never more forwards than `standard`.
 
-    Whose turn it is follows from a request's own text alone, so a batch around it changes nothing.
+    The paper fixes who proposes after a rejection, its default proposer: the plan's `proposes_first`. Whose turn it is
+    follows from a request's own text alone, so a batch around it changes nothing.
     """
 
     speculates = True
@@ -34,6 +35,7 @@ class Alternate:
                 "draft_lens: expected no ByAcceptance under schedule 'alternate', whose rates it is not for"
             )
         self.draft_lens = plan.draft_lens
+        self.first = plan.proposes_first
 
     def run_round(self, batch: Batch) -> None:
         """Score, verify and commit, and propose: one turn of the member that most requests wait for."""
@@ -65,22 +67,24 @@ class Alternate:
     def _next(self, batch: Batch, request: Request) -> Scorer:
         """Who has scored the fewest positions.
 
-        After a rejection all are equal: then the member with the longest chains goes, since it is the one whose
-        forwards are cheap; among equal ones the one whose last turn is longest ago, so that the turns of a batch, in
-        which some requests have had a rejection and others not, stay the same.
+        After a rejection all are equal: then the member goes that was named, or else that with the longest chains,
+        since it is the one whose forwards are cheap; among equal ones the one whose last turn is longest ago, so that
+        the turns of a batch, in which some requests have had a rejection and others not, stay the same.
         """
 
-        def order(scorer: Scorer) -> tuple[int, int, int]:
+        def order(scorer: Scorer) -> tuple[int, bool, int, int]:
             place = self._proposer(scorer, request)
             scored = max(request.rows[place].end, request.num_settled)
-            return scored, -most_drafts(self.draft_lens[place]), request.last_turns.get(scorer.index, -1)
+            last_turn = request.last_turns.get(scorer.index, -1)
+            return scored, place != self.first, -most_drafts(self.draft_lens[place]), last_turn
 
         return min(batch.scorers, key=order)
 
-    @staticmethod
-    def _proposer(scorer: Scorer, request: Request) -> int:
-        """Which of the members that share weights drafts: the one with the largest weight."""
+    def _proposer(self, scorer: Scorer, request: Request) -> int:
+        """Which of the members that share weights drafts: the one that was named, or that with the largest weight."""
         if len(scorer.places) == 1:
             return scorer.places[0]
+        if self.first is not None and self.first in scorer.places:
+            return self.first
         weights = getattr(request.task.ensemble, "weights", None)
         return max(scorer.places, key=lambda place: 0.0 if weights is None else abs(weights[place]))

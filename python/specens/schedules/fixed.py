@@ -1,6 +1,6 @@
 """One drafter drafts, all members score, the ensemble verifies.
 
-Source: Fu et al., Speculative Ensemble, ICML 2025, section 3.2; with an outside drafter, Leviathan et al., ICML 2023.
+Source: Fu et al., ICML 2025, section 3.2; with an outside drafter, Leviathan et al., ICML 2023.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class Plan:
     draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and `tree`;
     under `fixed` it may be none, and all draft_lens, which are equal, are its own.
     drafter_counts: whether the drafter's distribution is a part of the target. rule: how chains are accepted, a rule of
-    `specens_kernels.verify_chain`.
+    `specens_kernels.verify_chain`. proposes_first: under `alternate`, who proposes after a rejection; None leaves it to
+    the schedule.
     """
 
     num_members: int
@@ -76,6 +77,7 @@ class Plan:
     tree: TreePlan = field(default_factory=TreePlan)
     drafter_counts: bool = True
     rule: Rule = "token"
+    proposes_first: int | None = None
 
     @property
     def replaces(self) -> bool:

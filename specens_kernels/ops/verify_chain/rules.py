@@ -1,7 +1,7 @@
 """The acceptance rules of a chain, in float64: how many drafts are accepted, and what the next token is drawn from.
 
 token: Leviathan et al., Fast Inference from Transformers via Speculative Decoding, ICML 2023; Chen et al., Accelerating
-    Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., Speculative Ensemble, 2025.
+    Large Language Model Decoding with Speculative Sampling, 2023; for ensembles Fu et al., ICML 2025.
 block: Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025.
 typical: Cai et al., Medusa, ICML 2024; not lossless.
 threshold: a simpler typical; not lossless.

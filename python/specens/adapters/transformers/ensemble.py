@@ -39,7 +39,7 @@ def speculative_ensemble(
     ensemble: Ensemble | None = None,
     draft_lens: int | Sequence[int] = 1,
     schedule: str = "alternate",
-    drafter: int = 0,
+    drafter: int | None = None,
     tree: TreePlan | Sequence[int] | None = None,
     **model_kwargs: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:
