@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from specens_kernels import __path__ as package_folders
+from specens_kernels.triton_release import import_triton
 
 Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
 LIBRARY = torch.library.Library("specens", "DEF")
-OLDEST_TRITON = (3, 6)  # what torch 2.11 brings
 FASTEST_FIRST = {"cpu": ("cpp", "reference"), "cuda": ("triton", "cpp", "reference")}
 
 
@@ -47,42 +48,18 @@ def _load_library(file_name: str, folders: Iterable[str]) -> str | None:
 def _load_cuda_library() -> str | None:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
-    return _load_library("_C_cuda.so", package_folders)
-
-
-def _import_triton() -> tuple[str | None, bool]:
-    """Return why Triton cannot be used (None: it can), and whether its interpreter runs the kernels."""
-    try:
-        triton = importlib.import_module("triton")
-    except ImportError as error:
-        return f"Triton is not installed: {error}", False
-    version = tuple(map(int, triton.__version__.split(".")[:2]))
-    if version < OLDEST_TRITON:
-        needed = ".".join(map(str, OLDEST_TRITON))
-        return f"Triton {triton.__version__} cannot compile the kernels: {needed} or newer can", False
-    interpreted = bool(triton.knobs.runtime.interpret)
-    if interpreted and version == (3, 6):
-        _let_interpreter_loop()
-    return None, interpreted
-
-
-def _let_interpreter_loop() -> None:
-    """Triton 3.6 reads a loop's bound as int(array of one element), which NumPy refuses from 2.4 on."""
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_tensor_with_index(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_tensor_with_index
+    reason = _load_library("_C_cuda.so", package_folders)
+    return (
+        f"{reason}; build it where nvcc is found" if reason is not None and reason.startswith("not built") else reason
+    )
 
 
 CHOSEN_BACKEND = os.environ.get("SPECENS_BACKEND") or None
 CPP_REASON = _load_library("_C.so", package_folders)
 CUDA_REASON = _load_cuda_library()
-TRITON_REASON, TRITON_INTERPRETED = _import_triton()
+TRITON_REASON, TRITON_INTERPRETED = import_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
+GPU_BACKENDS: dict[str, tuple[str, ...]] = {}  # room -> the backends that have a kernel of it for GPUs in a full build
 # (room, backend or None for the fastest, device type) -> the name and the operator that a call takes
 READY: dict[tuple[str, str | None, str], tuple[str, Implementation]] = {}
 
@@ -95,19 +72,25 @@ def implementations(
     room: str | None = None,
     launch: str = "launch",
     fake: Implementation | None = None,
+    cuda: bool = False,
 ) -> Table:
     """Define the operators of one room and return its table of implementations.
 
     Defines `specens::{name}_cpp` and `specens::{name}_triton` with `schema`, whose arguments `reference` takes in the
     same order; `reference` is their fake kernel, or `fake` where that would take long. Triton's kernel is the function
-    `launch` of triton_kernel.py in the room, which is that of the name unless given.
+    `launch` of triton_kernel.py in the room, which is that of the name unless given. cuda: the room has a cuda.cu, so
+    "cpp" serves CUDA tensors too where nvcc was there to build it.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
     """
     for operator in (f"{name}_cpp", f"{name}_triton"):
         LIBRARY.define(operator + schema)
         torch.library.register_fake(f"specens::{operator}", _on_one_device(fake or reference), lib=LIBRARY)
-    _register_triton(name, room or name, launch)
+    module = f"specens_kernels.ops.{room or name}.triton_kernel"
+    has_triton = importlib.util.find_spec(module) is not None
+    GPU_BACKENDS[name] = ("triton",) * has_triton + ("cpp",) * cuda
+    if has_triton and TRITON_REASON is None:
+        _register_triton(name, getattr(importlib.import_module(module), launch))
     table: Table = {"reference": reference}
     for backend in ("cpp", "triton"):
         operator = f"{name}_{backend}"
@@ -135,11 +118,7 @@ def _on_one_device(fake: Implementation) -> Implementation:
     return checked
 
 
-def _register_triton(name: str, room: str, launch: str) -> None:
-    module = f"specens_kernels.ops.{room}.triton_kernel"
-    if TRITON_REASON is not None or importlib.util.find_spec(module) is None:
-        return
-    kernel = getattr(importlib.import_module(module), launch)
+def _register_triton(name: str, kernel: Implementation) -> None:
     for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
         LIBRARY.impl(f"{name}_triton", kernel, key)
 
@@ -153,7 +132,7 @@ def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tup
     """Return (name, function) of the implementation that a call with a tensor like this takes.
 
     backend: a name, which runs or raises; None: the environment variable SPECENS_BACKEND at the time of the import (a
-    name likewise), else the fastest usable one.
+    name likewise), else the fastest usable one. On a GPU that is never the reference, unless by name.
     Raises ValueError for an unknown name, RuntimeError with the reason for one that cannot run here.
     """
     name = backend if backend is not None else CHOSEN_BACKEND
@@ -161,6 +140,8 @@ def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tup
     ready = READY.get((op_name, name, device_type))
     if ready is not None:
         return ready
+    if name is None and device_type not in ("cpu", "meta"):
+        raise RuntimeError(no_gpu_kernel(op_name, device_type))
     if name is None:
         name = "reference"
     argument = "backend" if backend is not None else "SPECENS_BACKEND"
@@ -171,6 +152,29 @@ def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tup
     if reason is not None or function is None:
         raise RuntimeError(f"{op_name}: backend {name!r} cannot run on {device_type}: {reason}")
     return name, function
+
+
+def no_gpu_kernel(op_name: str, device_type: str) -> str | None:
+    """Why no kernel of an operation can run on a GPU here, and what to do about it; None if one can."""
+    if (op_name, None, device_type) in READY:
+        return None
+    reasons = {"triton": TRITON_REASON, "cpp": CUDA_REASON}
+    found = [f"{name}: {reasons[name]}" for name in GPU_BACKENDS[op_name] if device_type == "cuda" and reasons[name]]
+    return (
+        f"{op_name}: no kernel can run on {device_type}: {'; '.join(found) or 'this operation has none for it'}. "
+        'backend="reference" (or SPECENS_BACKEND=reference) computes it in PyTorch, slowly'
+    )
+
+
+def backend_for(op_name: str, like: Tensor) -> str | None:
+    """What a caller inside the package names: None, or "reference", with a warning, on a GPU without a kernel."""
+    if CHOSEN_BACKEND or like.is_cpu or like.is_meta:
+        return None
+    reason = no_gpu_kernel(op_name, like.device.type)
+    if reason is None:
+        return None
+    warnings.warn(reason, stacklevel=3)
+    return "reference"
 
 
 def run_operator(

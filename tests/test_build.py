@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specens_kernels
 from specens_kernels import _host, backends, uniforms
-from specens_kernels.backend import _load_library
+from specens_kernels.backend import _load_library, backend_for, select
 
 BATCH = torch.arange(4)
 
@@ -28,6 +30,35 @@ try:
 except RuntimeError as raised:
     error = str(raised)
 print(json.dumps([{{name: info.reason for name, info in backends().items()}}, error, uniforms(batch, batch).tolist()]))
+"""
+
+HIDE_TRITON = "import sys\nsys.modules['triton'] = None\n"
+
+GPU_CALLS = """
+import json
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+import specens_kernels as kernels
+
+with FakeTensorMode():
+    logits, drafts = torch.empty(2, 3, 11, device="cuda"), torch.empty(2, 2, dtype=torch.int64, device="cuda")
+    request = torch.empty(2, dtype=torch.int64, device="cuda")
+    coins = {"seeds": request, "positions": request}
+    calls = {
+        "verify_chain": lambda: kernels.verify_chain(logits, drafts, **coins),
+        "verify_tree": lambda: kernels.verify_tree(logits, drafts, drafts, **coins),
+        "sample": lambda: kernels.sample(torch.empty(2, 11, device="cuda"), **coins),
+        "target_logprobs": lambda: kernels.target_logprobs(logits),
+        "uniforms": lambda: kernels.uniforms(request, request),
+        "tree_mask": lambda: kernels.tree_mask(drafts, request, max_prefix=4),
+    }
+    errors = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except RuntimeError as error:
+            errors[name] = str(error)
+print(json.dumps(errors))
 """
 
 
@@ -96,18 +127,59 @@ torch.ops.load_library = refuse
 
 def test_a_triton_that_is_too_old_says_so():
     old = (
-        "import sys, types\nsys.modules['triton'] = triton = types.ModuleType('triton')\ntriton.__version__ = '3.6.0'\n"
+        "import sys, types\nsys.modules['triton'] = triton = types.ModuleType('triton')\ntriton.__version__ = '3.5.1'\n"
     )
     reasons, error, _ = report(old, "triton")
-    assert reasons["triton"] == "Triton 3.6.0 cannot compile the kernels: 3.7 or newer can"
+    assert reasons["triton"] == "Triton 3.5.1 cannot compile the kernels: pip install 'specens-kernels[triton]'"
     assert reasons["triton"] in error
 
 
 def test_missing_triton_says_so():
-    hide = "import sys\nsys.modules['triton'] = None\n"
-    reasons, error, _ = report(hide, "triton")
-    assert "Triton is not installed" in reasons["triton"]
-    assert "Triton is not installed" in error
+    reasons, error, _ = report(HIDE_TRITON, "triton")
+    assert reasons["triton"] == "Triton is not installed: pip install 'specens-kernels[triton]'"
+    assert reasons["triton"] in error
+
+
+def test_a_triton_that_lacks_a_part_is_not_called_missing():
+    broken = """
+import sys
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name == "triton":
+            raise ModuleNotFoundError("No module named 'triton._C'", name="triton._C")
+sys.meta_path.insert(0, Broken())
+"""
+    reasons, _, _ = report(broken, "triton")
+    assert reasons["triton"] == "Triton could not be imported: No module named 'triton._C'"
+
+
+def calls_on_a_gpu(before: str) -> dict[str, str]:
+    """What operations say of tensors on a GPU, which fake tensors stand in for, in a fresh process."""
+    result = subprocess.run([sys.executable, "-c", before + GPU_CALLS], capture_output=True, text=True, check=True)
+    return json.loads(result.stdout)
+
+
+def test_on_a_gpu_the_reference_serves_only_those_who_ask_for_it():
+    errors = calls_on_a_gpu(HIDE_TRITON)
+    assert set(errors) == {"verify_chain", "verify_tree", "sample", "target_logprobs", "uniforms", "tree_mask"}
+    for name, error in errors.items():
+        assert error.startswith(f"{name}: no kernel can run on cuda: "), error
+        assert 'backend="reference"' in error
+        assert ("pip install 'specens-kernels[triton]'" in error) == (name not in ("verify_tree", "tree_mask"))
+    assert "this operation has none for it" in errors["verify_tree"]
+    assert "cpp: " in errors["tree_mask"]
+
+
+def test_the_driver_says_when_it_takes_the_reference_on_a_gpu():
+    with FakeTensorMode():
+        on_gpu = torch.empty(1, device="cuda")
+    with pytest.warns(UserWarning, match=r"^verify_tree: no kernel can run on cuda: this operation has none"):
+        assert backend_for("verify_tree", on_gpu) == "reference"
+    assert select(specens_kernels.ops.verify_tree.IMPLEMENTATIONS, "reference", on_gpu, "verify_tree")[0] == "reference"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert backend_for("verify_tree", BATCH) is None
+        assert backend_for("verify_chain", on_gpu) is None  # Triton has it
 
 
 def test_a_file_that_is_no_library_gives_the_text_of_the_loader(tmp_path):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels import compact_kv
+from specens_kernels.backend import backend_for
 
 TREE_LAYERS = ("DynamicLayer", "StaticLayer", "DynamicSlidingWindowLayer", "DummyLayer")
 
@@ -110,7 +111,8 @@ def keep_slots(cache: Any, start: int, slots: Sequence[int]) -> None:
     caches = [states for layer in layers for states in (layer.keys, layer.values)]  # [batch, heads, slots, head_dim]
     if slots and caches:
         path = torch.tensor([[slot - start for slot in slots]], device=caches[0].device)
-        compact_kv(caches, path, torch.tensor([start], device=path.device))
+        start_of_path = torch.tensor([start], device=path.device)
+        compact_kv(caches, path, start_of_path, backend=backend_for("compact_kv", path))
 
 
 def _check(cache: Any) -> None:

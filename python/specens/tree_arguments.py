@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
 from specens_kernels import tree_mask
+from specens_kernels.backend import backend_for
 
 
 def tree_arguments(
@@ -25,7 +26,10 @@ def tree_arguments(
     tree = [parent + num_chain for parent in parents]  # a chain is a tree too
     table = torch.tensor([[*chain, *tree]], device=model.device)
     prefix = torch.tensor([num_cached], device=model.device)
-    mask, positions = tree_mask(table, prefix, layout="additive", max_prefix=num_cached, dtype=model.dtype)
+    backend = backend_for("tree_mask", table)
+    mask, positions = tree_mask(
+        table, prefix, layout="additive", max_prefix=num_cached, dtype=model.dtype, backend=backend
+    )
     new = slice(num_fed, None)
     mask = mask[:, :, new]
     slots, _ = cache.get_mask_sizes(mask.shape[2], 0)  # static caches show all their slots

@@ -18,6 +18,7 @@ from specens.request import OUTSIDE, Request
 from specens.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
 from specens.targets import DenseTarget
 from specens_kernels import sample, target_logprobs, uniforms, verify_chain, verify_tree
+from specens_kernels.backend import backend_for
 
 NEXT_TOKEN_STREAM = 1
 DRAFT_STREAM = 2
@@ -231,6 +232,7 @@ def verify_draft_tree(
         **draft.test_arguments(drafter, device),
         **coin_seeds([request], device),
         logprobs=request.task.logprobs,
+        backend=backend_for("verify_tree", logits[0]),
     )
     num_accepted = int(verdict.num_accepted)
     tokens = [token for token in verdict.tokens[0].tolist() if token >= 0]

@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from specens_kernels import tree_attention, tree_mask
+from specens_kernels.backend import backend_for
 
 NAME = "specens_tree"
 LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer)  # of caches; exactly these, not what derives from them
@@ -63,7 +64,8 @@ def draft_tree(
         _check_integers("num_padding", num_padding, 1)
     prefix_lens = torch.full(parents.shape[:1], prefix_len, device=parents.device)
     prefix_lens = prefix_lens if num_padding is None else prefix_lens - num_padding
-    positions = tree_mask(parents, prefix_lens, layout="tree", num_nodes=num_nodes).positions
+    backend = backend_for("tree_mask", parents)
+    positions = tree_mask(parents, prefix_lens, layout="tree", num_nodes=num_nodes, backend=backend).positions
     draft = _Draft(parents, num_nodes, num_padding, prefix_len)
     token = _CURRENT.set(draft)
     try:

@@ -17,7 +17,7 @@ SCHEMA = (
     "(Tensor(a!)[] caches, Tensor kept, Tensor prefix_lens, Tensor? num_kept, Tensor? block_table,"
     " Tensor? slot_mapping, int batch_dim, int slot_dim) -> (Tensor lengths, Tensor status)"
 )
-IMPLEMENTATIONS = implementations("compact_kv", SCHEMA, reference.compact_kv)
+IMPLEMENTATIONS = implementations("compact_kv", SCHEMA, reference.compact_kv, cuda=True)
 DENSE_SLOT_DIM, PAGED_SLOT_DIM = -2, -3
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specens_kernels.backend import backend_for
 from specens_kernels.ops.tree_mask import tree_mask
 
 
@@ -32,7 +33,8 @@ class Tree(NamedTuple):
 def read_tree(parents: Tensor, num_nodes: Tensor | None, window: int) -> Tree:
     """What holds for the nodes whatever the prefix: they are taken to follow a prefix of one token."""
     one = torch.ones_like(parents[:, 0])
-    all_keys = tree_mask(parents, one, max_prefix=1, num_nodes=num_nodes)
+    backend = backend_for("tree_mask", parents)
+    all_keys = tree_mask(parents, one, max_prefix=1, num_nodes=num_nodes, backend=backend)
     sees_node = all_keys.mask[:, :, 1:]
     depth = all_keys.positions - 1
     if window > 0:

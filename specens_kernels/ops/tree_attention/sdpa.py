@@ -7,6 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from specens_kernels.backend import backend_for
 from specens_kernels.checks import fail
 from specens_kernels.ops.tree_attention.parts import Part, fold, merge, read_tree, repeat_rows
 from specens_kernels.ops.tree_attention.reference import seen_slots
@@ -120,8 +121,11 @@ def with_mask(
 ) -> Tensor:
     """Where the lengths cannot be read without waiting for the device: all slots, those not seen masked."""
     slots, group = key.shape[2], query.shape[1] // key.shape[1]
-    mask = tree_mask(parents, prefix_lens, max_prefix=slots, num_nodes=num_nodes, window=window or None).mask
-    sees = repeat_rows(seen_slots(mask, prefix_lens, prefix_starts, slots), group)
+    backend = backend_for("tree_mask", parents)
+    keys = tree_mask(
+        parents, prefix_lens, max_prefix=slots, num_nodes=num_nodes, window=window or None, backend=backend
+    )
+    sees = repeat_rows(seen_slots(keys.mask, prefix_lens, prefix_starts, slots), group)
     attend = torch.nn.functional.scaled_dot_product_attention
     rows = attend(fold(query, key.shape[1]), key, value, attn_mask=sees, scale=scale)
     return rows.reshape(query.shape).contiguous()

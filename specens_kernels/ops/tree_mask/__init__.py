@@ -15,7 +15,7 @@ SCHEMA = (
     "(Tensor parents, Tensor prefix_lens, Tensor? num_nodes, int layout, SymInt max_prefix, int window,"
     " ScalarType dtype) -> (Tensor mask, Tensor positions)"
 )
-IMPLEMENTATIONS = implementations("tree_mask", SCHEMA, reference.tree_mask)
+IMPLEMENTATIONS = implementations("tree_mask", SCHEMA, reference.tree_mask, cuda=True)
 LAYOUTS = {layout.name.lower(): layout for layout in Layout}
 WITH_PREFIX = (Layout.FULL, Layout.ADDITIVE)
 

@@ -10,7 +10,7 @@ from specens_kernels.checks import INT64, check_tensor, fail
 from specens_kernels.ops.uniforms import reference
 
 IMPLEMENTATIONS = implementations(
-    "uniforms", "(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor", reference.uniforms
+    "uniforms", "(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor", reference.uniforms, cuda=True
 )
 WORD_LIMIT = 2**32
 
