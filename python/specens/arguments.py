@@ -272,6 +272,11 @@ def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_
     for index, (model, prompt) in enumerate(zip(models, prompts, strict=True)):
         if max(prompt) >= model.num_embeddings:
             raise ValueError(f"prompt: expected ids < {model.num_embeddings} for member {index}, got {max(prompt)}")
+        if model.max_positions is not None and len(prompt) > model.max_positions:
+            raise ValueError(
+                f"prompt: expected at most the {model.max_positions} tokens that member {index} was built for, "
+                f"got {len(prompt)}"
+            )
         if model.max_positions is not None and len(prompt) + max_new_tokens > model.max_positions:
             raise ValueError(
                 f"max_new_tokens: expected at most {model.max_positions - len(prompt)} behind the prompt of "

@@ -45,6 +45,8 @@ class Piece:
             sampling=self.line.sampling(sampling),
             seed=self.seed,
             max_new_tokens=self.line.values.get("max_new_tokens"),
+            min_new_tokens=self.line.values.get("min_new_tokens"),
+            stop_strings=self.line.stop_strings,
         )
 
     def record(self, generation: Generation) -> dict:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from specens import options
+from specens.__main__ import INTERRUPTED
+from specens.exits import Command, Output, errors, print_json
+from specens.json_lines import STANDARD, is_stream
 from specens.openmp import wait_briefly
-from specens.options import clean_exit, errors, print_json
+from specens.progress import progress
 
 if TYPE_CHECKING:
     from specens.generate import SpeculativeEnsemble
 
 app = typer.Typer(
-    help="Text from speculative ensembles of language models.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 # The prompts of a file are checked for themselves, and so is the seed.
 WITHOUT_EFFECT_ON_TEXTS = {"input", "output", "trace", "batch_size", "device", "threads", "stream", "json", "seed"}
-PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight, into this PNG."
+PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight: NAME.png, .svg, .pdf, ..."
+PLANNED_HELP = "lookup[:LONGEST]: plan for prompt lookup, and not for members only. Of a lone model the default."
 DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
 
 Schedule = Annotated[
@@ -39,10 +46,32 @@ Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with t
 Question = Annotated[list[str] | None, typer.Option("--prompt", help="Once for all members, or once for each.")]
 RunLength = Annotated[int, typer.Option(min=1, help="Every run writes exactly so many.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved runs of each schedule; medians are shown.")]
+Longest = Annotated[int, typer.Option(min=1, help="Draft lengths are tried up to this one.")]
+Planned = Annotated[str | None, typer.Option("--drafter", help=PLANNED_HELP)]
+Traced = Annotated[
+    Path,
+    typer.Argument(help="A file that generate --trace wrote. Standard input: -"),
+]
 FixedDraftLen = Annotated[int | None, typer.Option(min=1, help="Of the schedule fixed. Default: as --draft-lens.")]
 
 
-@app.command()
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        Output().print(f"specens {metadata.version('specens-kernels')}", highlight=False)
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+]
+
+
+@app.callback()
+def about(version: Version = False) -> None:
+    """Text from speculative ensembles of language models."""
+
+
+@app.command(cls=Command)
 def generate(
     context: typer.Context,
     models: options.Models,
@@ -80,37 +109,37 @@ def generate(
 
     With --input, --output or --samples, texts are JSON lines, each on the disk as soon as it is finished.
     """
-    with clean_exit(json):
-        from specens import commands
-        from specens.file_run import FileRun, Files
+    from specens import commands
+    from specens.file_run import FileRun, Files
 
-        files = Files(input, output, trace, batch_size, samples)
-        if json and files.are_many:
-            raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        lengths: dict[str, Any] = {
-            "max_new_tokens": max_new_tokens,
-            "min_new_tokens": min_new_tokens,
-            "stop_strings": stop or (),
-        }
-        job = _job(prompt, sampling, chat, input, seed=seed, **lengths)
-        mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
-        trees = options.parse_tree(tree, tree_nodes)
-        if trees is not None and schedule not in (None, "tree"):
-            raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
-        run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
-        placement = options.Placement(dtype, device, threads)
-        ensemble = _load(models, placement, mixture, draft_lens, schedule=schedule, drafter=drafter, tree=trees)
-        job = commands.with_chat_of(ensemble, job)
-        if run is not None:
-            run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
-            return
-        interrupted = commands.generate(models, ensemble, job, trace, stream, json)
+    files = Files(input, output, trace, batch_size, samples)
+    files.check()
+    if json and files.are_many:
+        raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    lengths: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "stop_strings": stop or (),
+    }
+    job = _job(prompt, sampling, chat, input, seed=seed, **lengths)
+    mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    trees = options.parse_tree(tree, tree_nodes)
+    if trees is not None and schedule not in (None, "tree"):
+        raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
+    run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
+    placement = options.Placement(dtype, device, threads)
+    ensemble = _load(models, placement, mixture, draft_lens, schedule=schedule, drafter=drafter, tree=trees)
+    job = commands.with_chat_of(ensemble, job)
+    if run is not None:
+        run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
+        return
+    interrupted = commands.generate(models, ensemble, job, trace, stream, json)
     if interrupted:
-        raise typer.Exit(options.INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(
     models: options.Models,
     weights: options.Weights = None,
@@ -125,6 +154,9 @@ def compare(
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
     max_new_tokens: RunLength = 128,
     seed: int = 0,
     dtype: options.Dtype = "bf16",
@@ -137,28 +169,28 @@ def compare(
 
     Without --prompt, the job is to answer a question about Python.
     """
-    with clean_exit(json):
-        from specens import commands
+    from specens import commands
 
-        question, sampling = prompt or [DEFAULT_QUESTION], {"temperature": temperature}
-        job = _job(question, sampling, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
-        mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
-        placement = options.Placement(dtype, device, threads)
-        trees = options.parse_tree(tree, tree_nodes)
-        ensemble = _load(models, placement, mixture, draft_lens, drafter=drafter)
-        interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
+    mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    placement = options.Placement(dtype, device, threads)
+    trees = options.parse_tree(tree, tree_nodes)
+    ensemble = _load(models, placement, mixture, draft_lens, drafter=drafter)
+    interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json)
     if interrupted:
-        raise typer.Exit(options.INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(
     models: options.Models,
     weights: options.Weights = None,
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
-    longest: Annotated[int, typer.Option(min=1, help="Draft lengths are tried up to this one.")] = 8,
+    longest: Longest = 8,
+    drafter: Planned = None,
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -172,43 +204,50 @@ def plan(
     device: options.Device = None,
     threads: options.Threads = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each forward; medians are taken.")] = 5,
-    plot: Annotated[Path | None, typer.Option(dir_okay=False, help=PLOT_HELP)] = None,
+    plot: Annotated[Path | None, typer.Option(help=PLOT_HELP)] = None,
     json: options.Json = False,
 ) -> None:
     """Predict the speed of every schedule and draft length from measured costs and acceptance, and pick the best.
 
     Without --prompt, the texts answer a question about Python.
     """
-    with clean_exit(json):
-        from specens import commands
+    from specens import commands
 
-        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
-        job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, **lengths)
-        mixture = options.parse_ensemble(weights, logit_weights, contrast, plausibility)
-        placement = options.Placement(dtype, device, threads)
-        ensemble = _load(models, placement, mixture, None, schedule="alternate")
-        commands.plan(models, ensemble, job, longest, plot, json)
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
+    job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, **lengths)
+    mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    placement = options.Placement(dtype, device, threads)
+    lookup = options.parse_planned(drafter, len(models))
+    if plot is not None:
+        commands.check_picture(plot)
+    ensemble = _load(models, placement, mixture, None, schedule="standard")
+    commands.plan(models, ensemble, job, commands.PlanFor(longest, lookup, drafter or "lookup"), plot, json)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
-    trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A file that generate --trace wrote.")],
-    output: Annotated[Path | None, typer.Option(dir_okay=False, help="Default: TRACE.html.")] = None,
+    trace: Traced,
+    output: Annotated[Path | None, typer.Option(help="Default: TRACE.html. Standard output: -")] = None,
 ) -> None:
     """Make one HTML page of TRACE: who proposed each token, what was accepted, and where the time went."""
-    with clean_exit(False):
-        from specens.trace_page import render_page
-        from specens.trace_reader import read_trace
+    from specens.trace_page import render_page
+    from specens.trace_reader import read_trace
 
-        page = output or trace.with_suffix(".html")
-        if page.exists() and page.samefile(trace):
-            raise ValueError(f"--output: expected another file than the trace, got {page}")
-        page.write_text(render_page(read_trace(trace)), encoding="utf-8")
-        Console().print(str(page), highlight=False, soft_wrap=True)
+    page = output or (STANDARD if is_stream(trace) else trace.with_suffix(".html"))
+    options.check_file("TRACE", trace)
+    options.check_place("--output", page)
+    if page.exists() and trace.exists() and page.samefile(trace):
+        raise ValueError(f"--output: expected another file than the trace, got {page}")
+    html = render_page(read_trace(trace))
+    if page == STANDARD:
+        sys.stdout.write(html)
+        return
+    page.write_text(html, encoding="utf-8")
+    Output().print(str(page), highlight=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def methods(json: options.Json = False) -> None:
     """List published methods by what they choose on five axes; `SpeculativeEnsemble.from_preset` builds each."""
     from specens.display import methods_table
@@ -217,10 +256,10 @@ def methods(json: options.Json = False) -> None:
     if json:
         print_json({name: method.to_dict() for name, method in PRESETS.items()})
     else:
-        Console().print(methods_table(PRESETS))
+        Output().print(methods_table(PRESETS))
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(json: options.Json = False) -> None:
     """Show versions, backends and hardware, and why something is missing."""
     from specens.doctor import examine, report_dict, report_table
@@ -229,13 +268,21 @@ def doctor(json: options.Json = False) -> None:
     if json:
         print_json(report_dict(facts))
     else:
-        Console().print(report_table(facts))
+        Output().print(report_table(facts))
 
 
 def main() -> None:
     """The entry point of the command."""
     wait_briefly()
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # rather than lose a text that the terminal cannot show
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    app(prog_name="specens")
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    errors.print(f"Warning: {message}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _job(
@@ -264,7 +311,7 @@ def _load(
     **settings: Any,
 ) -> SpeculativeEnsemble:
     lens = None if draft_lens is None else options.parse_draft_lens(draft_lens)
-    with errors.status(f"loading {', '.join(models)}"):
+    with progress(errors, f"loading {', '.join(models)}", first=10.0):
         from specens import SpeculativeEnsemble
 
         return SpeculativeEnsemble(
@@ -275,7 +322,3 @@ def _load(
             **settings,
             **placement.apply(),
         )
-
-
-if __name__ == "__main__":
-    main()

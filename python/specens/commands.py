@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from specens import display
 from specens.compare import with_other_schedules
+from specens.drafters import PromptLookup
+from specens.exits import Output, errors, print_json
 from specens.generate import SpeculativeEnsemble
 from specens.measure import measure, measure_weights
-from specens.options import errors, print_json
 from specens.planner import candidates, predict_all
+from specens.progress import progress
 from specens.request import Event
 from specens.schedules import TreePlan
-from specens.speedup_plot import load_pyplot, plot_speedups
+from specens.speedup_plot import check_picture, picture_title, plot_speedups
 from specens.trace import traced
+
+__all__ = ["PlanFor", "check_picture", "compare", "describe", "generate", "plan", "with_chat_of"]
 
 
 def describe(models: list[str], ensemble: SpeculativeEnsemble) -> dict[str, Any]:
@@ -30,10 +33,13 @@ def generate(
     models: list[str], ensemble: SpeculativeEnsemble, job: dict, trace: Path | None, stream: bool, json: bool
 ) -> bool:
     """Generate one text and print it; True if it was interrupted."""
-    output = Console()
+    output = Output()
+    num_shown = 0
 
     def show(events: list[Event]) -> None:
+        nonlocal num_shown
         display.print_events(output, events)
+        num_shown += len(events)
 
     with traced(trace, describe(models, ensemble)) as (on_round, on_text):
         generation = ensemble.generate(**job, on_tokens=show if stream and not json else None, on_round=on_round)
@@ -41,6 +47,8 @@ def generate(
     if json:
         print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
     else:
+        if stream:
+            display.print_events(output, generation.events[num_shown:])  # where Ctrl-C came while they were printed
         output.print("" if stream else generation.text, soft_wrap=True, highlight=False, markup=False)
         errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
     return generation.interrupted
@@ -60,31 +68,41 @@ def compare(
     if json:
         print_json({"models": models} | comparison.to_dict())
     else:
-        display.show_comparison(Console(), comparison)
+        display.show_comparison(Output(), comparison)
     return comparison.interrupted
 
 
+@dataclass(frozen=True)
+class PlanFor:
+    """What is planned for beside members: lengths up to `longest`, and a lookup, on the command line `drafter`."""
+
+    longest: int
+    lookup: PromptLookup | None
+    drafter: str
+
+
 def plan(
-    models: list[str], ensemble: SpeculativeEnsemble, job: dict, longest: int, plot: Path | None, json: bool
+    models: list[str], ensemble: SpeculativeEnsemble, job: dict, wanted: PlanFor, plot: Path | None, json: bool
 ) -> None:
-    """Measure, predict and print, and draw the picture where a path for it is given."""
-    if plot is not None:
-        load_pyplot()
+    """Measure, predict and print, and then draw the picture where a path for it is given."""
     job = with_chat_of(ensemble, job)
-    chosen = list(candidates(ensemble.plan.num_members, longest))
-    with errors.status("measuring") as status:
-        measured = measure(ensemble, **job, candidates=chosen, on_step=status.update)
-        status.update("predicting")
+    outside = None if wanted.lookup is None else wanted.drafter
+    chosen = list(candidates(ensemble.plan.num_members, wanted.longest, outside))
+    with progress(errors, "measuring") as shown:
+        measured = measure(ensemble, **job, candidates=chosen, lookup=wanted.lookup, on_step=shown.say)
+        shown.say("predicting")
         predictions = predict_all(measured, chosen)
-        if plot is not None:
-            texts = {name: value for name, value in job.items() if name != "repeats"}
-            by_weight = measure_weights(ensemble, measured, **texts, on_step=status.update)
-            plot_speedups(plot, predictions, by_weight, _names(models))
     if json:
         found = {"measured": measured.to_dict(), "predictions": [one.to_dict() for one in predictions]}
         print_json({"models": models, "best": predictions[0].candidate.options} | found)
     else:
-        display.show_plan(Console(), measured, predictions, _names(models))
+        display.show_plan(Output(), measured, predictions, _names(models))
+    if plot is not None:  # at the end, so that Ctrl-C only costs the picture
+        with progress(errors, "measuring other weights") as shown:
+            texts = {name: value for name, value in job.items() if name != "repeats"}
+            by_weight = measure_weights(ensemble, measured, **texts, on_step=shown.say)
+            title = picture_title(models, job["sampling"], ensemble)
+            plot_speedups(plot, predictions, by_weight, _names(models), title)
 
 
 def _names(models: list[str]) -> list[str]:

@@ -84,23 +84,26 @@ def compare(
     runs: list[list[Statistics]] = [[] for _ in ensembles]
     interrupted = False
     jobs = [(repeat, place) for repeat in range(repeats + 1) for place in range(len(ensembles))]
-    for repeat, place in jobs:
-        ensemble, is_warm_up = ensembles[place], repeat == 0
-        if on_run is not None:
-            on_run(ensemble.schedule_name, repeat)
-        generation = ensemble.generate(
-            prompt,
-            max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens) if is_warm_up else max_new_tokens,
-            sampling=sampling,
-            seed=derived_seed(seed, 0, repeat),
-            chat=chat,
-            stop_tokens=(),
-        )
-        interrupted = generation.interrupted
-        if interrupted:
-            break
-        if not is_warm_up:
-            runs[place].append(generation.statistics)
+    try:
+        for repeat, place in jobs:
+            ensemble, is_warm_up = ensembles[place], repeat == 0
+            if on_run is not None:
+                on_run(ensemble.schedule_name, repeat)
+            generation = ensemble.generate(
+                prompt,
+                max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens) if is_warm_up else max_new_tokens,
+                sampling=sampling,
+                seed=derived_seed(seed, 0, repeat),
+                chat=chat,
+                stop_tokens=(),
+            )
+            interrupted = generation.interrupted
+            if interrupted:
+                break
+            if not is_warm_up:
+                runs[place].append(generation.statistics)
+    except KeyboardInterrupt:  # between the runs
+        interrupted = True
     complete = [place for place in range(len(ensembles)) if runs[place]]
     rows = [_row(ensembles[place], runs[place], runs[0]) for place in complete]
     return Comparison(rows, _findings(rows), max_new_tokens, repeats, interrupted)

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from specens.compare import Comparison, Row, compare
 from specens.generate import Generation, SpeculativeEnsemble
 from specens.planner import Measured, Prediction
 from specens.presets import Preset
+from specens.progress import progress
 from specens.request import Event
 
 SHOWN_COUNTS = (1, 2, 3, 4, 6, 8)
@@ -63,13 +63,12 @@ def summary(generation: Generation) -> str:
 
 
 def compare_with_progress(console: Console, ensembles: Sequence[SpeculativeEnsemble], **job: Any) -> Comparison:
-    """`specens.compare.compare` with a progress bar. job: its arguments; `repeats` must be among them."""
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("", total=len(ensembles) * (job["repeats"] + 1))
+    """`specens.compare.compare`, showing how far it is. job: its arguments; `repeats` must be among them."""
+    with progress(console, "comparing", len(ensembles) * (job["repeats"] + 1), done=-1) as shown:
 
         def announce(schedule: str, repeat: int) -> None:
             run = f"run {repeat} of {job['repeats']}" if repeat else "warming up"
-            progress.update(bar, description=f"{schedule}, {run}", advance=1)
+            shown.say(f"{schedule}, {run}", advance=1)
 
         return compare(ensembles, on_run=announce, **job)
 
@@ -129,7 +128,7 @@ def cost_table(measured: Measured, names: Sequence[str]) -> Table:
     acceptance = measured.mean_acceptance()
     for places, cost in measured.costs.items():
         who = " and ".join(names[place] for place in places)
-        accepted = _optional(acceptance[places[0]]) if len(places) == 1 else ""
+        accepted = _optional(acceptance[places[0]]) if len(places) == 1 < measured.num_members else ""
         table.add_row(who, *(f"{1000 * cost.of(count):.1f}" for count in SHOWN_COUNTS), accepted)
     return table
 
@@ -140,7 +139,7 @@ def prediction_table(predictions: Sequence[Prediction]) -> Table:
     table.add_column("schedule", no_wrap=True)
     for name in ("tokens/s", "speed-up", "at least", "accepted", "forwards a token"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown: dict[tuple[str, int | None], int] = {}
+    shown: dict[tuple[str, int | str | None], int] = {}
     for prediction in predictions:
         kind = (prediction.candidate.schedule, prediction.candidate.drafter)
         shown[kind] = shown.get(kind, 0) + 1
@@ -161,11 +160,12 @@ def _optional(value: float | None) -> str:
 
 
 def methods_table(methods: Mapping[str, Preset]) -> Table:
-    """One line for each published method."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("method", "members", "drafter", "topology", "target", "acceptance", "schedule", "source"):
-        table.add_column(name)
+    """Each published method: its name, whole at any width, beside what it chooses on the axes and who published it."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, show_lines=False, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    table.add_column("members: drafter | topology | target | acceptance | schedule")
     for name, method in methods.items():
         axes = (method.drafter, method.topology, method.target, method.acceptance, method.schedule)
-        table.add_row(name, ", ".join(method.members), *axes, method.source)
+        choices = f"{', '.join(method.members)}: {' | '.join(axes)}\n"
+        table.add_row(name, Text.assemble(choices, (method.source, "dim")))
     return table

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from specens.batch_files import Piece, missing, open_texts, write_texts
 from specens.jobs import draw_seed
-from specens.json_lines import JsonLines
-from specens.options import print_json
+from specens.json_lines import STANDARD, JsonLines, StreamLines, is_stream, open_lines
+from specens.options import check_file, check_place
+from specens.progress import progress
 from specens.prompt_file import PromptLine, read_prompts
 from specens.prompts import MemberPrompts
 from specens.trace import TraceFile
@@ -39,6 +37,19 @@ class Files:
         """Whether texts are written as JSON lines, and not one text for people."""
         return self.input is not None or self.output is not None or self.samples > 1
 
+    def check(self) -> None:
+        """Raise ValueError where something cannot be written, or would spoil what is written or read beside it."""
+        if self.input is not None:
+            check_file("--input", self.input)
+        for option, path in (("--output", self.output), ("--trace", self.trace)):
+            if path is not None:
+                check_place(option, path)
+        if self.trace is not None and _is_same(self.trace, self.output or STANDARD):
+            raise ValueError(f"--trace: expected another place than that of the texts, got {self.trace}")
+        for option, path in (("--output", self.output), ("--trace", self.trace)):
+            if path not in (None, STANDARD) and _is_same(path, self.input):
+                raise ValueError(f"{option}: expected another file than --input, got {path}")
+
 
 class FileRun:
     """Many texts, from what is there already to the last one.
@@ -51,18 +62,15 @@ class FileRun:
         self._files = files
         self._job = {name: value for name, value in job.items() if name not in ("prompt", "seed")}
         self._open = ExitStack()
-        self._texts: JsonLines | None = None
+        self._texts: JsonLines | StreamLines
         lines, seed = _lines(files, job["prompt"]), job["seed"]
-        if files.output is not None:
-            if files.input is not None and files.output.exists() and files.output.samefile(files.input):
-                raise ValueError(f"--output: expected another file than --input, got {files.output}")
+        if files.output is None or is_stream(files.output):
+            self._texts = StreamLines(files.output or STANDARD)
+        else:
             self._texts, seed = open_texts(files.output, lines, settings, seed)
-            self._open.callback(self._texts.close)
-        first = draw_seed() if seed is None else seed
+        self._open.callback(self._texts.close)
         self._total = len(lines) * files.samples
-        kept = self._texts or _StandardOutput()
-        self._pieces = missing(kept.kept, lines, files.samples, first)
-        self._append = kept.append
+        self._pieces = missing(self._texts.kept, lines, files.samples, draw_seed() if seed is None else seed)
 
     @property
     def num_there(self) -> int:
@@ -74,14 +82,14 @@ class FileRun:
 
         Raises as `write_texts`, with what is written added to the message where memory runs out.
         """
-        num_written = self.num_there
-        with self._open, text_progress(console, self._total, self.num_there) as advance:
+        num_tokens = 0
+        with self._open, progress(console, "texts", self._total, done=self.num_there) as shown:
             trace = self._open_trace(run)
 
             def note(piece: Piece, generation: Generation) -> None:
-                nonlocal num_written
-                num_written += 1
-                advance(generation)
+                nonlocal num_tokens
+                num_tokens += len(generation.tokens)
+                shown.say(f"texts, {num_tokens / shown.seconds:.1f} tokens/s", advance=1)
                 if trace is not None:
                     trace.write_text(generation, piece.index, piece.sample)
 
@@ -89,37 +97,34 @@ class FileRun:
                 write_texts(
                     ensemble,
                     self._pieces,
-                    self._append,
+                    self._texts.append,
                     batch_size=self._files.batch_size,
                     on_text=note,
                     on_round=None if trace is None else trace.write_round,
                     **self._job | {"chat": chat},
                 )
             except (KeyboardInterrupt, MemoryError) as error:
-                raise type(error)(self._report(error, num_written)) from error
+                raise type(error)(self._report(error, shown.done)) from error
+        rate = f", {num_tokens / shown.seconds:.1f} tokens/s" if num_tokens else ""
+        console.print(f"{self._total} texts{rate}", style="dim", highlight=False)
 
     def _open_trace(self, run: dict[str, Any]) -> TraceFile | None:
         if self._files.trace is None:
             return None
-        lines = self._open.enter_context(JsonLines(self._files.trace))
+        lines = self._open.enter_context(closing(open_lines(self._files.trace)))
         return TraceFile(lines, run, goes_on=self.num_there > 0)
 
     def _report(self, error: BaseException, num_written: int) -> str:
         what = "interrupted" if isinstance(error, KeyboardInterrupt) else f"out of memory ({error})"
-        again = "the same command writes the others" if self._texts is not None else "--output keeps them"
+        again = "the same command writes the others" if isinstance(self._texts, JsonLines) else "--output keeps them"
         smaller = ", perhaps with a smaller --batch-size" if isinstance(error, MemoryError) else ""
         return f"{what}: {num_written} of {self._total} texts are written; {again}{smaller}"
 
 
-class _StandardOutput:
-    """In place of a file of texts."""
-
-    kept: tuple[dict, ...] = ()
-
-    @staticmethod
-    def append(values: dict) -> None:
-        print_json(values)
-        sys.stdout.flush()
+def _is_same(first: Path | None, second: Path | None) -> bool:
+    if first is None or second is None:
+        return False
+    return first == second or (first.exists() and second.exists() and first.samefile(second))
 
 
 def _lines(files: Files, prompt: Any) -> list[PromptLine]:
@@ -127,21 +132,3 @@ def _lines(files: Files, prompt: Any) -> list[PromptLine]:
         return read_prompts(files.input)
     values = {"member_prompts": list(prompt.prompts)} if isinstance(prompt, MemberPrompts) else {"prompt": prompt}
     return [PromptLine(values, "--prompt")]
-
-
-@contextmanager
-def text_progress(console: Console, total: int, done: int) -> Iterator[Any]:
-    """A progress bar of texts; gives a function to be called with each finished Generation."""
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console, transient=False) as progress:
-        bar: TaskID = progress.add_task("texts", total=total, completed=done)
-        num_tokens = 0
-
-        def advance(generation: Generation) -> None:
-            nonlocal num_tokens
-            num_tokens += len(generation.tokens)
-            seconds = progress.tasks[0].elapsed or 0.0
-            rate = f", {num_tokens / seconds:.1f} tokens/s" if seconds else ""
-            progress.update(bar, advance=1, description=f"texts{rate}")
-
-        yield advance

@@ -90,11 +90,12 @@ class Job:
     seed: int | None = None
     max_new_tokens: int | None = None
     min_new_tokens: int | None = None
+    stop_strings: Sequence[str] | None = None
     processing: Processing | None = None
 
     def over(self, settings: Settings) -> Settings:
         """The settings of a call, and in their place those of this job."""
-        names = ("sampling", "seed", "max_new_tokens", "min_new_tokens", "processing")
+        names = ("sampling", "seed", "max_new_tokens", "min_new_tokens", "stop_strings", "processing")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**settings, **own}  # type: ignore[typeddict-item]
 

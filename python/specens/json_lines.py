@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 
@@ -18,11 +19,58 @@ def parse_lines(path: Path, data: bytes) -> list[dict]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: expected JSON, got {line[:80]!r} ({error})") from None
+            raise ValueError(f"{name_of(path)}, line {number}: expected JSON, got {line[:80]!r} ({error})") from None
         if not isinstance(value, dict):
-            raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:80]!r}")
+            raise ValueError(f"{name_of(path)}, line {number}: expected a JSON object, got {line[:80]!r}")
         found.append(value)
     return found
+
+
+STANDARD = Path("-")  # standard input or output
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is standard input or output, a pipe or a device, which lines pass through and do not stay in."""
+    return path == STANDARD or path.parts[:2] in (("/", "dev"), ("/", "proc")) or path.is_fifo() or path.is_socket()
+
+
+def name_of(path: Path) -> str:
+    """What messages call a file that is read."""
+    return "standard input" if path == STANDARD else str(path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """All that a file, a pipe or standard input holds."""
+    return sys.stdin.buffer.read() if path == STANDARD else path.read_bytes()
+
+
+def open_lines(path: Path, *, durable: bool = False) -> JsonLines | StreamLines:
+    """Lines to append to, in a file or through a stream. Raises as `JsonLines`."""
+    return StreamLines(path) if is_stream(path) else JsonLines(path, durable=durable)
+
+
+class StreamLines:
+    """Lines that somebody else reads as they come; of those before nothing is known."""
+
+    is_new = True
+
+    def __init__(self, path: Path = STANDARD) -> None:
+        self.path = path
+        self.kept: list[dict] = []
+        self._file = sys.stdout.buffer if path == STANDARD else path.open("ab")
+
+    def append(self, values: dict) -> None:
+        """Write one line."""
+        self._file.write(_line(values))
+        self._file.flush()
+
+    def clear(self) -> None:
+        """What was written is gone already."""
+
+    def close(self) -> None:
+        """Let go of the stream; standard output is not ours."""
+        if self.path != STANDARD:
+            self._file.close()
 
 
 class JsonLines:
@@ -51,7 +99,7 @@ class JsonLines:
         if self._torn is not None:
             self._file.truncate(self._torn)
             self._torn = None
-        self._file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
+        self._file.write(_line(values))
         self._file.flush()
         if self._durable:
             os.fsync(self._file.fileno())
@@ -87,6 +135,11 @@ class JsonLines:
         if len(whole) < len(data):
             self._torn = len(whole)
         return parse_lines(self.path, whole)
+
+
+def _line(values: dict) -> bytes:
+    text = json.dumps(values, ensure_ascii=False)
+    return text.encode(errors="backslashreplace") + b"\n"  # half a surrogate pair, as JSON writes it
 
 
 def write_whole(path: Path, values: dict) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.modes import evaluating
-from specens.arguments import group_by_weights, places_read_together
+from specens.arguments import group_by_weights
+from specens.drafters import PromptLookup
 from specens.generate import Generation, SpeculativeEnsemble
 from specens.ideal import least_acceptance
 from specens.jobs import derived_seed
@@ -42,14 +43,16 @@ def measure(
     repeats: int = 5,
     seed: int = 0,
     candidates: Sequence[Candidate] = (),
+    lookup: PromptLookup | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Measured:
     """Write some texts with the ensemble and measure what they tell.
 
     Every member reads the texts once more, whole, so that its chance of acceptance is known at each position, and
     forwards of different numbers of tokens are timed behind one of them; medians of `repeats`, interleaved.
-    candidates: whose forwards are wanted; without, those of the ensemble's own schedule. on_step: called with what is
-    being done. Raises ValueError for an ensemble that is computed densely, and as `SpeculativeEnsemble.generate`.
+    candidates: whose forwards are wanted; without, those of the ensemble's own schedule. lookup: whose drafts are
+    looked up at each position, for the candidates that it drafts for. on_step: called with what is being done.
+    Raises ValueError for an ensemble that is computed densely, and as `SpeculativeEnsemble.generate`.
     """
     say = on_step or (lambda _: None)
     _check_predictable(ensemble.plan)
@@ -61,8 +64,10 @@ def measure(
     plan: Any = ensemble.plan
     drafter = plan.drafter if ensemble.schedule_name == "fixed" else plan.proposes_first
     chosen = candidates or [Candidate(ensemble.schedule_name, plan.draft_lens, drafter)]
-    read = [places_read_together(one.schedule, groups, one.reads_alone) for one in [Candidate("standard", ()), *chosen]]
+    read = [one.read_together(groups) for one in [Candidate("standard", ()), *chosen]]
     together = sorted({tuple(places) for each in read for places in each})
+    longest = max((one.draft_lens[0] for one in chosen if isinstance(one.drafter, str)), default=0)
+    looked_up = [] if lookup is None else [_look_up(lookup, prompts[0], text.tokens, longest) for text in texts]
     say("timing forwards")
     with evaluating(ensemble.models):
         costs = _costs(ensemble.models, prompts, texts[0].tokens, together, repeats)
@@ -74,7 +79,20 @@ def measure(
         weights=_weights(ensemble, len(prompts)),
         groups=groups,
         least=_least_acceptance(ensemble, sampling or Sampling()),
+        looked_up=looked_up,
     )
+
+
+def _look_up(lookup: PromptLookup, prompt: list[int], tokens: list[int], longest: int) -> list[tuple[int, int]]:
+    """At every position of a text how many tokens are drafted, and how many of them are the ones that follow."""
+    index, found = lookup.new_index(prompt), []
+    for position, token in enumerate(tokens):
+        (drafts,) = lookup.look_up([index], longest)
+        pairs = zip(drafts, tokens[position:], strict=False)
+        right = next((place for place, (draft, own) in enumerate(pairs) if draft != own), None)
+        found.append((len(drafts), min(len(drafts), len(tokens) - position) if right is None else right))
+        index.extend([token])
+    return found
 
 
 def _check_predictable(plan: Plan) -> None:

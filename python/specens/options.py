@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from specens.json_lines import is_stream
 
 if TYPE_CHECKING:
     from specens.draft_lens import DraftLen
     from specens.drafters import Drafter as Drafters
+    from specens.drafters import PromptLookup
     from specens.prompts import MemberPrompts
     from specens.request import Ensemble
     from specens.schedules.plan import TreePlan
 
-INTERRUPTED = 130
-WRONG_ARGUMENT = 2
-FAILED = 1
 
 Models = Annotated[
     list[str],
@@ -56,7 +54,7 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool | None, typer.Option(help="Use the chat template. Default: where the tokenizer has one.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
-Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16, fp16 or auto, as stored.")]
+Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16, fp16, torch's name for it, or auto, as stored.")]
 Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
@@ -66,41 +64,22 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends
 MinNewTokens = Annotated[int, typer.Option(min=0, help="No end of sequence before so many tokens.")]
 Input = Annotated[
     Path | None,
-    typer.Option("--input", exists=True, dir_okay=False, help="Prompts: JSON lines with a field prompt."),
+    typer.Option(
+        "--input",
+        help="Prompts: JSON lines with a field prompt, or messages. Standard input: -",
+    ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", dir_okay=False, help="Texts: JSON lines. The same command continues a run that ended."),
+    typer.Option(
+        "--output",
+        help="Texts: JSON lines. The same command continues a run that ended. Standard output: -",
+    ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Texts that are generated at a time.")]
 Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more than one are JSON lines.")]
-Trace = Annotated[
-    Path | None, typer.Option("--trace", dir_okay=False, help="Write what happens in each round, for specens show.")
-]
+Trace = Annotated[Path | None, typer.Option("--trace", help="Write what happens in each round, for specens show.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
-errors = Console(stderr=True)
-
-
-@contextmanager
-def clean_exit(as_json: bool) -> Iterator[None]:
-    """One clear line instead of a traceback, and exit code 2 for wrong arguments, 1 for failures, 130 for Ctrl-C."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        if as_json:
-            print_json({"interrupted": True})
-        errors.print(str(interrupt) or "interrupted before anything was generated", style="yellow", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except (ValueError, NotImplementedError) as error:
-        raise _exit(error, WRONG_ARGUMENT) from None
-    except (RuntimeError, ImportError, OSError, MemoryError) as error:
-        raise _exit(error, FAILED) from None
-
-
-def print_json(values: dict) -> None:
-    """Print one object to standard output."""
-    sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
 def parse_numbers(text: str, kind: type, option: str) -> list[Any]:
@@ -112,9 +91,16 @@ def parse_numbers(text: str, kind: type, option: str) -> list[Any]:
 
 
 def parse_ensemble(
-    weights: str | None, logit_weights: str | None, contrast: float | None, plausibility: float | None
+    num_models: int,
+    weights: str | None,
+    logit_weights: str | None,
+    contrast: float | None,
+    plausibility: float | None,
 ) -> Ensemble | None:
-    """The ensemble that the options name, or None. Raises ValueError where they contradict each other."""
+    """The ensemble that the options name, or None.
+
+    Raises ValueError where they contradict each other, or are not for so many models.
+    """
     from specens_kernels import Contrastive, LogitMixture, Mixture
 
     given = {"--weights": weights, "--logit-weights": logit_weights, "--contrast": contrast}
@@ -124,10 +110,19 @@ def parse_ensemble(
     if plausibility is not None and contrast is None:
         raise ValueError("--plausibility: expected --contrast beside it")
     if contrast is not None:
+        if num_models != 2:
+            raise ValueError(f"--contrast: expected two MODELS, an expert and an amateur; got {num_models}")
         return Contrastive(contrast, plausibility)
     if logit_weights is not None:
-        return LogitMixture(parse_numbers(logit_weights, float, "--logit-weights"))
-    return None if weights is None else Mixture(parse_numbers(weights, float, "--weights"))
+        return LogitMixture(_parse_weights(logit_weights, "--logit-weights", num_models))
+    return None if weights is None else Mixture(_parse_weights(weights, "--weights", num_models))
+
+
+def _parse_weights(text: str, option: str, num_models: int) -> list[float]:
+    weights = parse_numbers(text, float, option)
+    if len(weights) != num_models:
+        raise ValueError(f"{option}: expected {num_models} numbers, one for each of MODELS; got {len(weights)}")
+    return weights
 
 
 def parse_drafter(text: str, placement: Placement) -> int | Drafters:
@@ -152,6 +147,21 @@ def parse_drafter(text: str, placement: Placement) -> int | Drafters:
         return drafters.Jacobi()
     expected = "the number of a member, model:MODEL, lookup[:N], skip:N,N,..., exit:N, jacobi or lookahead[:N]"
     raise ValueError(f"--drafter: expected {expected}; got {text!r}")
+
+
+def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:
+    """The lookup that `plan` looks at beside members. Raises ValueError where the text names another drafter."""
+    from specens.drafters import PromptLookup
+
+    if text is None:
+        return PromptLookup() if num_models == 1 else None
+    kind, _, longest = text.partition(":")
+    if kind != "lookup" or (":" in text and not longest.isdigit()):
+        raise ValueError(
+            f"--drafter: expected lookup or lookup[:LONGEST], got {text!r}; every member is planned for, and a model "
+            "that only drafts is a member of weight 0"
+        )
+    return PromptLookup(max_match=int(longest)) if longest else PromptLookup()
 
 
 def parse_draft_lens(text: str) -> DraftLen | list[int]:
@@ -209,13 +219,32 @@ def read_prompt(prompts: Sequence[str] | None) -> str | MemberPrompts:
         from specens.prompts import MemberPrompts
 
         return prompts[0] if len(prompts) == 1 else MemberPrompts(prompts)
-    text = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    data = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        got = f"the byte 0x{data[error.start]:02x} at {error.start}"
+        raise ValueError(f"--prompt: expected text in UTF-8 on standard input, got {got}") from None
     if not text:
         raise ValueError("--prompt: expected a text, here or on standard input; got none")
     return text
 
 
-def _exit(error: Exception, code: int) -> typer.Exit:
-    message = " ".join(str(error).split()) or type(error).__name__
-    errors.print(f"Error: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
-    return typer.Exit(code)
+def check_file(option: str, path: Path) -> None:
+    """Raise ValueError where there is no file to be read."""
+    if is_stream(path):
+        return
+    if not path.exists() or path.is_dir():
+        raise ValueError(
+            f"{option}: expected a file, got {path}, which {'is a folder' if path.is_dir() else 'is not there'}"
+        )
+
+
+def check_place(option: str, path: Path) -> None:
+    """Raise ValueError where no file can be written at a path."""
+    if is_stream(path):
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option}: expected a file in a folder that there is, got {path}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option}: expected a place that can be written to, got {path}")

@@ -50,7 +50,8 @@ class Measured:
     acceptance: of each text, and each member as the drafter, the chance of acceptance at every position.
     counted: the places with a weight. weights: of the places; of members that share weights the heaviest drafts.
     groups: the places of members that share weights. least: of each member as the drafter, the acceptance that theorem
-    3.2 of Fu et al. promises for any text, or None where it does not hold.
+    3.2 of Fu et al. promises for any text, or None where it does not hold. looked_up: of each text, at every position,
+    how many tokens a lookup drafts there, and how many of them are those that follow; empty where none was asked for.
     """
 
     costs: dict[tuple[int, ...], GroupCost]
@@ -60,6 +61,7 @@ class Measured:
     weights: tuple[float, ...]
     groups: list[list[int]]
     least: tuple[float, ...] | None = None
+    looked_up: list[list[tuple[int, int]]] = field(default_factory=list)
 
     @property
     def num_members(self) -> int:
@@ -80,11 +82,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule with its settings, as `SpeculativeEnsemble` takes them."""
+    """A schedule with its settings, as `SpeculativeEnsemble` takes them.
+
+    drafter: a member, or what the command line calls a lookup, for which the lengths are all the same.
+    """
 
     schedule: str
     draft_lens: tuple[int, ...]
-    drafter: int | None = None
+    drafter: int | str | None = None
 
     def __str__(self) -> str:
         if self.schedule == "standard":
@@ -95,12 +100,17 @@ class Candidate:
     @property
     def reads_alone(self) -> int | None:
         """The member that is fed before the others, the drafter of `fixed`; None under other schedules."""
-        return (self.drafter or 0) if self.schedule == "fixed" else None
+        return None if self.schedule != "fixed" or isinstance(self.drafter, str) else self.drafter or 0
+
+    def read_together(self, groups: list[list[int]]) -> list[list[int]]:
+        """The places that the same forwards score. groups: those of members that share weights."""
+        return places_read_together(self.schedule, groups, self.reads_alone)
 
     @property
     def options(self) -> str:
         """For the command line."""
-        lens = "" if self.schedule == "standard" else f" --draft-lens {','.join(map(str, self.draft_lens))}"
+        counted = self.draft_lens[:1] if isinstance(self.drafter, str) else self.draft_lens
+        lens = "" if self.schedule == "standard" else f" --draft-lens {','.join(map(str, counted))}"
         return f"--schedule {self.schedule}{lens}" + ("" if self.drafter is None else f" --drafter {self.drafter}")
 
 
@@ -125,14 +135,18 @@ class Prediction:
         return asdict(self) | {"options": self.candidate.options}
 
 
-def candidates(num_members: int, longest: int) -> Iterator[Candidate]:
-    """Every schedule of chains with draft lengths up to `longest`; of many members' lengths only the small ones mix."""
+def candidates(num_members: int, longest: int, lookup: str | None = None) -> Iterator[Candidate]:
+    """Every schedule of chains with draft lengths up to `longest`; of many members' lengths only the small ones mix.
+
+    lookup: what the command line calls a drafter that looks up, which then drafts too.
+    """
     yield Candidate("standard", (1,) * num_members)
-    if num_members < 2:
-        return
-    for drafter in range(num_members):
+    members = range(num_members) if num_members > 1 else ()
+    for drafter in [*members, *([] if lookup is None else [lookup])]:
         for draft_len in range(1, longest + 1):
             yield Candidate("fixed", (draft_len,) * num_members, drafter)
+    if num_members < 2:
+        return
     mixed = max((top for top in range(1, longest + 1) if top**num_members <= MOST_COMBINATIONS), default=1)
     even = [(draft_len,) * num_members for draft_len in range(mixed + 1, longest + 1)]
     for lens in [*itertools.product(range(1, mixed + 1), repeat=num_members), *even]:
@@ -151,12 +165,14 @@ def predict_all(measured: Measured, chosen: Sequence[Candidate], *, seed: int = 
 
 def predict(measured: Measured, candidate: Candidate, baseline: float | None = None, *, seed: int = 0) -> Prediction:
     """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
-    places = places_read_together(candidate.schedule, measured.groups, candidate.reads_alone)
+    places = candidate.read_together(measured.groups)
     costs = [measured.costs[tuple(group)] for group in places]
     coins = random.Random(seed)
 
     def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
-        runs = [simulate(measured, candidate, places, text, coins) for text in texts for _ in range(REPEATS)]
+        lookups = measured.looked_up or [[]] * len(texts)
+        pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
+        runs = [simulate(measured, candidate, places, text, coins, found) for text, found in pairs]
         seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
         return runs, sum(run.num_tokens for run in runs) / seconds
 
@@ -166,7 +182,7 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
     later = [sum(len(run.reads[group]) for run in runs) for group in range(len(places))]
     group_of = {place: number for number, group in enumerate(places) for place in group}
     least = None
-    if measured.least is not None and tested:
+    if measured.least is not None and tested and not isinstance(candidate.drafter, str):
         least = run_all([[[chance] * runs[0].num_tokens for chance in measured.least]])[1] / (baseline or rate)
     return Prediction(
         candidate,
@@ -179,12 +195,19 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
 
 
 def simulate(
-    measured: Measured, candidate: Candidate, places: list[list[int]], text: list[list[float]], coins: random.Random
+    measured: Measured,
+    candidate: Candidate,
+    places: list[list[int]],
+    text: list[list[float]],
+    coins: random.Random,
+    looked_up: Sequence[tuple[int, int]] = (),
 ) -> Simulation:
     """One text under a candidate. places: that are read together; text: the acceptance of each member."""
     run = Simulation(places, text, measured.counted, coins)
     if candidate.schedule == "standard":
         run.standard()
+    elif isinstance(candidate.drafter, str):
+        run.looked_up(looked_up, candidate.draft_lens[0])
     elif candidate.schedule == "fixed":
         drafter = candidate.reads_alone or 0
         run.fixed(drafter, candidate.draft_lens[drafter])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specens.json_lines import parse_lines
+from specens.json_lines import name_of, parse_lines, read_bytes
 from specens.prompts import MemberPrompts
 from specens.request import Ensemble
 from specens_kernels import LogitMixture, Mixture, Sampling
@@ -20,6 +20,13 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "id": ("a text or an integer", lambda value: isinstance(value, str | int)),
     "seed": ("an integer of 64 bits", lambda value: isinstance(value, int) and -(2**63) <= value < 2**63),
     "max_new_tokens": ("an integer", lambda value: isinstance(value, int)),
+    "min_new_tokens": ("an integer", lambda value: isinstance(value, int)),
+    "stop": (
+        "a text or a list of texts",
+        lambda value: (
+            isinstance(value, str) or (isinstance(value, list) and all(isinstance(stop, str) for stop in value))
+        ),
+    ),
     "temperature": ("a number", lambda value: isinstance(value, int | float)),
     "top_k": ("an integer", lambda value: isinstance(value, int)),
     "top_p": ("a number", lambda value: isinstance(value, int | float)),
@@ -29,6 +36,16 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, list) and all(isinstance(weight, int | float) for weight in value),
     ),
     "member_prompts": ("a list with a prompt for each member", lambda value: isinstance(value, list)),
+}
+
+_MESSAGES: tuple[str, Callable[[Any], bool]] = (
+    "a list of messages, each with a role and a content that are texts",
+    lambda value: _are_messages(value),
+)
+_OTHER_NAMES = {  # of OpenAI's chat format
+    "messages": "prompt",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
 }
 
 
@@ -44,6 +61,12 @@ class PromptLine:
         """Text, token ids or chat messages, or one of these for each member."""
         each = self.values.get("member_prompts")
         return self.values["prompt"] if each is None else MemberPrompts(each)
+
+    @property
+    def stop_strings(self) -> list[str] | None:
+        """What ends its texts; None where it does not say."""
+        stop = self.values.get("stop")
+        return [stop] if isinstance(stop, str) else stop
 
     def sampling(self, others: Sampling) -> Sampling:
         """The sampling of all prompts, and in its place what this line says."""
@@ -64,13 +87,14 @@ class PromptLine:
 def read_prompts(path: Path) -> list[PromptLine]:
     """The lines of a file, blank ones aside.
 
-    Fields: prompt, or member_prompts with one for each member; and perhaps id, seed, max_new_tokens, temperature,
-    top_k, top_p, min_p, weights.
+    Fields: prompt, or member_prompts with one for each member; and perhaps id, seed, max_new_tokens, min_new_tokens,
+    stop, temperature, top_k, top_p, min_p and weights. The names of OpenAI's chat format do too: messages for prompt,
+    max_tokens or max_completion_tokens for max_new_tokens.
     Raises ValueError naming the line, what was expected in it and what came.
     """
-    lines = [PromptLine(_checked(path, number, values), f"{path}, prompt {number}") for number, values in _read(path)]
+    lines = [_checked(f"{name_of(path)}, prompt {number}", values) for number, values in _read(path)]
     if not lines:
-        raise ValueError(f"{path}: expected a prompt on each line, got none")
+        raise ValueError(f"{name_of(path)}: expected a prompt on each line, got none")
     return lines
 
 
@@ -81,21 +105,35 @@ def digest(lines: Sequence[PromptLine]) -> str:
 
 
 def _read(path: Path) -> list[tuple[int, dict]]:
-    return list(enumerate(parse_lines(path, path.read_bytes()), start=1))
+    return list(enumerate(parse_lines(path, read_bytes(path)), start=1))
 
 
-def _checked(path: Path, number: int, values: dict) -> dict:
-    where = f"{path}, prompt {number}"
-    unknown = sorted(set(values) - set(_FIELDS))
+def _checked(where: str, values: dict) -> PromptLine:
+    unknown = sorted(set(values) - {*_FIELDS, *_OTHER_NAMES})
     if unknown:
-        raise ValueError(f"{where}: expected the fields {', '.join(_FIELDS)}; got {unknown[0]!r}")
-    given = {name: value for name, value in values.items() if value is not None}
-    if ("prompt" in given) == ("member_prompts" in given):
-        raise ValueError(
-            f"{where}: expected a field 'prompt' or 'member_prompts', got {', '.join(map(repr, values)) or 'no field'}"
-        )
-    for name, value in given.items():
-        expected, suits = _FIELDS[name]
+        expected = ", ".join([*_FIELDS, *_OTHER_NAMES])
+        raise ValueError(f"{where}: expected the fields {expected}; got {', '.join(map(repr, unknown))}")
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        own = _OTHER_NAMES.get(name, name)
+        expected, suits = _MESSAGES if name == "messages" else _FIELDS[own]
         if isinstance(value, bool) or not suits(value):
             raise ValueError(f"{where}: {name}: expected {expected}, got {value!r}")
-    return given
+        if own in given:
+            raise ValueError(f"{where}: {name}: expected no second field that says {own}")
+        given[own] = value
+    if ("prompt" in given) == ("member_prompts" in given):
+        got = ", ".join(map(repr, values)) or "no field"
+        raise ValueError(f"{where}: expected a field 'prompt', 'messages' or 'member_prompts', got {got}")
+    return PromptLine(given, where)
+
+
+def _are_messages(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(one, dict) for one in value)
+        and all(isinstance(one.get(name), str) for one in value for name in ("role", "content"))
+    )

@@ -89,9 +89,19 @@ def _tokenize(prompt: str | Sequence[dict], tokenizer: Any | None, chat: bool) -
     if tokenizer is None:
         raise ValueError("prompt: text needs a tokenizer; pass tokenizer= to SpeculativeEnsemble, or give token ids")
     if isinstance(prompt, str) and not chat:
-        return tokenizer(prompt)["input_ids"]
+        return tokenizer(_unicode(prompt))["input_ids"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError("chat: the tokenizer has no chat template; give plain text with chat=False")
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer(_unicode(text), add_special_tokens=False)["input_ids"]
+
+
+def _unicode(text: str) -> str:
+    """The text, which no byte or escape has put half a character into. Raises ValueError naming it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = f"{text[error.start]!r} at {error.start}, which is a byte of another encoding or half a character"
+        raise ValueError(f"prompt: expected Unicode text, got {got}") from None
+    return text

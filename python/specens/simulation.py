@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from specens.statistics import OUTSIDE
+
 
 class Simulation:
     """One text that is generated from its first token to its last one.
@@ -59,6 +61,19 @@ class Simulation:
             if self._test(bonus=own not in self._counted) and self._remaining:
                 self._score(own)
                 self._settle(1)
+
+    def looked_up(self, found: Sequence[tuple[int, int]], draft_len: int) -> None:
+        """A lookup drafts, all score. found: how many tokens it drafts at every position, and how many are right."""
+        while self._remaining:
+            known, right = found[self._settled]
+            count = min(known, draft_len, self._remaining)
+            accepted = min(right, count)
+            self._drafts = [OUTSIDE] * count
+            for group in range(len(self.reads)):
+                self._score(group)
+            self.num_tested += min(accepted + 1, count)
+            self.num_accepted += accepted
+            self._settle(min(accepted + 1, self._remaining))
 
     def alternate(self, proposers: Sequence[int], draft_lens: Sequence[int], first: int | None = None) -> None:
         """The group that lags behind scores, and its proposer drafts on; `first` does so after a rejection."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from specens.model_names import short_names
+from specens.options import check_place
 from specens.planner import Candidate, Measured, Prediction, candidates, predict_all
+from specens_kernels import Sampling
+
+if TYPE_CHECKING:
+    from specens.generate import SpeculativeEnsemble
 
 INCHES = (10.0, 4.2)
 
@@ -23,20 +29,46 @@ def load_pyplot() -> Any:
     return pyplot
 
 
+def check_picture(path: Path) -> None:
+    """Raise ValueError where no picture can be written at a path, and ImportError as `load_pyplot`."""
+    kinds = sorted(load_pyplot().figure().canvas.get_supported_filetypes())
+    load_pyplot().close()
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise ValueError(f"--plot: expected a name that ends in one of .{', .'.join(kinds)}; got {path}")
+    check_place("--plot", path)
+
+
+def picture_title(models: Sequence[str], sampling: Sampling, ensemble: SpeculativeEnsemble) -> str:
+    """Of what the predictions are: the models, how is sampled, and in which type they compute."""
+    filters = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")}
+    said = [f"temperature {sampling.temperature:g}", *(f"{name} {value:g}" for name, value in filters.items() if value)]
+    dtype = str(next(ensemble.models[0].model.parameters()).dtype).removeprefix("torch.")
+    return f"{' and '.join(short_names(models))}\n{', '.join([*said, dtype])}"
+
+
 def plot_speedups(
-    path: Path, predictions: Sequence[Prediction], by_weight: Mapping[float, Measured], names: Sequence[str]
+    path: Path,
+    predictions: Sequence[Prediction],
+    by_weight: Mapping[float, Measured],
+    names: Sequence[str],
+    title: str = "",
 ) -> None:
-    """Write a PNG. by_weight: what was measured under other weights of the first of two members; may be empty."""
+    """Write a picture of the kind that the path's suffix says.
+
+    by_weight: what was measured under other weights of the first of two members; may be empty.
+    """
     pyplot = load_pyplot()
     figure, panels = pyplot.subplots(1, 2 if by_weight else 1, figsize=INCHES, squeeze=False, sharey=True)
+    figure.suptitle(title, fontsize="medium", wrap=True)
     _draw_lines(panels[0][0], speedups_by_length(predictions, names), "draft length")
+    panels[0][0].xaxis.get_major_locator().set_params(integer=True)
     if by_weight:
         longest = max(max(prediction.candidate.draft_lens) for prediction in predictions)
         lines = speedups_by_weight(by_weight, longest, names)
         _draw_lines(panels[0][1], lines, f"weight of {names[0]}, each with its best draft length")
     panels[0][0].set_ylabel("speed-up over standard, predicted")
     figure.tight_layout()
-    figure.savefig(path, format="png", dpi=150)
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
@@ -64,9 +96,10 @@ def speedups_by_weight(
 
 
 def _kind(candidate: Candidate, names: Sequence[str]) -> str:
+    own = candidate.drafter if isinstance(candidate.drafter, str) else names[candidate.drafter or 0]
     if candidate.schedule != "alternate":
-        return f"fixed, {names[candidate.reads_alone or 0]} drafts"
-    return "alternate" if candidate.drafter is None else f"alternate, {names[candidate.drafter]} begins"
+        return f"fixed, {own} drafts"
+    return "alternate" if candidate.drafter is None else f"alternate, {own} begins"
 
 
 def _draw_lines(panel: Any, lines: Mapping[str, Mapping[float, float]], title: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specens.json_lines import JsonLines
+from specens.json_lines import JsonLines, StreamLines, open_lines
 from specens.request import Draft, Event, Request
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class TraceFile:
     Raises ValueError where the file is there and is no trace.
     """
 
-    def __init__(self, lines: JsonLines, run: dict[str, Any], *, goes_on: bool = False) -> None:
+    def __init__(self, lines: JsonLines | StreamLines, run: dict[str, Any], *, goes_on: bool = False) -> None:
         self._lines = lines
         if not lines.is_new and (not lines.kept or lines.kept[0].get("format") != FORMAT):
             raise ValueError(f"{lines.path}: expected a new file for the trace, or an earlier trace; got another file")
@@ -148,6 +148,6 @@ def traced(
     if path is None:
         yield None, lambda _: None
         return
-    with JsonLines(path) as lines:
+    with closing(open_lines(path)) as lines:
         file = TraceFile(lines, run)
         yield file.write_round, file.write_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specens.json_lines import parse_lines
+from specens.json_lines import parse_lines, read_bytes
 from specens.trace import FORMAT, PHASES
 
 
@@ -58,7 +58,7 @@ def read_trace(path: Path) -> Trace:
 
     Of a text that was begun twice, since its run was ended, the last beginning counts.
     """
-    data = path.read_bytes()
+    data = read_bytes(path)
     whole = data[: data.rfind(b"\n") + 1]
     run, *lines = parse_lines(path, whole) or [{}]
     if run.get("format") != FORMAT:

@@ -82,7 +82,7 @@ def generate(models, prompts, output, *arguments):
 def test_every_prompt_gives_its_texts_with_its_own_settings(models, prompts, tmp_path):
     result = generate(models, prompts, tmp_path / "texts.jsonl", *SEED)
     assert result.exit_code == 0, result.stderr
-    assert "12/12" in result.stderr
+    assert "12 texts, " in result.stderr
     assert result.stdout == ""
     records = sorted(read_lines(tmp_path / "texts.jsonl"), key=lambda record: (record["index"], record["sample"]))
     assert [(record["index"], record["sample"]) for record in records] == [(i, s) for i in range(6) for s in range(2)]
@@ -236,8 +236,11 @@ def test_a_file_of_something_else_is_left_as_it_is(models, ensemble, prompts, tm
         ('{"prompt": "w1"', "line 2: expected JSON"),
         ("[1, 2]", "line 2: expected a JSON object"),
         ('{"text": "w1"}', "prompt 2: expected the fields prompt, id, .*; got 'text'"),
-        ('{"id": 1}', "prompt 2: expected a field 'prompt' or 'member_prompts', got 'id'"),
-        ('{"prompt": "w1", "member_prompts": ["w1", "w2"]}', "prompt 2: expected a field 'prompt' or 'member_prompts'"),
+        ('{"id": 1}', "prompt 2: expected a field 'prompt', 'messages' or 'member_prompts', got 'id'"),
+        (
+            '{"prompt": "w1", "member_prompts": ["w1", "w2"]}',
+            "prompt 2: expected a field 'prompt', 'messages' or 'member_prompts'",
+        ),
         ('{"prompt": ["w1", "w2"]}', "prompt 2: prompt: expected text, .* got a list of 2"),
         ('{"prompt": 5}', "prompt 2: prompt: expected text, token ids or chat messages, got 5"),
         ('{"prompt": "w1", "seed": "x"}', "prompt 2: seed: expected an integer of 64 bits, got 'x'"),

@@ -1,8 +1,6 @@
 """The command `specens`, with tiny saved models."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 
@@ -90,7 +88,7 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--weights", "1"], "ensemble: expected weights for the 2 members, got 1"),
+        (["--weights", "1"], "--weights: expected 2 numbers, one for each of MODELS; got 1"),
         (["--weights", "a,b"], "--weights: expected numbers between commas, got 'a,b'"),
         (["--weights", "0.9,0.9"], "weights: expected a sum of 1"),
         (["--weights", "0.5,0.5", "--contrast", "1"], "expected at most one of"),
@@ -169,18 +167,6 @@ def test_ctrl_c_while_models_load_still_prints_json(monkeypatch, models):
     result = run("generate", *models, *JOB, "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout) == {"interrupted": True}
-
-
-def test_ctrl_c_on_a_running_process(models):
-    command = [sys.executable, "-m", "specens.cli", "generate", *models, *JOB, "--max-new-tokens", "150000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
-        started = process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
-        rest, complaints = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert (started + rest).decode().split()[0].startswith("w")
-    assert b"Traceback" not in complaints
-    assert b"tokens/s" in complaints
 
 
 def test_compare_prints_a_table_and_a_finding(models):
@@ -290,6 +276,6 @@ def test_methods_lists_every_preset():
     values = json.loads(result.stdout)
     assert set(values) == set(PRESETS)
     assert values["specinfer"]["topology"] == "static tree"
-    table = run("methods")
+    table = run("methods", env={"COLUMNS": "80"})
     assert table.exit_code == 0
-    assert all(name[:6] in table.stdout for name in PRESETS)
+    assert all(name in table.stdout for name in PRESETS)

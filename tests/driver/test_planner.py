@@ -10,10 +10,11 @@ import torch
 from driver.tiny_models import PROMPT, Bigram, relative_of, save_pair, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.cli import app
+from specens.drafters import PromptLookup
 from specens.ideal import alternate_speedup, alternate_speedup_of_the_paper, fixed_speedup, least_acceptance
 from specens.measure import measure, measure_weights
 from specens.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
-from specens.speedup_plot import speedups_by_length, speedups_by_weight
+from specens.speedup_plot import picture_title, plot_speedups, speedups_by_length, speedups_by_weight
 from typer.testing import CliRunner
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
@@ -166,6 +167,40 @@ def test_the_forwards_of_a_greedy_text_are_predicted_one_by_one(members, name):
         assert (run.num_tested, run.num_accepted) == (sum(statistics.tested), sum(statistics.accepted)), candidate
 
 
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_the_forwards_of_a_lookup_are_predicted_one_by_one(num_members):
+    generator = torch.Generator().manual_seed(4)
+    members = [Bigram(torch.randn(7, 7, generator=generator)) for _ in range(num_members)]
+    lookup, prompt = PromptLookup(max_match=3), [1, 2, 3, 1, 2, 4, 1]
+    chosen = [one for one in candidates(num_members, 4, "lookup:3") if one.drafter == "lookup:3"][1::2]
+    standard = SpeculativeEnsemble(members, schedule="standard")
+    settings = {"sampling": SAMPLING, "max_new_tokens": NUM_TOKENS}
+    measured = measure(standard, prompt, candidates=chosen, lookup=lookup, samples=6, repeats=1, **settings)
+    for candidate in chosen:
+        own = SpeculativeEnsemble(
+            members, draft_lens=candidate.draft_lens[0], schedule="fixed", drafter=PromptLookup(max_match=3)
+        )
+        texts = [own.generate(prompt, seed=seed, stop_tokens=(), **settings).statistics for seed in range(50)]
+        prediction = predict(measured, candidate)
+        found = [sum(one.forwards[place] - 1 for one in texts) / (50 * NUM_TOKENS) for place in range(num_members)]
+        assert prediction.forwards == pytest.approx(found, rel=0.06), candidate
+        rate = sum(sum(one.accepted) for one in texts) / sum(sum(one.tested) for one in texts)
+        assert prediction.acceptance == pytest.approx(rate, abs=0.04)
+        greedy = measure(
+            standard,
+            prompt,
+            candidates=[candidate],
+            lookup=lookup,
+            samples=1,
+            repeats=1,
+            sampling=Sampling(0),
+            max_new_tokens=NUM_TOKENS,
+        )
+        text = own.generate(prompt, sampling=Sampling(0), max_new_tokens=NUM_TOKENS, stop_tokens=()).statistics
+        exact = [(count - 1) / NUM_TOKENS for count in text.forwards]
+        assert predict(greedy, candidate).forwards == pytest.approx(exact, abs=1e-9), candidate
+
+
 def test_the_forwards_of_sampled_texts_are_predicted_within_some_percent():
     generator = torch.Generator().manual_seed(4)
     logits = 2 * torch.randn(3, 23, 23, generator=generator)
@@ -259,21 +294,46 @@ def test_the_command_picks_a_schedule(tmp_path):
     assert shown.exit_code == 0, shown.stderr
     for word in ("standard", "fixed 2, drafter 1", "alternate 1,1", "tokens/s", "ms", "--schedule"):
         assert word in shown.stdout
-    for arguments, message in [([models[0]], "expected two members or more"), (["--longest", "0"], "longest")]:
-        wrong = CliRunner().invoke(app, ["plan", *arguments] if arguments[0] == models[0] else [*job, *arguments])
-        assert wrong.exit_code == 2
-        assert message in wrong.stderr
+    wrong = CliRunner().invoke(app, [*job, "--longest", "0"])
+    assert wrong.exit_code == 2
+    assert "longest" in wrong.stderr
 
 
-def test_the_command_draws_speedups_against_draft_length_and_weight(tmp_path):
-    models, picture = save_pair(tmp_path), tmp_path / "speedup.png"
-    job = ["plan", *models, "--prompt", "w5 w3", "--max-new-tokens", "12", "--dtype", "fp32", "--repeats", "1"]
+@pytest.mark.parametrize(("suffix", "begin"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PDF", b"%PDF")])
+def test_the_command_draws_the_kind_of_picture_that_its_name_says(tmp_path, suffix, begin):
+    models, picture = save_pair(tmp_path), tmp_path / f"speedup{suffix}"
+    job = ["plan", *models, "--prompt", "w5 w3", "--max-new-tokens", "8", "--dtype", "fp32", "--repeats", "1"]
     result = CliRunner().invoke(app, [*job, "--longest", "3", "--samples", "1", "--plot", str(picture)])
     assert result.exit_code == 0, result.stderr
     content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG")
-    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
-    assert (width, height) == (1500, 630)
+    assert content.startswith(begin)
+    if suffix == ".png":
+        width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+        assert (width, height) == (1500, 630)
+
+
+@pytest.mark.parametrize("name", ["speedup", "speedup.xyz", "speedup.png.txt", ".png"])
+def test_a_picture_of_no_known_kind_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, name):
+    monkeypatch.setattr("specens.arguments.load_model", None)
+    models = save_pair(tmp_path)
+    result = CliRunner().invoke(app, ["plan", *models, "--prompt", "w5", "--plot", str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert "--plot: expected a name that ends in one of ." in result.stderr
+
+
+def test_a_picture_has_whole_draft_lengths_and_says_of_what_it_is(monkeypatch, members, tmp_path):
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    ensemble = SpeculativeEnsemble(members[:2])
+    title = picture_title(["a/m-small", "b/m-large"], Sampling(0.7, top_p=0.9), ensemble)
+    predictions = predict_all(even(0.8, (1.0, 1.0)), list(candidates(2, 3)))
+    plot_speedups(tmp_path / "speedup.png", predictions, {}, ["first", "second"], title)
+    (figure,) = figures
+    assert figure.get_suptitle() == "m-small and m-large\ntemperature 0.7, top_p 0.9, float32"
+    low, high = figure.axes[0].get_xlim()
+    assert [tick for tick in figure.axes[0].get_xticks() if low <= tick <= high] == [1, 2, 3]
 
 
 def test_lines_of_the_picture_are_the_predictions(members):

@@ -60,7 +60,7 @@ def as_dtype(dtype: str | torch.dtype, name: str = "dtype") -> str | torch.dtype
 
     Raises ValueError where it is another. name: of the argument.
     """
-    named = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    named = DTYPES.get(dtype.removeprefix("torch."), dtype) if isinstance(dtype, str) else dtype
     if named != "auto" and named not in DTYPES.values():
         raise ValueError(f"{name}: expected one of fp32, bf16, fp16; got {dtype!r} (or their long names, or auto)")
     return named
@@ -72,7 +72,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         named = torch.device(device)
-        torch.empty(0, device=named)
+        torch.zeros(1, device=named).item()  # the device meta has no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"device: expected one that is here, got {str(device)!r}: {why}") from None

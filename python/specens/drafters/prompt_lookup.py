@@ -71,17 +71,25 @@ class PromptLookup(Drafter):
         min_probability: float = 0.0,  # noqa: ARG002
     ) -> None:
         """Look up all requests in one call."""
-        indices = [self._index(request) for request in requests]
+        drafts = self.look_up([self._index(request) for request in requests], max(draft_lens))
+        for request, tokens, most in zip(requests, drafts, draft_lens, strict=True):
+            add_chosen(request, tokens[:most])
+
+    def look_up(self, indices: Sequence[NgramIndex], most: int) -> list[list[int]]:
+        """Up to so many tokens behind each of these texts."""
         options: dict[str, Any] = {"store": self._store, "min_match": self.min_match, "choose": self.choose}
-        drafts, found, _ = NgramIndex.propose_batch(indices, max(draft_lens), **options)
-        for request, tokens, num_found, most in zip(requests, drafts.tolist(), found.tolist(), draft_lens, strict=True):
-            add_chosen(request, tokens[: min(num_found, most)])
+        drafts, found, _ = NgramIndex.propose_batch(indices, most, **options)
+        return [tokens[:num_found] for tokens, num_found in zip(drafts.tolist(), found.tolist(), strict=True)]
+
+    def new_index(self, prompt: Sequence[int]) -> NgramIndex:
+        """The index of a text that begins with a prompt."""
+        return NgramIndex(prompt, max_match=self.max_match)
 
     def _index(self, request: Request) -> NgramIndex:
         """The request's own, over its prompt and all settled tokens."""
         prompt = request.task.prompts[0]
         if request.drafter_state is None:
-            request.drafter_state = NgramIndex(prompt, max_match=self.max_match)
+            request.drafter_state = self.new_index(prompt)
         index: NgramIndex = request.drafter_state
         index.extend(request.sequence[len(index) - len(prompt) : request.num_settled])
         return index
