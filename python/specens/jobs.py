@@ -20,8 +20,9 @@ from specens.arguments import (
     with_numbers,
 )
 from specens.masks import Constraint
+from specens.processors import LogitsProcessor, as_processors
 from specens.prompts import prompts_for_members
-from specens.request import Ensemble, LogitsProcessor, Task
+from specens.request import Ensemble, Task
 from specens.targets import DenseTarget
 from specens_kernels import Processing, Sampling
 
@@ -50,15 +51,21 @@ class Settings(TypedDict, total=False):
     """The keyword arguments of `SpeculativeEnsemble.generate` and `generate_many`.
 
     max_new_tokens (256), min_new_tokens (0): how long a text is. stop_tokens: ids that end it; None takes the end of
-        sequence of models and tokenizer, () never stops. stop_strings: what ends it, also across the borders of tokens,
-        and is no part of it.
+        sequence of models and tokenizer, () never stops. stop_strings: what ends it, also across the borders of tokens
+        and in special tokens, but not before min_new_tokens; it is no part of the text, which ends where it begins.
+    skip_special_tokens (True): show no text of special tokens. The text is what the tokenizer's `decode` makes of all
+        tokens up to its end, with the clean-up of spaces that the tokenizer is set to.
     sampling: temperature 1 by default. seed: of the first text's randomness, None draws one for each; those of further
         texts are derived from it (`derived_seed`) and told with each. chat: put text through the chat template.
         logprobs: return them.
     processing: a `specens_kernels.Processing` with logit bias and penalties, without tables of tokens. The prompt that
         a repetition penalty looks at is member 0's.
     logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
-        every member's logits. constraint: a function of the generated tokens that returns the bit mask int32 [words] of
+        every member's logits. They must depend on nothing else, since they are called for each member and draft, and
+        again for a position whose draft was rejected; those that need more are refused (`specens.processors`), others
+        that keep a state are noticed where a second call for the first row says something else. Never called behind a
+        stop token or a draft that the constraint excludes.
+    constraint: a function of the generated tokens that returns the bit mask int32 [words] of
         the tokens that may come next, in the layout of xgrammar, or None where the text is complete, which ends it. It
         is asked behind drafts, and again for a text that is shorter or goes on otherwise once they are rejected; never
         behind a stop token, behind its own end, or behind a token that its mask excludes.
@@ -71,6 +78,7 @@ class Settings(TypedDict, total=False):
     chat: bool
     stop_tokens: Sequence[int] | None
     stop_strings: Sequence[str]
+    skip_special_tokens: bool
     logprobs: bool
     processing: Processing | None
     logits_processors: Sequence[LogitsProcessor]
@@ -125,9 +133,10 @@ class TaskMaker:
             min_new_tokens=own.get("min_new_tokens", 0),
             stop_tokens=self._end_of_sequence if stop_tokens is None else as_stop_tokens(stop_tokens),
             stop_strings=as_stop_strings(own.get("stop_strings", ()), owner.tokenizer),
+            skip_special_tokens=own.get("skip_special_tokens", True),
             logprobs=own.get("logprobs", False),
             processing=own.get("processing"),
-            logits_processors=tuple(own.get("logits_processors", ())),
+            logits_processors=as_processors(own.get("logits_processors", ())),
             constraint=own.get("constraint"),
             index=index,
             sample=sample,

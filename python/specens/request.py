@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from specens.logit_rows import LogitRows
 from specens.masks import Constraint, Masks
+from specens.processors import LogitsProcessor
 from specens.statistics import OUTSIDE, Statistics
 from specens.targets import DenseTarget
 from specens.text_stream import TextStream
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, Status
 
 Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -68,6 +68,7 @@ class Task:
     logprobs: bool = False
     min_new_tokens: int = 0
     stop_strings: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
     processing: Processing | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     constraint: Constraint | None = None
@@ -122,7 +123,7 @@ class Request:
         self.num_turns = 0
         self.last_turns: dict[int, int] = {}
         self._started = time.perf_counter()
-        self._text = TextStream(tokenizer, task.stop_strings)
+        self._text = TextStream(tokenizer, task.stop_strings, skip_special_tokens=task.skip_special_tokens)
         self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
         self._num_delivered = 0
         self._tested: list[Draft] = []
@@ -257,7 +258,7 @@ class Request:
                 self._masks.keep(self.num_settled)
             self.sequence.append(token)
             self.num_settled += 1
-            text = self._text.push(token)
+            text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
             owner = None if proposer == OUTSIDE else proposer
             self.events.append(Event(token, kind, owner, text, None if logprobs is None else logprobs[place]))
             self._count(kind, proposer)
@@ -274,7 +275,9 @@ class Request:
             self.statistics.bonus += 1
 
     def finish(self) -> None:
-        """Close the statistics."""
+        """Close the statistics, and give out text that was held back, where something else than its end ends it."""
+        if self.events:
+            self.events[-1].text += self._text.finish()
         self.statistics.emitted = self.num_settled
         self.statistics.seconds = time.perf_counter() - self._started
 

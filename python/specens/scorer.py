@@ -12,6 +12,7 @@ from torch import Tensor
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.ragged_cache import RaggedCache
 from specens.member import Member
+from specens.processors import process
 from specens.request import Request
 
 
@@ -153,12 +154,9 @@ def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) ->
     if not processors:
         return rows
     ids = torch.tensor([prompt + request.sequence], device=rows.device)
-    num_before = len(prompt) + first
     edited = []
-    for offset, row in enumerate(rows):
-        row = row[None].to(torch.float32, copy=True)  # processors may write into it
-        if request.may_follow(first + offset):
-            for processor in processors:
-                row = processor(ids[:, : num_before + offset], row)
-        edited.append(row)
+    for position, row in enumerate(rows, start=first):
+        useful = processors if request.may_follow(position) else ()
+        before = ids[:, : len(prompt) + position]
+        edited.append(process(useful, before, row, is_first=position == 0))
     return torch.cat(edited)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specens.detokenizer import text_of
 from specens.json_lines import JsonLines, StreamLines, open_lines
 from specens.request import Draft, Event, Request
 
@@ -98,7 +99,7 @@ class Tracer:
     def _describe(self, draft: Draft) -> dict[str, Any]:
         if self._tokenizer is None or draft.token < 0:
             return asdict(draft) | {"text": ""}
-        return asdict(draft) | {"text": self._tokenizer.decode([draft.token])}
+        return asdict(draft) | {"text": text_of(self._tokenizer, [draft.token])}
 
 
 def _difference(now: list, before: list) -> list:

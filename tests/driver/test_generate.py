@@ -156,6 +156,40 @@ def test_ctrl_c_returns_what_was_generated(pair, schedule):
     assert result.tokens == ensemble.generate(PROMPT, max_new_tokens=40, seed=2).tokens[: len(seen)]
 
 
+def test_ctrl_c_gives_out_the_text_that_a_stop_string_might_have_begun_with(pair):
+    ensemble = SpeculativeEnsemble(pair, tiny_tokenizer(), schedule="fixed", draft_lens=3)
+    endless = ensemble.generate(PROMPT, max_new_tokens=10, seed=2)
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    stop = endless.text[:2] + " never comes"
+    result = ensemble.generate(PROMPT, max_new_tokens=10, seed=2, stop_strings=[stop], on_tokens=interrupt)
+    assert result.interrupted
+    assert result.text == tiny_tokenizer().decode(result.tokens) != ""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_special_tokens_are_shown_or_not_and_end_a_text_either_way(pair, schedule):
+    tokenizer = tiny_tokenizer()
+    ensemble = SpeculativeEnsemble(pair, tokenizer, schedule=schedule)
+    tokens = ensemble.generate(PROMPT, max_new_tokens=20, sampling=GREEDY).tokens
+    place = next(place for place in range(3, 20) if tokens[place] not in tokens[:place])
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"w{tokens[place]}"]})
+    job = {"max_new_tokens": 20, "sampling": GREEDY}
+    for skip in (True, False):
+        text = ensemble.generate(PROMPT, skip_special_tokens=skip, **job)
+        assert text.text == tokenizer.decode(tokens, skip_special_tokens=skip)
+        settings = job | {"skip_special_tokens": skip, "stop_strings": [f"w{tokens[place]}"]}
+        for ended in (ensemble.generate(PROMPT, **settings), *ensemble.generate_many([PROMPT] * 3, **settings)):
+            assert ended.tokens == tokens[: place + 1]
+            assert ended.finish_reason == "stop"
+            assert ended.text.rstrip() == tokenizer.decode(tokens[:place])
+        longer = ensemble.generate(PROMPT, min_new_tokens=place + 2, **settings)
+        assert len(longer.tokens) >= place + 2
+    assert tokenizer.decode(tokens) != tokenizer.decode(tokens, skip_special_tokens=True)
+
+
 def test_ctrl_c_within_a_forward_returns_the_settled_tokens(monkeypatch, pair):
     ensemble = SpeculativeEnsemble(pair, schedule="alternate", draft_lens=3)
     complete = ensemble.generate(PROMPT, max_new_tokens=40, seed=2)
