@@ -24,6 +24,8 @@ SCHEMA = "Tensor[] tensors, int[] integers, float[]? numbers"
 NO_DRAFTER = -1  # no member drafted: one-hot
 AS_TOKENS = -1  # of draft_len: that of dense tokens
 NO_LOGPROBS, TARGET_LOGPROBS, RAW_LOGPROBS = 0, 1, 2
+SMALLEST_NUMBER = 1e-37  # of kernels with float32 parameters: a number below it could become 0, a greedy temperature
+LARGEST_NUMBER = 3.4028234663852886e38  # of float32
 
 
 class SamplingArguments(NamedTuple):
@@ -273,4 +275,9 @@ def ready_for_kernels(group: Any) -> Any:
 
 
 def _in_dtype(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if value is None else value.to(dtype).contiguous()
+    if value is None:
+        return None
+    if value.dtype == torch.float64 and dtype == torch.float32:
+        size = value.abs().clamp(SMALLEST_NUMBER, LARGEST_NUMBER) * value.sign()
+        value = torch.where(value.isfinite() & (value != 0), size, value)
+    return value.to(dtype).contiguous()

@@ -15,26 +15,60 @@ import torch
 from torch import Tensor
 
 from specens_kernels import __path__ as package_folders
+from specens_kernels import instruction_set
 from specens_kernels.triton_release import import_triton
 
 Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
-LIBRARY = torch.library.Library("specens", "DEF")
+
+class Operators:
+    """What was defined and loaded in `torch.ops.specens`. One a process, which outlives this module.
+
+    A second copy of the package, or a second import, finds its operators defined, and takes them. Raises RuntimeError
+    where those are of another version.
+    """
+
+    def __init__(self) -> None:
+        self.library = torch.library.Library("specens", "FRAGMENT")
+        self.loaded: set[str] = set()
+
+    def define(self, name: str, schema: str, fake: Implementation) -> None:
+        """Define an operator whose results claim no gradient; fake: its fake kernel."""
+        if not hasattr(torch.ops.specens, name):
+            self.library.define(name + schema)
+            self.library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+            torch.library.register_fake(f"specens::{name}", fake, lib=self.library)
+        elif getattr(torch.ops.specens, name).default._schema != torch._C.parse_schema(f"specens::{name}{schema}"):
+            raise RuntimeError(f"another version of specens_kernels has defined specens::{name} in this process")
+
+    def implement(self, name: str, kernel: Implementation, key: str) -> None:
+        """Add a kernel, unless there is one."""
+        if not _has_kernel(name, key):
+            self.library.impl(name, torch.no_grad()(kernel), key)
+
+
+OPERATORS: Operators = vars(torch.ops.specens).setdefault("_operators", Operators())
 FASTEST_FIRST = {"cpu": ("cpp", "reference"), "cuda": ("triton", "cpp", "reference")}
 
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """One backend on this machine: its name, the device types it runs on here, and why it does not (None: it does)."""
+    """One backend on this machine: its name, the device types it runs on here, and why it does not (None: it does).
+
+    instruction_set: that of the processor which "cpp" uses on the CPU.
+    """
 
     name: str
     devices: tuple[str, ...]
     reason: str | None
+    instruction_set: str | None = None
 
 
 def _load_library(file_name: str, folders: Iterable[str]) -> str | None:
     """Load an operator library from the first of `folders` that has it. Return why it could not be loaded, or None."""
+    if file_name in OPERATORS.loaded:
+        return None
     path = next((path for folder in folders if (path := Path(folder, file_name)).is_file()), None)
     if path is None:
         return f"not built: the package has no {file_name}"
@@ -42,6 +76,7 @@ def _load_library(file_name: str, folders: Iterable[str]) -> str | None:
         torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
         return f"{file_name} could not be loaded: {error}"
+    OPERATORS.loaded.add(file_name)
     return None
 
 
@@ -56,6 +91,7 @@ def _load_cuda_library() -> str | None:
 
 CHOSEN_BACKEND = os.environ.get("SPECENS_BACKEND") or None
 CPP_REASON = _load_library("_C.so", package_folders)
+instruction_set.use_chosen()
 CUDA_REASON = _load_cuda_library()
 TRITON_REASON, TRITON_INTERPRETED = import_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
@@ -84,14 +120,13 @@ def implementations(
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
     """
     for operator in (f"{name}_cpp", f"{name}_triton"):
-        LIBRARY.define(operator + schema)
-        torch.library.register_fake(f"specens::{operator}", _on_one_device(fake or reference), lib=LIBRARY)
+        OPERATORS.define(operator, schema, _on_one_device(fake or reference))
     module = f"specens_kernels.ops.{room or name}.triton_kernel"
     has_triton = importlib.util.find_spec(module) is not None
     GPU_BACKENDS[name] = ("triton",) * has_triton + ("cpp",) * cuda
     if has_triton and TRITON_REASON is None:
         _register_triton(name, getattr(importlib.import_module(module), launch))
-    table: Table = {"reference": reference}
+    table: Table = {"reference": torch.no_grad()(reference)}
     for backend in ("cpp", "triton"):
         operator = f"{name}_{backend}"
         KERNEL_DEVICES[operator] = _kernel_devices(operator)
@@ -120,12 +155,15 @@ def _on_one_device(fake: Implementation) -> Implementation:
 
 def _register_triton(name: str, kernel: Implementation) -> None:
     for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
-        LIBRARY.impl(f"{name}_triton", kernel, key)
+        OPERATORS.implement(f"{name}_triton", kernel, key)
 
 
 def _kernel_devices(operator: str) -> frozenset[str]:
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return frozenset(key.lower() for key in ("CPU", "CUDA") if has_kernel(f"specens::{operator}", key))
+    return frozenset(key.lower() for key in ("CPU", "CUDA") if _has_kernel(operator, key))
+
+
+def _has_kernel(operator: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"specens::{operator}", key)
 
 
 def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tuple[str, Implementation]:
@@ -199,6 +237,12 @@ def run_operator(
         raise
 
 
+def count_changes(tensors: Iterable[Tensor]) -> None:
+    """Tell autograd that tensors were written to, so that it uses none that it has saved."""
+    if not torch.compiler.is_compiling():  # compiled code sees it in the schema
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
 def _unusable(table: Table, name: str, device_type: str, op_name: str) -> str | None:
     """Why this implementation cannot run on a device, or None."""
     if name == "reference":
@@ -218,6 +262,8 @@ def backends() -> dict[str, BackendInfo]:
 
     "reference", "cpp" and "triton" are what `backend=` takes; "cuda" is the library of CUDA C++ kernels that "cpp"
     takes for CUDA tensors. `reason` is None for a usable one, else why it is not: not built, the loader's error, ...
+    `instruction_set` is the one that "cpp" uses on the CPU: the best that the processor has, or what the environment
+    variable SPECENS_INSTRUCTION_SET named at the time of the import.
     """
     no_gpu = _no_gpu_reason()
     cuda_reason = CUDA_REASON or no_gpu
@@ -227,7 +273,7 @@ def backends() -> dict[str, BackendInfo]:
     triton_devices = (("cpu",) if TRITON_INTERPRETED else ()) + gpu_devices
     return {
         "reference": BackendInfo("reference", ("cpu", *gpu_devices), None),
-        "cpp": BackendInfo("cpp", cpp_devices, CPP_REASON),
+        "cpp": BackendInfo("cpp", cpp_devices, CPP_REASON, instruction_set.in_use()),
         "triton": BackendInfo("triton", triton_devices if triton_reason is None else (), triton_reason),
         "cuda": BackendInfo("cuda", ("cuda",) if cuda_reason is None else (), cuda_reason),
     }

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from specens_kernels.types import INTEGER_DTYPES, Contrastive, LogitMixture, Mixture, Processing, Sampling
+from specens_kernels.types import (
+    INTEGER_DTYPES,
+    Contrastive,
+    LogitMixture,
+    Mixture,
+    Processing,
+    Sampling,
+    is_integer,
+)
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COIN_DTYPES = (torch.float64, torch.float32)
 INT64 = (torch.int64,)
+MOST_DRAFTS = 2**20  # of a request: results have room for as many
+MOST_TOP_LOGPROBS = 2**20
+MOST_KEYS = 2**31 - 1  # of a row of a mask
+LARGEST_INTEGER = 2**63 - 1
 
 
 def fail(argument: str, expected: str, got: object) -> NoReturn:
@@ -48,7 +61,7 @@ def check_logits(argument: str, logits: Any, leading: tuple[int | None, ...], de
     check_tensor(argument, logits, (*leading, None), LOGIT_DTYPES, device)
     if logits.shape[-1] < 1:
         fail(argument, "a vocabulary of at least one token", list(logits.shape))
-    if logits.stride(-1) != 1 and logits.shape[-1] > 1:
+    if logits.stride(-1) != 1 and logits.shape[-1] > 1 and logits.numel() > 0:
         fail(argument, "a contiguous vocabulary (stride 1 in the last dimension)", f"stride {logits.stride(-1)}")
 
 
@@ -85,7 +98,7 @@ def check_target(
     device = members[0].device
     if allowed is not None:
         check_tensor("allowed", allowed, (*members[0].shape[:-1], None), (torch.int32,), device)
-        if allowed.shape[-1] < 1 or (allowed.stride(-1) != 1 and allowed.shape[-1] > 1):
+        if allowed.shape[-1] < 1 or (allowed.stride(-1) != 1 and allowed.shape[-1] > 1 and allowed.numel() > 0):
             fail("allowed", "contiguous words, at least one", f"{list(allowed.shape)}, stride {allowed.stride(-1)}")
     check_sampling("sampling", sampling, batch, device)
     if processing is not None:
@@ -153,15 +166,20 @@ def check_coins(
 def check_report(logprobs: Any, top_logprobs: Any) -> None:
     if not isinstance(logprobs, bool | str) or logprobs not in (False, True, "target", "raw"):
         fail("logprobs", "False, True, 'target' or 'raw'", repr(logprobs))
-    if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or top_logprobs < 0:
-        fail("top_logprobs", "an integer >= 0", repr(top_logprobs))
+    check_count("top_logprobs", top_logprobs, MOST_TOP_LOGPROBS)
+
+
+def check_count(argument: str, value: Any, most: int, least: int = 0) -> None:
+    """Raise ValueError unless this is an integer in range."""
+    if not is_integer(value) or not least <= value <= most:
+        fail(argument, f"an integer from {least} to {most}", repr(value))
 
 
 def check_drafter(drafter: Any, tokens: Tensor, members: list[Tensor]) -> None:
     if isinstance(drafter, Tensor):
         check_integers("drafter", drafter, tokens.shape, members[0].device)
-    elif drafter is not None and (not isinstance(drafter, int) or not 0 <= drafter < len(members)):
-        fail("drafter", f"a member's index from 0 to {len(members) - 1}", drafter)
+    elif drafter is not None and (not is_integer(drafter) or not 0 <= drafter < len(members)):
+        fail("drafter", f"a member's index from 0 to {len(members) - 1}", repr(drafter))
 
 
 def has_one(call: Any, names: tuple[str, ...]) -> bool:
@@ -177,3 +195,40 @@ def check_no_part(rule: str, call: Any, names: tuple[str, ...]) -> None:
             fail(
                 name, f"None, as it plays no part in rule {rule!r}", "a tensor" if isinstance(value, Tensor) else value
             )
+
+
+def check_disjoint(out: dict[str, Tensor], inputs: Any) -> None:
+    """Raise ValueError where a result would be written over an argument or another result.
+
+    inputs: a named tuple or an object with arguments, in which tensors are looked for.
+    """
+    if torch.compiler.is_compiling():
+        return  # a traced tensor has no address
+    seen = [(name, *_extent(value)) for name, value in _tensors_in("", inputs)]
+    for name, result in out.items():
+        begin, end = _extent(result)
+        for other, other_begin, other_end in seen:
+            if begin < other_end and other_begin < end:
+                fail(name, "memory of its own", f"some that it shares with {other}")
+        seen.append((name, begin, end))
+
+
+def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of arguments and their names."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        for index, part in enumerate(value):
+            yield from _tensors_in(f"{name}[{index}]", part)
+    elif hasattr(value, "_fields") or hasattr(value, "__dict__"):
+        parts = value._asdict() if hasattr(value, "_fields") else vars(value)
+        for part_name, part in parts.items():
+            yield from _tensors_in(f"{name}.{part_name}" if name else part_name, part)
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from a tensor's first element to behind its last; nothing where there is no memory."""
+    if tensor.numel() == 0 or tensor.is_meta or type(tensor) is not Tensor:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

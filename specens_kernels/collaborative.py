@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from specens_kernels.checks import fail
+from specens_kernels.types import is_integer, is_number
 
 LEAF = -1
 FEATURES = ("draft_probability", "assistant_probability")
@@ -163,11 +164,11 @@ def longest_path(table: tuple[float, ...]) -> int:
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return is_integer(value)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number(value) and not isinstance(value, bool)
 
 
 def _as_tuple(name: str, values: Any) -> tuple:

@@ -65,7 +65,7 @@ def sampling_part(sampling: Sampling) -> Part | None:
     if not sampling.filters:
         return (temperatures, None, None, None), (0, 0), (temperature, 1.0, 0.0)
     top_k = 0 if sampling.top_k is None else sampling.top_k
-    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(top_k, 0), None)
+    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(int(top_k), 0), None)
     top_p, top_ps = number_and_rows(1.0 if sampling.top_p is None else sampling.top_p)
     min_p, min_ps = number_and_rows(0.0 if sampling.min_p is None else sampling.min_p)
     first = int(sampling.filter_order == "vllm")
@@ -97,7 +97,7 @@ def processing_part(processing: Processing, batch: int) -> Part:
     min_tokens, min_tokens_rows = (0, held_back) if isinstance(held_back, Tensor) else (held_back, None)
     tensors = (bias_tokens, bias_values, repetitions, frequencies, presences, min_tokens_rows, end_tokens)
     tables = (processing.prompt_tokens, processing.output_tokens)
-    return (*tensors, *tables), (min_tokens,), (repetition, frequency, presence)
+    return (*tensors, *tables), (int(min_tokens),), (repetition, frequency, presence)
 
 
 def target_parts(
@@ -119,7 +119,7 @@ def target_parts(
         weight_rows = weights.to(torch.float32).contiguous() if isinstance(weights, Tensor) else None
         filter_members = int(isinstance(ensemble, Mixture) and ensemble.filter == "members")
         settings = (int(ensemble.kind), filter_members)
-        own = (weight_rows, row_offsets, allowed), settings, (ensemble.plausibility or 0.0,)
+        own = (weight_rows, row_offsets, allowed), settings, (float(ensemble.plausibility or 0.0),)
     elif row_offsets is not None or allowed is not None:
         own = (None, row_offsets, allowed), (0, 0), (0.0,)
     return own, sampling_part(sampling), edits
@@ -141,16 +141,18 @@ def draft_parts(
         drafter = NO_DRAFTER
     elif isinstance(drafter, Tensor):
         drafters, drafter = drafter, NO_DRAFTER
-    elif drafter < 0:
+    elif drafter < 0 or isinstance(drafter, bool):
         raise ValueError("drafter")  # -1 is what operators take for none
     if draft_len is None:
         draft_len = AS_TOKENS
     elif draft_len < 0 or isinstance(draft_len, bool):
         raise ValueError("max_draft_len")  # likewise
+    if not isinstance(process_drafts, bool):
+        raise ValueError("process_drafts")
     own_sampling = None
     if sampling is not None:
         own_sampling = sampling_part(sampling) or PLAIN_SAMPLING  # None is what the target is sampled with
-    return ((tokens, drafters, logits, slots, lens), (drafter, draft_len, int(process_drafts)), ()), own_sampling
+    return ((tokens, drafters, logits, slots, lens), (int(drafter), draft_len, int(process_drafts)), ()), own_sampling
 
 
 def rule_part(kind: int, threshold: float = 0.0, alpha: float = 0.0) -> Part:
@@ -163,7 +165,7 @@ REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TAR
 
 def report_part(logprobs: bool | str, top_logprobs: int) -> Part | None:
     """The part of `Report`."""
-    if type(top_logprobs) is not int:
+    if isinstance(top_logprobs, bool) or top_logprobs < 0:
         raise ValueError("top_logprobs")  # `check_report` says what was expected
     if logprobs is False and top_logprobs == 0:
         return None

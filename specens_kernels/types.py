@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 INTEGER_DTYPES = (torch.int64, torch.int32)
 WEIGHT_SUM_TOLERANCE = 1e-3  # of a Mixture's weights; they are normalised afterwards
 EMPTY_RESIDUAL_MASS = 2.0**-20  # what float32 rounding can leave of a residual that is nothing
+LARGEST_TOP_P = 1 - 2.0**-20  # above it top-p is off: sums of float32 powers could not tell
 
 
 class Status(enum.IntFlag):
@@ -71,6 +73,18 @@ def _readable(value: object) -> bool:
     return isinstance(value, Tensor) and value.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def is_integer(value: object) -> bool:
+    """Whether this is an integer that operators take: Python's or NumPy's, of 64 bits, no truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt | numbers.Integral):
+        return False
+    return -(2**63) <= value < 2**63
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a real number, Python's or NumPy's."""
+    return isinstance(value, int | float | numbers.Real)
+
+
 def _check_weights(weights: Sequence[float] | Tensor, *, mixture: bool) -> None:
     """Raise ValueError unless weights are finite and, for a mixture, non-negative with sum 1 in each row."""
     if isinstance(weights, Tensor):
@@ -106,7 +120,7 @@ def _as_weights(weights: Sequence[float] | Tensor) -> tuple[float, ...] | Tensor
 
 
 def _check_plausibility(value: float | None) -> None:
-    if value is not None and not 0 < value <= 1:
+    if value is not None and not (is_number(value) and 0 < value <= 1):
         raise ValueError(f"plausibility: expected None or a number in (0, 1], got {value}")
 
 
@@ -168,7 +182,7 @@ class Contrastive:
     plausibility: float | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.amateur_weight):
+        if not is_number(self.amateur_weight) or not math.isfinite(self.amateur_weight):
             raise ValueError(f"amateur_weight: expected a finite number, got {self.amateur_weight}")
         _check_plausibility(self.plausibility)
 
@@ -184,13 +198,16 @@ Ensemble = Mixture | LogitMixture | Contrastive
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of a batch: each a number for all requests or a tensor [batch].
+    """Sampling parameters of a batch: each a number (Python's or NumPy's) for all requests, or a tensor [batch].
+
+    Tensors may be float64, float32, bfloat16 or float16, and count as the numbers that they hold: a positive temperature
+    is never 0, a finite one never infinite.
 
     temperature: >= 0; 0 takes the most likely token of the unfiltered ensemble (lowest id on a tie).
     Filters, each on the distribution that the one before left, renormalised. All are thresholds, so ties are kept:
     top_k: keeps every token not below the k-th largest probability. None, 0 and -1 are off.
     top_p: in (0, 1]; keeps the smallest set of the most probable tokens whose mass reaches top_p, and all that tie with
-        its last. None and 1.0 are off.
+        its last. None and 1.0 are off, and so is what lies above 1 - 2**-20, which float32 cannot resolve in a sum.
     min_p: in [0, 1]; keeps every token with at least min_p times the largest probability. None and 0.0 are off.
     filter_order: "transformers" (top-k, top-p, min-p) or "vllm" (min-p, top-k, top-p).
 
@@ -240,20 +257,20 @@ def _check_numbers(name: str, value: Any, expected: str, in_range: Callable[[Any
 
 def _check_number(name: str, value: object, expected: str, in_range: Callable[[Any], Any]) -> None:
     """Raise ValueError unless this is a number in range."""
-    if not isinstance(value, int | float) or not in_range(value):
+    if not is_number(value) or not in_range(value):
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
 def _check_integers(name: str, value: object, least: float) -> None:
     """Raise ValueError unless an integer, or each of a tensor [batch], is at least this."""
-    expected = "an integer" if least == -math.inf else f"an integer >= {least}"
+    expected = "an integer of 64 bits" if least == -math.inf else f"an integer from {least} to 2**63 - 1"
     if isinstance(value, Tensor):
         if value.dim() != 1 or value.dtype not in INTEGER_DTYPES:
             got = f"{value.dtype} {list(value.shape)}"
             raise ValueError(f"{name}: expected {expected} or an int64 or int32 tensor [batch], got {got}")
         if _readable(value) and not bool((value >= least).all()):
             raise ValueError(f"{name}: expected {expected} for each request, got {value}")
-    elif isinstance(value, bool) or not isinstance(value, int) or value < least:
+    elif not is_integer(value) or value < least:  # type: ignore[operator]
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 
 
@@ -307,7 +324,7 @@ class Processing:
         _check_token_table("end_tokens", self.end_tokens, (1, 2))
         _check_token_table("prompt_tokens", self.prompt_tokens)
         _check_token_table("output_tokens", self.output_tokens)
-        if self.end_tokens is None and not (isinstance(self.min_tokens, int) and self.min_tokens <= 0):
+        if self.end_tokens is None and not (is_integer(self.min_tokens) and self.min_tokens <= 0):
             raise ValueError("end_tokens: expected the tokens that min_tokens holds back, got None")
 
 

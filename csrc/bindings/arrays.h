@@ -15,6 +15,12 @@ pybind11::array_t<Element> to_array(const std::vector<Element>& values) {
     return pybind11::array_t<Element>(static_cast<pybind11::ssize_t>(values.size()), values.data());
 }
 
+// A copy, which no other thread changes while the GIL is released.
+template <typename Element, int flags>
+std::vector<Element> to_vector(const pybind11::array_t<Element, flags>& array) {
+    return {array.data(), array.data() + array.size()};
+}
+
 inline std::string shape_text(const pybind11::array& array) {
     return pybind11::str(array.attr("shape")).cast<std::string>();
 }

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
 
 #include "bindings/arrays.h"
+#include "bindings/guarded.h"
 #include "ngram_index/index.h"
 
 namespace specens {
@@ -16,7 +18,8 @@ namespace {
 
 namespace py = pybind11;
 
-using Tokens = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+using Index = Guarded<NgramIndex>;
+using Tokens = std::vector<int64_t>;
 
 constexpr int64_t max_token = std::numeric_limits<int32_t>::max();
 constexpr int64_t max_draft_len = 65536;
@@ -33,11 +36,11 @@ struct Proposal {
 };
 
 Tokens checked_tokens(const py::object& values, const std::string& argument) {
-    const Tokens tokens = as_array<int64_t>(values, argument.c_str(), 1, "iu", "integers of shape [tokens]");
-    for (int64_t place = 0; place < tokens.size(); ++place) {
-        if (tokens.data()[place] < 0 || tokens.data()[place] > max_token) {
+    Tokens tokens = to_vector(as_array<int64_t>(values, argument.c_str(), 1, "iu", "integers of shape [tokens]"));
+    for (size_t place = 0; place < tokens.size(); ++place) {
+        if (tokens[place] < 0 || tokens[place] > max_token) {
             fail(argument + "[" + std::to_string(place) + "]", "an id from 0 to " + std::to_string(max_token),
-                 std::to_string(tokens.data()[place]));
+                 std::to_string(tokens[place]));
         }
     }
     return tokens;
@@ -56,28 +59,36 @@ Drafting checked_drafting(int64_t draft_len, int64_t min_match, const std::strin
     return {draft_len, min_match, choose == "frequent"};
 }
 
-void extend(NgramIndex& index, const py::object& values) {
-    const Tokens tokens = checked_tokens(values, "tokens");
-    if (index.num_tokens() + index.num_texts() + tokens.size() > max_index_tokens) {
+void add(NgramIndex& index, const Tokens& tokens) {
+    const auto count = static_cast<int64_t>(tokens.size());
+    if (index.num_tokens() + index.num_texts() + count > max_index_tokens) {
         fail("tokens", "at most " + std::to_string(max_index_tokens) + " in all",
-             std::to_string(index.num_tokens() + tokens.size()));
+             std::to_string(index.num_tokens() + count));
     }
-    index.extend(tokens.data(), tokens.size());
+    index.extend(tokens.data(), count);
 }
 
-NgramIndex from_tokens(const py::object& tokens, int64_t max_match) {
+void extend(Index& index, const py::object& values) {
+    const Tokens tokens = checked_tokens(values, "tokens");
+    index.change([&](NgramIndex& own) { add(own, tokens); });
+}
+
+std::unique_ptr<Index> from_tokens(const py::object& values, int64_t max_match) {
     if (max_match < 1 || max_match > max_index_tokens) {
         fail("max_match", "an integer from 1 to " + std::to_string(max_index_tokens), std::to_string(max_match));
     }
+    const Tokens tokens = checked_tokens(values, "tokens");
+    const py::gil_scoped_release released;
     NgramIndex index(static_cast<int32_t>(max_match));
-    extend(index, tokens);
-    return index;
+    add(index, tokens);
+    return std::make_unique<Index>(std::move(index));
 }
 
 Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& more, const Drafting& drafting) {
-    const int64_t looked_at = std::min<int64_t>(more.size(), index.max_match());  // earlier tokens change nothing
-    const NgramIndex::Match start = looked_at < more.size() ? NgramIndex::Match{} : from;
-    const NgramIndex::Match match = index.after(start, more.data() + more.size() - looked_at, looked_at);
+    const auto count = static_cast<int64_t>(more.size());
+    const int64_t looked_at = std::min<int64_t>(count, index.max_match());  // earlier tokens change nothing
+    const NgramIndex::Match start = looked_at < count ? NgramIndex::Match{} : from;
+    const NgramIndex::Match match = index.after(start, more.data() + count - looked_at, looked_at);
     Proposal proposal;
     proposal.tokens.resize(drafting.draft_len);
     proposal.tokens.resize(index.propose(match, drafting.draft_len, drafting.min_match, drafting.frequent,
@@ -87,43 +98,48 @@ Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& 
 
 py::tuple as_tuple(const Proposal& proposal) { return py::make_tuple(to_array(proposal.tokens), proposal.match_len); }
 
-py::tuple propose_behind_text(const NgramIndex& index, int64_t draft_len, const py::object& tail, int64_t min_match,
+py::tuple propose_behind_text(const Index& index, int64_t draft_len, const py::object& tail, int64_t min_match,
                               const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
-    return as_tuple(propose(index, index.end(), checked_tokens(tail, "tail"), drafting));
+    const Tokens more = checked_tokens(tail, "tail");
+    return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, own.end(), more, drafting); }));
 }
 
-py::tuple propose_behind_context(const NgramIndex& index, const py::object& context, int64_t draft_len,
-                                 int64_t min_match, const std::string& choose) {
+py::tuple propose_behind_context(const Index& index, const py::object& context, int64_t draft_len, int64_t min_match,
+                                 const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
-    return as_tuple(propose(index, {}, checked_tokens(context, "context"), drafting));
+    const Tokens more = checked_tokens(context, "context");
+    return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, {}, more, drafting); }));
 }
 
 // The last tokens of the open text, as many as an n-gram may have, and the tail.
-Tokens store_context(const NgramIndex* own, const Tokens& tail, int64_t max_match) {
+Tokens store_context(const NgramIndex& own, const Tokens& tail, int64_t max_match) {
+    const std::vector<int32_t>& text = own.tokens();
+    const auto most = std::min<int64_t>(max_match, static_cast<int64_t>(text.size()));
     int64_t before = 0;
-    if (own != nullptr) {
-        const std::vector<int32_t>& text = own->tokens();
-        const auto most = std::min<int64_t>(max_match, static_cast<int64_t>(text.size()));
-        while (before < most && text[text.size() - 1 - before] != NgramIndex::separator) {
-            ++before;
-        }
+    while (before < most && text[text.size() - 1 - before] != NgramIndex::separator) {
+        ++before;
     }
-    Tokens context(before + tail.size());
-    for (int64_t place = 0; place < before; ++place) {
-        context.mutable_data()[place] = own->tokens()[own->tokens().size() - before + place];
-    }
-    std::copy_n(tail.data(), tail.size(), context.mutable_data() + before);
+    Tokens context(text.end() - before, text.end());
+    context.insert(context.end(), tail.begin(), tail.end());
     return context;
 }
 
-Proposal propose_for(const NgramIndex* own, const NgramIndex* store, const Tokens& tail, const Drafting& drafting) {
+// Without the GIL. One index is looked at after the other, so that no thread waits for one while it keeps another.
+Proposal propose_for(const Index* own, const Index* store, const Tokens& tail, const Drafting& drafting) {
     Proposal best;
+    Tokens context = tail;
     if (own != nullptr) {
-        best = propose(*own, own->end(), tail, drafting);
+        const int64_t max_match =
+            store == nullptr ? 0 : store->read_without_gil([](const NgramIndex& index) { return index.max_match(); });
+        own->read_without_gil([&](const NgramIndex& index) {
+            best = propose(index, index.end(), tail, drafting);
+            context = store_context(index, tail, max_match);
+        });
     }
     if (store != nullptr) {
-        Proposal stored = propose(*store, {}, store_context(own, tail, store->max_match()), drafting);
+        Proposal stored =
+            store->read_without_gil([&](const NgramIndex& index) { return propose(index, {}, context, drafting); });
         if (stored.match_len > best.match_len) {
             best = std::move(stored);
         }
@@ -131,20 +147,30 @@ Proposal propose_for(const NgramIndex* own, const NgramIndex* store, const Token
     return best;
 }
 
-py::tuple propose_batch(const std::vector<const NgramIndex*>& indices, int64_t draft_len,
-                        const std::optional<std::vector<py::object>>& tails, const NgramIndex* store, int64_t min_match,
+py::tuple propose_batch(const std::vector<py::object>& given, int64_t draft_len,
+                        const std::optional<std::vector<py::object>>& tails, const Index* store, int64_t min_match,
                         const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
-    const auto batch = static_cast<int64_t>(indices.size());
+    const Borrowed<Index> indices(given);
+    const auto batch = static_cast<int64_t>(given.size());
     if (tails && static_cast<int64_t>(tails->size()) != batch) {
         fail("tails", "one for each of " + std::to_string(batch) + " indices", std::to_string(tails->size()));
     }
+    std::vector<Tokens> more(batch);
+    for (int64_t place = 0; tails && place < batch; ++place) {
+        more[place] = checked_tokens((*tails)[place], "tails[" + std::to_string(place) + "]");
+    }
+    std::vector<Proposal> proposals(batch);
+    {
+        const py::gil_scoped_release released;
+        for (int64_t place = 0; place < batch; ++place) {
+            proposals[place] = propose_for(indices.pointers[place], store, more[place], drafting);
+        }
+    }
     py::array_t<int64_t> tokens({batch, draft_len}), draft_lens(batch), match_lens(batch);
     std::fill_n(tokens.mutable_data(), tokens.size(), int64_t{-1});
-    const Tokens no_tail(0);
     for (int64_t place = 0; place < batch; ++place) {
-        const Tokens tail = tails ? checked_tokens((*tails)[place], "tails[" + std::to_string(place) + "]") : no_tail;
-        const Proposal proposal = propose_for(indices[place], store, tail, drafting);
+        const Proposal& proposal = proposals[place];
         std::copy(proposal.tokens.begin(), proposal.tokens.end(), tokens.mutable_data() + place * draft_len);
         draft_lens.mutable_data()[place] = static_cast<int64_t>(proposal.tokens.size());
         match_lens.mutable_data()[place] = proposal.match_len;
@@ -152,24 +178,37 @@ py::tuple propose_batch(const std::vector<const NgramIndex*>& indices, int64_t d
     return py::make_tuple(tokens, draft_lens, match_lens);
 }
 
-std::string summary(const NgramIndex& index) {
-    return "<NgramIndex: " + std::to_string(index.num_tokens()) + " tokens, " + std::to_string(index.num_texts()) +
-           " texts, max_match " + std::to_string(index.max_match()) + ">";
+// A function of an index that tells a number.
+template <auto number>
+int64_t told(const Index& index) {
+    return index.read([](const NgramIndex& own) { return static_cast<int64_t>((own.*number)()); });
 }
 
-py::tuple state(const NgramIndex& index) { return py::make_tuple(to_array(index.tokens()), index.max_match()); }
+std::string summary(const Index& index) {
+    return index.read([](const NgramIndex& own) {
+        return "<NgramIndex: " + std::to_string(own.num_tokens()) + " tokens, " + std::to_string(own.num_texts()) +
+               " texts, max_match " + std::to_string(own.max_match()) + ">";
+    });
+}
 
-NgramIndex from_state(const py::tuple& saved) {
-    const auto tokens = saved[0].cast<Tokens>();
-    NgramIndex index(saved[1].cast<int32_t>());
-    for (int64_t place = 0; place < tokens.size(); ++place) {
-        if (tokens.data()[place] == NgramIndex::separator) {
+py::tuple state(const Index& index) {
+    return py::make_tuple(to_array(index.read([](const NgramIndex& own) { return own.tokens(); })),
+                          told<&NgramIndex::max_match>(index));
+}
+
+std::unique_ptr<Index> from_state(const py::tuple& saved) {
+    const Tokens tokens = to_vector(saved[0].cast<py::array_t<int64_t, py::array::c_style | py::array::forcecast>>());
+    const auto max_match = saved[1].cast<int32_t>();
+    const py::gil_scoped_release released;
+    NgramIndex index(max_match);
+    for (const int64_t& token : tokens) {
+        if (token == NgramIndex::separator) {
             index.begin_text();
         } else {
-            index.extend(tokens.data() + place, 1);
+            index.extend(&token, 1);
         }
     }
-    return index;
+    return std::make_unique<Index>(std::move(index));
 }
 
 constexpr const char* index_doc =
@@ -219,7 +258,7 @@ draft_tokens: int64 [batch, draft_len], padded with -1. draft_lens, match_lens: 
 
 constexpr const char* recent = "recent";
 
-void bind_proposals(py::class_<NgramIndex>& index) {
+void bind_proposals(py::class_<Index>& index) {
     index
         .def("propose", &propose_behind_text, py::arg("draft_len"), py::arg("tail") = py::tuple(), py::kw_only(),
              py::arg("min_match") = 1, py::arg("choose") = recent, propose_doc)
@@ -233,17 +272,18 @@ void bind_proposals(py::class_<NgramIndex>& index) {
 }  // namespace
 
 void bind_ngram_index(py::module_& module) {
-    py::class_<NgramIndex> index(module, "NgramIndex", index_doc);
+    py::class_<Index> index(module, "NgramIndex", index_doc);
     index.attr("__module__") = "specens_kernels";
     index.def(py::init(&from_tokens), py::arg("tokens") = py::tuple(), py::kw_only(), py::arg("max_match") = 32)
         .def("extend", &extend, py::arg("tokens"),
              "Add tokens to the open text: integers [tokens]. All or, where one is wrong, none.")
-        .def("begin_text", &NgramIndex::begin_text,
-             "Close the open text and begin another: no n-gram and no draft runs from one to the next.")
-        .def_property_readonly("num_texts", &NgramIndex::num_texts, "How many texts have tokens.")
-        .def_property_readonly("max_match", &NgramIndex::max_match)
-        .def_property_readonly("nbytes", &NgramIndex::num_bytes, "Bytes of memory that the index holds.")
-        .def("__len__", &NgramIndex::num_tokens)
+        .def(
+            "begin_text", [](Index& self) { self.change([](NgramIndex& own) { own.begin_text(); }); },
+            "Close the open text and begin another: no n-gram and no draft runs from one to the next.")
+        .def_property_readonly("num_texts", &told<&NgramIndex::num_texts>, "How many texts have tokens.")
+        .def_property_readonly("max_match", &told<&NgramIndex::max_match>)
+        .def_property_readonly("nbytes", &told<&NgramIndex::num_bytes>, "Bytes of memory that the index holds.")
+        .def("__len__", &told<&NgramIndex::num_tokens>)
         .def("__repr__", &summary)
         .def(py::pickle(&state, &from_state));
     bind_proposals(index);

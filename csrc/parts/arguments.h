@@ -105,7 +105,8 @@ struct LogitView {
     explicit LogitView(const Tensor& logits, bool packed = false) {
         require(logits.dim() == 2 || logits.dim() == 3, "logits must be [batch, vocab] or [batch, steps, vocab]");
         const int64_t last = logits.dim() - 1;
-        require(logits.size(last) == 1 || (logits.size(last) > 1 && logits.stride(last) == 1),
+        require(logits.size(last) > 0, "logits must have a vocabulary");
+        require(logits.size(last) == 1 || logits.stride(last) == 1 || logits.numel() == 0,
                 "logits must have a contiguous vocabulary");
         const ScalarType dtype = logits.scalar_type();
         require(dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half,
@@ -152,14 +153,13 @@ class NumberRows {
         }
     }
     bool given() const { return given_; }
-    // As float32, which is what parameters count as.
     double operator()(int64_t request) const {
         const int64_t index = request * stride_;
         if (type_ == ScalarType::Float) {
             return static_cast<const float*>(data_)[index];
         }
         if (type_ == ScalarType::Double) {
-            return static_cast<float>(static_cast<const double*>(data_)[index]);
+            return static_cast<const double*>(data_)[index];
         }
         float value;
         const uint16_t* half = static_cast<const uint16_t*>(data_) + index;

@@ -8,6 +8,7 @@
 namespace specens {
 
 constexpr int64_t no_drafter = -1;
+constexpr int64_t most_drafts = int64_t{1} << 20;  // of a request: results have room for as many
 constexpr int64_t as_tokens = -1;  // the most drafts of a request, where the shape of dense tokens tells it
 
 struct DraftArguments {
@@ -112,7 +113,8 @@ struct DraftArguments {
     void check_tokens() const {
         require(token_tensor != nullptr, "draft_tokens are needed");
         const int64_t width = tokens.width;
-        require(draft_len >= 0 && (packed || width == draft_len), "draft_len is not that of the drafts");
+        require(draft_len >= 0 && draft_len <= most_drafts && (packed || width == draft_len),
+                "draft_len is not that of the drafts");
         require(!target_->packed() || !packed || bonus_rows_ == 0 || bonus_rows_ == target_->batch,
                 "packed drafts must be one less than the rows, for each request, or as many");
         require(target_->packed() || bonus_rows_ == 0 || bonus_rows_ == 1, "steps must be draft_len or one more");

@@ -17,7 +17,7 @@ float nth_largest(std::vector<float>& values, int64_t count) {
 
 Kept ThresholdSearch::find(const SearchedRow& row, const FilterParameters& filter) {
     const float max = *std::max_element(row.group_max().begin(), row.group_max().end());
-    const float min_p_value = filter.min_p > 0 ? row.scaled_value(max, filter.min_p) : lowest;
+    const float min_p_value = filter.min_p > 0 ? std::max(row.scaled_value(max, filter.min_p), lowest) : lowest;
     // whether top-p acts on the whole row, not on what an earlier filter left
     const bool whole_row = filter.top_p < 1 && filter.top_k == 0 && !(filter.min_p_first && filter.min_p > 0);
     const double row_mass = whole_row ? row.total_mass() : 0;

@@ -1,9 +1,13 @@
-// Which of the compiled instruction sets this processor runs.
+// Which of the compiled instruction sets this processor runs, and which one operators take.
 #pragma once
 
 namespace specens {
 
-enum class InstructionSet { plain, avx2, avx512 };
+enum class InstructionSet { plain, avx2, avx512 };  // a processor that has one has those before it
+
+// The best at first.
+InstructionSet instruction_set_in_use();
+void use_instruction_set(InstructionSet set);
 
 inline InstructionSet best_instruction_set() {
 #if defined(__x86_64__)

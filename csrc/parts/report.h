@@ -9,13 +9,15 @@
 
 namespace specens {
 
+constexpr int64_t most_top_logprobs = int64_t{1} << 20;
+
 struct ReportArguments {
     enum class Kind : int64_t { none = 0, target = 1, raw = 2 };
     Kind kind;
     int64_t top;  // most likely tokens
 
     explicit ReportArguments(ArgumentReader& reader) : kind(reader.group().code(Kind::none)), top(reader.integer(0)) {
-        require(top >= 0, "top_logprobs must not be negative");
+        require(top >= 0 && top <= most_top_logprobs, "top_logprobs is out of range");
     }
     // Whether the log-probability under the target is all, so that it can be taken while its row is at hand.
     bool only_chosen() const { return kind == Kind::target && top == 0; }

@@ -90,17 +90,18 @@ bool RowEdits::touches(int64_t tile) const {
                [tile](const Edit& edit) { return edit.token / tile_size == tile; });
 }
 
-float RowEdits::edited(const Edit& edit, float logit) const {
+// In double: only what is beyond float32 in the end is infinite.
+float RowEdits::edited(const Edit& edit, float before) const {
     const int32_t output = edit.output + edit.drafts;
-    logit += edit.bias;
+    double logit = before + edit.bias;
     if (edit.prompt || output > 0) {
-        const float penalty = processing_.repetition_penalty;
+        const double penalty = processing_.repetition_penalty;
         logit = logit > 0 ? logit / penalty : logit * penalty;
     }
     if (output > 0) {
-        logit -= processing_.frequency_penalty * static_cast<float>(output) + processing_.presence_penalty;
+        logit -= processing_.frequency_penalty * output + processing_.presence_penalty;
     }
-    return edit.ends && holds_ends_back_ ? -infinity : logit;
+    return edit.ends && holds_ends_back_ ? -infinity : static_cast<float>(logit);
 }
 
 void RowEdits::apply_tile(int64_t tile, int64_t count, float* logits) const {

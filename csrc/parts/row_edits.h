@@ -24,7 +24,7 @@ struct TokenTable {
 struct RequestProcessing {
     TokenTable bias_tokens, end_tokens, prompt_tokens, output_tokens;
     const float* bias_values;  // [bias_tokens.width]
-    float repetition_penalty, frequency_penalty, presence_penalty;
+    double repetition_penalty, frequency_penalty, presence_penalty;
     int64_t min_tokens;
     int64_t vocab;
 };
@@ -48,7 +48,7 @@ class RowEdits {
   private:
     struct Edit {
         int64_t token;
-        float bias = 0;
+        double bias = 0;
         int32_t output = 0;  // how often the token is in the output before the drafts
         int32_t drafts = 0;
         bool prompt = false, ends = false;
@@ -57,7 +57,7 @@ class RowEdits {
     void change_all(const TokenTable& table, int64_t request, Change change);
     Edit& edit_of(int64_t token);
     void sort_by_tile();
-    float edited(const Edit& edit, float logit) const;
+    float edited(const Edit& edit, float before) const;
 
     RequestProcessing processing_{};
     std::vector<Edit> edits_, unsorted_;

@@ -1,24 +1,37 @@
 #include "parts/rows.h"
 
+#include <atomic>
+
 #include "parts/instruction_set.h"
 
 namespace specens {
+namespace {
 
-const RowKernels& row_kernels() {
-    static const RowKernels& kernels = []() -> const RowKernels& {
+const RowKernels& kernels_of(InstructionSet set) {
+    switch (set) {
 #if defined(__x86_64__)
-        switch (best_instruction_set()) {
-            case InstructionSet::avx512:
-                return row_kernels_avx512();
-            case InstructionSet::avx2:
-                return row_kernels_avx2();
-            case InstructionSet::plain:
-                break;
-        }
+        case InstructionSet::avx512:
+            return row_kernels_avx512();
+        case InstructionSet::avx2:
+            return row_kernels_avx2();
 #endif
-        return row_kernels_plain();
-    }();
-    return kernels;
+        default:
+            return row_kernels_plain();
+    }
+}
+
+std::atomic<InstructionSet> set_in_use{best_instruction_set()};
+std::atomic<const RowKernels*> kernels_in_use{&kernels_of(set_in_use)};
+
+}  // namespace
+
+const RowKernels& row_kernels() { return *kernels_in_use.load(std::memory_order_relaxed); }
+
+InstructionSet instruction_set_in_use() { return set_in_use; }
+
+void use_instruction_set(InstructionSet set) {
+    set_in_use = set;
+    kernels_in_use = &kernels_of(set);
 }
 
 }  // namespace specens

@@ -63,10 +63,10 @@ struct RowKernels {
     LogitFunction<TileScan, float*> scan_groups;
     // Copies values >= bound to `out` in order and returns their number; `out` has room for count + 16.
     int64_t (*gather)(const float* values, int64_t count, float bound, float* out);
-    // out[i] = logits[i] - shift, where NaN counts as -inf and +inf as the largest float
-    void (*clean)(const float* logits, int64_t count, float shift, float* out);
-    // (logits, count, scale, offset): sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent, those
-    // below -126 may count as -126
+    // out[i] = (logits[i] - shift) * factor, where NaN counts as -inf and +inf as the largest float
+    void (*clean)(const float* logits, int64_t count, float shift, float factor, float* out);
+    // (logits, count, scale, offset): sum_i 2^(logits[i] * scale - offset); exponents up to largest_exponent; those
+    // below -126 may give 0, and that of a logit of -inf does
     LogitFunction<TileSum, float, float> exp2_sum;
     // The same in half the time: at most `rough_excess` times the sum and not below it, to `rough_rounding`; without
     // exponents below -127. NaN where a logit is NaN or an exponent above 127. |offset| < largest_rough_offset.
@@ -94,7 +94,7 @@ inline int64_t first_equal(const float* values, int64_t count, float value) {
     return std::find(values, values + count, value) - values;
 }
 
-const RowKernels& row_kernels();  // for this processor
+const RowKernels& row_kernels();  // of the instruction set in use
 
 const RowKernels& row_kernels_plain();
 const RowKernels& row_kernels_avx2();

@@ -121,7 +121,7 @@ struct Vector {
     }
 };
 
-// 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial and an exponent.
+// 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial and an exponent, whose bits are 0 for -127.
 struct Exp2 {
     __m256 scale, offset;
 
@@ -129,7 +129,7 @@ struct Exp2 {
         : scale(_mm256_set1_ps(scale_of_one)), offset(_mm256_set1_ps(offset_of_one)) {}
 
     __m256 eight(__m256 x) const {
-        const __m256 y = _mm256_max_ps(_mm256_set1_ps(-126.0f), _mm256_fmsub_ps(x, scale, offset));
+        const __m256 y = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_fmsub_ps(x, scale, offset));
         const __m256 magic = _mm256_set1_ps(0x1.8p23f);  // the sum's low bits are y rounded to an integer
         const __m256 rounded = _mm256_add_ps(y, magic);
         const __m256 part = _mm256_sub_ps(y, _mm256_sub_ps(rounded, magic));

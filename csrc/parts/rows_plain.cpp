@@ -137,7 +137,7 @@ struct Vector {
     float largest() const { return *std::max_element(value, value + 16); }
 };
 
-// 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial and an exponent.
+// 2^y = 2^part * 2^whole with |part| <= 1/2: a polynomial and an exponent, whose bits are 0 for -127.
 struct Exp2 {
     double scale, offset;
 
@@ -146,7 +146,7 @@ struct Exp2 {
     Vector operator()(const Vector& x) const {
         return Vector::make([&](int lane) {
             const auto exact = static_cast<float>(x.value[lane] * scale - offset);
-            const float y = exact < -126.0f ? -126.0f : exact;
+            const float y = exact < -127.0f ? -127.0f : exact;
             const float rounded = y + 0x1.8p23f;  // the sum's low bits are y rounded to an integer
             const float part = y - (rounded - 0x1.8p23f);
             float fraction = exp2_coefficients[5];

@@ -14,18 +14,21 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float lowest = std::numeric_limits<float>::lowest();
 constexpr float largest_offset = 0x1p20f;
-constexpr double largest_scale = 0x1p120;  // leaves room for factors inside Exp2
+// Between these, products with logits keep their digits; up to the widest, Exp2 has room for factors of its own.
+constexpr double smallest_scale = 0x1p-100, largest_scale = 0x1p100, widest_scale = 0x1p120;
 
 }  // namespace
 
 void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter, bool roughly) {
     source_ = &source;
     rough_ = false;
-    scale_ = static_cast<float>(std::min(log2_e / temperature, largest_scale));
+    const double scale = log2_e / temperature;
+    factor_ = scale > largest_scale ? 0x1p64f : scale < smallest_scale ? 0x1p-64f : 1.0f;
+    scale_ = static_cast<float>(std::clamp(scale / factor_, double{std::numeric_limits<float>::min()}, widest_scale));
     tile_max_.resize(source.tiles());
     if (filter.any()) {
-        if (!read_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
-            source.repair();
+        if (factor_ != 1 || !read_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
+            source.repair(factor_);
             read_groups();
         }
         offset_ = alive() ? max_ * scale_ : 0.0f;
@@ -42,25 +45,46 @@ void Softmax::refine() {
 }
 
 void Softmax::read_all(bool roughly) {
-    alignas(64) float scratch[tile_size];
     tile_sum_.resize(source_->tiles());
-    const float first_max = row_kernels().scan(source_->typed_tile(0, scratch), source_->width(0)).max;
-    const float offset = first_max > -infinity ? first_max * scale_ : 0.0f;
-    rough_ = roughly && first_max > -infinity && read_rough_sums(first_max);
-    if (!rough_ && !read_sums(offset)) {
-        source_->repair();
-        read_sums(0.0f);
+    const bool usable = factor_ == 1 && find_origin();
+    rough_ = usable && roughly && read_rough_sums();
+    if (!rough_ && !(usable && read_sums())) {
+        source_->repair(factor_);
+        first_tile_ = 0;
+        origin_ = 0;
+        read_sums();
     }
 }
 
-// Calls read(tile, logits, count), which gives the largest logit and whether all can be used, for every tile; false
-// where some cannot.
+// The exponents' origin is the largest logit of the first tile that has a token, so that a row's sum is at least about
+// 1. The tiles before it are not read again. False where one of these holds NaN.
+bool Softmax::find_origin() {
+    alignas(64) float scratch[tile_size];
+    origin_ = 0;
+    for (first_tile_ = 0; first_tile_ < source_->tiles(); ++first_tile_) {
+        const int64_t tile = first_tile_;
+        const TileScan seen = row_kernels().scan(source_->typed_tile(tile, scratch), source_->width(tile));
+        if (seen.has_nan) {
+            return false;
+        }
+        if (seen.max > -infinity) {
+            origin_ = seen.max;
+            break;
+        }
+        tile_max_[tile] = -infinity;
+        tile_sum_[tile] = 0;
+    }
+    return true;
+}
+
+// Calls read(tile, logits, count), which gives the largest logit and whether all can be used, for every tile from the
+// first on; false where some cannot.
 template <typename Read>
-bool Softmax::read_tiles(const Read& read) {
+bool Softmax::read_tiles(int64_t first, const Read& read) {
     std::atomic<bool> usable{true};
-    for_tiles(source_->tiles(), source_->splittable(), [&](int64_t begin, int64_t end) {
+    for_tiles(source_->tiles() - first, source_->splittable(), [&](int64_t begin, int64_t end) {
         alignas(64) float scratch[tile_size];
-        for (int64_t tile = begin; tile < end && usable.load(std::memory_order_relaxed); ++tile) {
+        for (int64_t tile = first + begin; tile < first + end && usable.load(std::memory_order_relaxed); ++tile) {
             const auto [max, all_usable] = read(tile, source_->typed_tile(tile, scratch), source_->width(tile));
             tile_max_[tile] = max;
             if (!all_usable) {
@@ -72,48 +96,45 @@ bool Softmax::read_tiles(const Read& read) {
     return usable;
 }
 
-// Reads the row once; false where it holds NaN, +inf or a number too far above the offset, or where the offset is so
+// Reads the row once; false where it holds NaN, +inf or a number too far above the origin, or where the origin is so
 // large that its rounding would swamp the exponents.
-bool Softmax::read_sums(float offset) {
-    if (!(std::abs(offset) < largest_offset)) {
+bool Softmax::read_sums() {
+    offset_ = origin_ * scale_;
+    sum_ = 0;
+    if (!(std::abs(offset_) < largest_offset)) {
         return false;
     }
-    offset_ = offset;
-    threshold_ = std::max((offset + smallest_exponent) / scale_, lowest);
-    const bool usable = read_tiles([&](int64_t tile, TypedLogits logits, int64_t count) {
+    threshold_ = std::max((offset_ + smallest_exponent) / scale_, lowest);
+    const bool usable = read_tiles(first_tile_, [&](int64_t tile, TypedLogits logits, int64_t count) {
         const TileSum seen = row_kernels().exp2_sum(logits, count, scale_, offset_);
         tile_sum_[tile] = seen.sum;
         return std::pair(seen.max, !std::isnan(seen.sum) && seen.max * scale_ - offset_ <= largest_exponent);
     });
-    if (!usable) {
-        return false;
-    }
-    sum_ = 0;
-    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+    for (int64_t tile = first_tile_; usable && tile < source_->tiles(); ++tile) {
         sum_ += has_mass(tile) ? tile_sum_[tile] : 0;
     }
-    return sum_ > 0 || max_ == -infinity;
+    return usable;
 }
 
-// The same roughly; false where some number is not usual. first_max: the largest logit of the first tile, which counts
-// as that of all: no more of it is asked than that it is finite.
-bool Softmax::read_rough_sums(float first_max) {
-    offset_ = first_max * scale_;
+// The same roughly; false where some number is not usual. The origin counts as the largest logit of all tiles: no more
+// of it is asked than that it is finite.
+bool Softmax::read_rough_sums() {
+    offset_ = origin_ * scale_;
     if (!(std::abs(offset_) < largest_rough_offset)) {
         return false;
     }
-    const bool usable = read_tiles([&](int64_t tile, TypedLogits logits, int64_t count) {
+    const bool usable = read_tiles(first_tile_, [&](int64_t tile, TypedLogits logits, int64_t count) {
         tile_sum_[tile] = row_kernels().rough_exp2_sum(logits, count, scale_, offset_);
-        return std::pair(first_max, !std::isnan(tile_sum_[tile]));
+        return std::pair(origin_, !std::isnan(tile_sum_[tile]));
     });
     sum_ = usable ? std::accumulate(tile_sum_.begin(), tile_sum_.end(), 0.0) : 0;
-    return sum_ > 0;
+    return usable;
 }
 
 // Finds the largest logit of each group; false where there is NaN or +inf.
 bool Softmax::read_groups() {
     group_max_.resize((source_->vocab() + group_size - 1) / group_size);
-    return read_tiles([&](int64_t tile, TypedLogits logits, int64_t count) {
+    return read_tiles(0, [&](int64_t tile, TypedLogits logits, int64_t count) {
         const TileScan seen = row_kernels().scan_groups(logits, count, group_max_.data() + tile * groups_per_tile);
         return std::pair(seen.max, !seen.has_nan && seen.max < infinity);
     });
@@ -121,7 +142,7 @@ bool Softmax::read_groups() {
 
 // Finds the largest logit of each tile; false where there is NaN or +inf.
 bool Softmax::read_tile_maxima() {
-    return read_tiles([](int64_t, TypedLogits logits, int64_t count) {
+    return read_tiles(0, [](int64_t, TypedLogits logits, int64_t count) {
         const TileScan seen = row_kernels().scan(logits, count);
         return std::pair(seen.max, !seen.has_nan && seen.max < infinity);
     });
@@ -163,9 +184,10 @@ float Softmax::scaled_value(float value, double share) const {
 
 void Softmax::read_maxima(TileSource& source) {
     source_ = &source;
+    rough_ = false;
     tile_max_.resize(source.tiles());
     if (!read_tile_maxima()) {
-        source.repair();
+        source.repair(1);
         read_tile_maxima();
     }
 }
@@ -194,7 +216,7 @@ double Softmax::logprob(int64_t token) const {
         return -infinity;
     }
     const float logit = source_->logit(token);
-    return logit >= threshold_ || !filtered() ? (exponent(logit) - std::log2(sum_)) / log2_e : -infinity;
+    return logit >= threshold_ || !filtered() ? std::min((exponent(logit) - std::log2(sum_)) / log2_e, 0.0) : -infinity;
 }
 
 void Softmax::write_logprobs(int64_t tile, float* out) const {
@@ -207,7 +229,7 @@ void Softmax::write_logprobs(int64_t tile, float* out) const {
     const double factor = scale_ / log2_e;
     const double shift = (offset_ + std::log2(sum_)) / log2_e;
     for (int64_t i = 0; i < count; ++i) {
-        out[i] = static_cast<float>(logits[i] * factor - shift);
+        out[i] = static_cast<float>(std::min(logits[i] * factor - shift, 0.0));
     }
     if (filtered()) {
         row_kernels().replace_below(logits, count, threshold_, -infinity, out);

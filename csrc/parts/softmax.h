@@ -47,10 +47,11 @@ class Softmax final : private SearchedRow {
 
   private:
     template <typename Read>
-    bool read_tiles(const Read& read);
+    bool read_tiles(int64_t first, const Read& read);
     void read_all(bool roughly);
-    bool read_sums(float offset);
-    bool read_rough_sums(float first_max);
+    bool find_origin();
+    bool read_sums();
+    bool read_rough_sums();
     bool read_groups();
     bool read_tile_maxima();
     void apply(const FilterParameters& filter);
@@ -70,11 +71,14 @@ class Softmax final : private SearchedRow {
     float scaled_value(float value, double share) const override;
 
     TileSource* source_ = nullptr;
-    float scale_ = 0;      // log2(e) / temperature
+    float scale_ = 0;      // log2(e) / temperature, over a factor that the source applies
+    float factor_ = 1;     // a power of two, where float32 could not multiply with the scale
     float offset_ = 0;     // masses are relative to 2^offset
     float threshold_ = 0;  // of the logits that have mass
     float max_ = 0;
     double sum_ = 0;
+    int64_t first_tile_ = 0;  // that may have a token
+    float origin_ = 0;        // the largest logit of that tile
     bool rough_ = false;
     std::vector<float> tile_max_, tile_sum_, group_max_;  // tile_sum_: empty where a filter made it needless
     ThresholdSearch search_;

@@ -15,6 +15,7 @@ void MemberSource::reset(const LogitRow& row) {
     status_ = status_ok;
     repaired_ = false;
     shift_ = 0;
+    factor_ = 1;
 }
 
 const float* MemberSource::processed(int64_t tile, float* scratch) const {
@@ -41,7 +42,7 @@ const float* MemberSource::tile(int64_t tile, float* scratch) {
     if (!repaired_) {
         return logits;
     }
-    row_kernels().clean(logits, width(tile), shift_, scratch);
+    row_kernels().clean(logits, width(tile), shift_, factor_, scratch);
     return scratch;
 }
 
@@ -65,16 +66,22 @@ const float* MemberSource::usable_tile(int64_t tile, float* scratch, float& max)
     return logits;
 }
 
-void MemberSource::repair() {
+float MemberSource::largest_from(int64_t first) {
     alignas(64) float scratch[tile_size];
     float largest = -infinity;
-    for (int64_t tile = 0; tile < tiles(); ++tile) {
+    for (int64_t tile = first; tile < tiles(); ++tile) {
         float max;
         usable_tile(tile, scratch, max);
         largest = std::max(largest, max);
     }
+    return largest;
+}
+
+void MemberSource::repair(float factor) {
+    const float largest = largest_from(0);
     repaired_ = true;
     shift_ = largest > -infinity ? largest : 0;
+    factor_ = factor;
 }
 
 float MemberSource::logit(int64_t token) const {
@@ -89,7 +96,7 @@ float MemberSource::logit(int64_t token) const {
         value = row_.edits->apply(token, value);
     }
     if (repaired_) {
-        row_kernels().clean(&value, 1, shift_, &value);
+        row_kernels().clean(&value, 1, shift_, factor_, &value);
     }
     return value;
 }
@@ -99,6 +106,7 @@ void MixedSource::reset(const std::vector<LogitRow>& rows, const float* weights,
     weights_.clear();
     status_ = status_ok;
     shift_ = 0;
+    factor_ = 1;
     vocab_ = 0;
     for (size_t member = 0; member < rows.size(); ++member) {
         if (weights[member] != 0) {
@@ -107,20 +115,21 @@ void MixedSource::reset(const std::vector<LogitRow>& rows, const float* weights,
         }
         vocab_ = std::max(vocab_, rows[member].vocab);
     }
-    for (const MemberSource& member : members_) {
-        vocab_ = std::min(vocab_, member.vocab());  // beyond it a member's logit counts as -inf
-    }
     threshold_ = -infinity;
     if (plausibility > 0) {
         plausible_.reset(rows[0]);
-        alignas(64) float scratch[tile_size];
-        float largest = -infinity;
-        for (int64_t tile = 0; tile < plausible_.tiles(); ++tile) {
-            float max;
-            plausible_.usable_tile(tile, scratch, max);
-            largest = std::max(largest, max);
-        }
-        threshold_ = static_cast<float>(largest + std::log(plausibility));
+        threshold_ = static_cast<float>(plausible_.largest_from(0) + std::log(plausibility));
+    }
+    // beyond the smallest of the vocabularies a logit counts as -inf
+    if (threshold_ > -infinity) {
+        vocab_ = std::min(vocab_, plausible_.vocab());
+    }
+    for (const MemberSource& member : members_) {
+        vocab_ = std::min(vocab_, member.vocab());
+    }
+    for (MemberSource& member : members_) {
+        member.largest_from(tile_count(vocab_));  // for its status alone
+        status_ |= member.status();
     }
 }
 
@@ -138,8 +147,8 @@ const float* MixedSource::tile(int64_t tile, float* scratch) {
     if (threshold_ > -infinity) {
         kernels.replace_below(plausible_.tile(tile, member_scratch), count, threshold_, -infinity, scratch);
     }
-    if (shift_ != 0) {
-        kernels.clean(scratch, count, shift_, scratch);
+    if (shift_ != 0 || factor_ != 1) {
+        kernels.clean(scratch, count, shift_, factor_, scratch);
     }
     return scratch;
 }
@@ -150,16 +159,17 @@ float MixedSource::logit(int64_t token) const {
         const float logit = members_[member].logit(token);
         row_kernels().weight_add(&logit, 1, weights_[member], &total);
     }
-    return threshold_ > -infinity && plausible_.logit(token) < threshold_ ? -infinity : total - shift_;
+    return threshold_ > -infinity && plausible_.logit(token) < threshold_ ? -infinity : (total - shift_) * factor_;
 }
 
-void MixedSource::repair() {
+void MixedSource::repair(float factor) {
     alignas(64) float scratch[tile_size];
     float largest = -infinity;
     for (int64_t index = 0; index < tiles(); ++index) {
         largest = std::max(largest, row_kernels().scan(tile(index, scratch), width(index)).max);
     }
-    shift_ = largest > -infinity ? shift_ + largest : shift_;
+    shift_ = largest > -infinity ? largest : 0;
+    factor_ = factor;
 }
 
 }  // namespace specens

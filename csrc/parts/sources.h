@@ -39,8 +39,9 @@ class TileSource {
     virtual TypedLogits typed_tile(int64_t tile, float* scratch) { return this->tile(tile, scratch); }
     // One token's logit, as `tile` gives it.
     virtual float logit(int64_t token) const = 0;
-    // From now on NaN counts as -inf, +inf as the largest float, and the row's largest logit as 0.
-    virtual void repair() = 0;
+    // From now on NaN counts as -inf, +inf as the largest float, and the row's largest logit as 0; then all are
+    // multiplied by a power of two. Once a row.
+    virtual void repair(float factor) = 0;
 
   protected:
     int64_t vocab_ = 0;
@@ -55,16 +56,18 @@ class MemberSource final : public TileSource {
     const float* tile(int64_t tile, float* scratch) override;
     TypedLogits typed_tile(int64_t tile, float* scratch) override;
     float logit(int64_t token) const override;
-    void repair() override;
+    void repair(float factor) override;
     // As `tile`, with its largest logit; repairs numbers that cannot be used, but does not shift the others.
     const float* usable_tile(int64_t tile, float* scratch, float& max);
+    // The largest usable logit of the tiles from this one on.
+    float largest_from(int64_t first);
 
   private:
     bool edited(int64_t tile) const { return row_.edits != nullptr && row_.edits->touches(tile); }
     const float* processed(int64_t tile, float* scratch) const;
     LogitRow row_{};
     bool repaired_ = false;
-    float shift_ = 0;
+    float shift_ = 0, factor_ = 1;
 };
 
 // sum_i weight_i * logits_i, -inf at excluded tokens.
@@ -75,14 +78,14 @@ class MixedSource final : public TileSource {
     bool splittable() const override { return false; }
     const float* tile(int64_t tile, float* scratch) override;
     float logit(int64_t token) const override;
-    void repair() override;
+    void repair(float factor) override;
 
   private:
     std::vector<MemberSource> members_;
     std::vector<float> weights_;  // of members_, none zero
     MemberSource plausible_;
     float threshold_ = -std::numeric_limits<float>::infinity();
-    float shift_ = 0;
+    float shift_ = 0, factor_ = 1;
 };
 
 }  // namespace specens

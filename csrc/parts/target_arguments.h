@@ -11,6 +11,8 @@
 
 namespace specens {
 
+constexpr double largest_top_p = 1 - 0x1p-20;  // above it top-p is off: sums of float32 powers could not tell
+
 // Sampling parameters of a batch.
 struct SamplingArguments {
     RequestNumber temperature;
@@ -29,7 +31,8 @@ struct SamplingArguments {
 
     FilterParameters filter(int64_t request) const {
         const int64_t count = top_ks.given() ? top_ks(request) : top_k;
-        return {std::max<int64_t>(count, 0), top_p(request), min_p(request), min_p_first};
+        const double mass = top_p(request);
+        return {std::max<int64_t>(count, 0), mass > largest_top_p && mass <= 1 ? 1 : mass, min_p(request), min_p_first};
     }
     bool valid(int64_t request) const {
         const double heat = temperature(request);
@@ -69,9 +72,9 @@ struct ProcessingArguments {
                 prompt_tokens,
                 output_tokens,
                 bias_values + request * bias_tokens.width,
-                static_cast<float>(repetition(request)),
-                static_cast<float>(frequency(request)),
-                static_cast<float>(presence(request)),
+                repetition(request),
+                frequency(request),
+                presence(request),
                 min_tokens_rows.given() ? min_tokens_rows(request) : min_tokens,
                 vocab};
     }
@@ -170,7 +173,7 @@ struct TargetArguments {
             const int64_t last = allowed->dim() - 1;
             require(same_leading(*allowed, member_logits[0]), "allowed must have a row for each row of logits");
             require(allowed->scalar_type() == ScalarType::Int && allowed->size(last) > 0 &&
-                        (allowed->size(last) == 1 || allowed->stride(last) == 1),
+                        (allowed->size(last) == 1 || allowed->stride(last) == 1 || allowed->numel() == 0),
                     "allowed must be int32 with contiguous words");
         }
     }

@@ -148,7 +148,7 @@ double TargetRow::logprob(int64_t token) const {
         return softmaxes_[0].logprob(token);
     }
     if (filtered_) {
-        return std::log(probability(token));
+        return std::min(std::log(probability(token)), 0.0);
     }
     double largest = -infinity;
     double total = 0;  // relative to the largest: small probabilities underflow
@@ -160,7 +160,7 @@ double TargetRow::logprob(int64_t token) const {
             largest = bound;
         }
     }
-    return total > 0 ? largest + std::log(total) : -infinity;
+    return total > 0 ? std::min(largest + std::log(total), 0.0) : -infinity;
 }
 
 void TargetRow::write_logprobs(int64_t tile, float* out) const {
@@ -175,7 +175,7 @@ void TargetRow::write_logprobs(int64_t tile, float* out) const {
     alignas(64) float masses[tile_size];
     write_tile(tile, masses);
     for (int64_t i = 0; i < count; ++i) {
-        out[i] = masses[i] > exact ? std::log(masses[i]) : static_cast<float>(logprob(first + i));
+        out[i] = masses[i] > exact ? std::min(std::log(masses[i]), 0.0f) : static_cast<float>(logprob(first + i));
     }
 }
 

@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <optional>
 
 #include "bindings/arrays.h"
+#include "bindings/guarded.h"
 #include "token_tree/acceptance.h"
 #include "token_tree/growth.h"
 #include "token_tree/tree.h"
@@ -20,12 +22,12 @@ namespace {
 namespace py = pybind11;
 
 using Int64Array = py::array_t<int64_t>;
+using WithoutGil = py::call_guard<py::gil_scoped_release>;  // of functions that see no Python object
 
 constexpr int64_t padding_parent = -2;
 
 std::vector<int64_t> integers(const py::object& values, const char* argument) {
-    const auto array = as_array<int64_t>(values, argument, 1, "iu", "integers of shape [nodes]");
-    return {array.data(), array.data() + array.size()};
+    return to_vector(as_array<int64_t>(values, argument, 1, "iu", "integers of shape [nodes]"));
 }
 
 int64_t level_limit(const std::optional<int64_t>& max_levels) {
@@ -37,19 +39,29 @@ TokenTree from_parents(const py::object& parents, const py::object& child_ranks)
     if (!child_ranks.is_none()) {
         ranks = integers(child_ranks, "child_ranks");
     }
-    return TokenTree(integers(parents, "parents"), std::move(ranks));
+    std::vector<int64_t> own = integers(parents, "parents");
+    const py::gil_scoped_release released;
+    return TokenTree(std::move(own), std::move(ranks));
 }
 
 Int64Array path_matrix(const TokenTree& tree) {
     Int64Array matrix({tree.num_leaves(), tree.num_levels()});
-    std::fill_n(matrix.mutable_data(), matrix.size(), int64_t{-1});
-    tree.write_paths(matrix.mutable_data(), tree.num_levels());
+    int64_t* data = matrix.mutable_data();
+    {
+        const py::gil_scoped_release released;
+        std::fill_n(data, tree.num_leaves() * tree.num_levels(), int64_t{-1});
+        tree.write_paths(data, tree.num_levels());
+    }
     return matrix;
 }
 
 py::array_t<uint8_t> ancestor_bits(const TokenTree& tree) {
     py::array_t<uint8_t> rows({tree.num_nodes(), (tree.num_nodes() + 7) / 8});
-    tree.write_ancestor_bits(rows.mutable_data());
+    uint8_t* data = rows.mutable_data();
+    {
+        const py::gil_scoped_release released;
+        tree.write_ancestor_bits(data);
+    }
     return rows;
 }
 
@@ -60,11 +72,12 @@ Int64Array position_ids(const TokenTree& tree, int64_t prefix_len) {
     return positions;
 }
 
-TreeGrowth grow(int64_t nodes, int64_t width, const std::optional<int64_t>& max_levels, const std::string& order) {
+std::unique_ptr<Guarded<TreeGrowth>> grow(int64_t nodes, int64_t width, const std::optional<int64_t>& max_levels,
+                                          const std::string& order) {
     if (order != "level" && order != "best") {
         fail("order", "'level' or 'best'", "'" + order + "'");
     }
-    return TreeGrowth(nodes, width, level_limit(max_levels), order == "level");
+    return std::make_unique<Guarded<TreeGrowth>>(TreeGrowth(nodes, width, level_limit(max_levels), order == "level"));
 }
 
 template <typename Element>
@@ -80,7 +93,10 @@ py::array_t<Element> padded(const std::vector<const TokenTree*>& trees, int64_t 
     return rows;
 }
 
-py::dict batch(const std::vector<const TokenTree*>& trees) {
+// Trees do not change: only the list may, while the arrays are written.
+py::dict batch(const std::vector<py::object>& given) {
+    const Borrowed<TokenTree> borrowed(given);
+    const std::vector<const TokenTree*>& trees = borrowed.pointers;
     int64_t nodes = 0, leaves = 0, levels = 0;
     const auto count = static_cast<int64_t>(trees.size());
     Int64Array num_nodes(count);
@@ -174,11 +190,11 @@ depth: int32 [batch, nodes], padded with 0. child_ranks, first_child, next_sibli
 path_matrix: int64 [batch, leaves, levels], padded with -1. The sizes are the largest of the batch.)";
 
 void bind_builders(py::class_<TokenTree>& tree) {
-    tree.def_static("from_paths", &TokenTree::from_paths, py::arg("paths"), paths_doc)
-        .def_static("chains", &TokenTree::chains, py::arg("count"), py::arg("length"),
+    tree.def_static("from_paths", &TokenTree::from_paths, py::arg("paths"), WithoutGil(), paths_doc)
+        .def_static("chains", &TokenTree::chains, py::arg("count"), py::arg("length"), WithoutGil(),
                     "So many chains of so many nodes from the root position, numbered level by level.")
         .def_static(
-            "branching", &TokenTree::branching, py::arg("branches"),
+            "branching", &TokenTree::branching, py::arg("branches"), WithoutGil(),
             "The tree whose nodes have branches[0] children at the root position, branches[1] on the next level, "
             "...,\nnumbered level by level.")
         .def_static("grow", &grow, py::arg("nodes"), py::arg("width"), py::kw_only(),
@@ -188,9 +204,9 @@ void bind_builders(py::class_<TokenTree>& tree) {
             [](const std::vector<double>& acceptance, int64_t nodes, const std::optional<int64_t>& max_levels) {
                 return best_tree_for_acceptance(acceptance, nodes, level_limit(max_levels));
             },
-            py::arg("acceptance"), py::arg("nodes"), py::arg("max_levels") = py::none(), acceptance_doc)
+            py::arg("acceptance"), py::arg("nodes"), py::arg("max_levels") = py::none(), WithoutGil(), acceptance_doc)
         .def_static("batch", &batch, py::arg("trees"), batch_doc)
-        .def("with_root", &TokenTree::with_root,
+        .def("with_root", &TokenTree::with_root, WithoutGil(),
              "The tree whose node 0 is the committed token at the root position; every other node moves up by one.\n"
              "Its prefix is one token shorter: what comes before node 0.");
 }
@@ -227,7 +243,7 @@ void bind_properties(py::class_<TokenTree>& tree) {
             py::arg("node"), "int64 [children] of a node, or of the root position, -1.")
         .def("position_ids", &position_ids, py::arg("prefix_len"),
              "int64 [nodes]: the absolute positions behind a prefix of so many tokens, prefix_len + depth.")
-        .def("expected_length", &expected_length, py::arg("acceptance"),
+        .def("expected_length", &expected_length, py::arg("acceptance"), WithoutGil(),
              "The expected number of accepted nodes, if the child of rank r is accepted with probability "
              "acceptance[r]:\n"
              "the sum over all nodes of the product along their paths. acceptance as in `best_for_acceptance`.");

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 
 #include "bindings/arrays.h"
+#include "bindings/guarded.h"
 #include "token_tree/bindings.h"
 #include "token_tree/growth.h"
 
@@ -10,22 +11,30 @@ namespace {
 
 namespace py = pybind11;
 
-void add_candidates(TreeGrowth& growth, const py::object& tokens, const py::object& probabilities) {
+using Growth = Guarded<TreeGrowth>;
+
+void add_candidates(Growth& growth, const py::object& tokens, const py::object& probabilities) {
     const auto ids = as_array<int64_t>(tokens, "tokens", 2, "iu", "integers of shape [frontier, candidates]");
     const auto masses =
         as_array<double>(probabilities, "probabilities", 2, "f", "floats of shape [frontier, candidates]");
-    const auto rows = static_cast<int64_t>(growth.frontier().size());
-    if (ids.shape(0) != rows) {
-        fail("tokens", "a row for each of the frontier's " + std::to_string(rows) + " nodes", shape_text(ids));
-    }
-    if (masses.shape(0) != rows || masses.shape(1) != ids.shape(1)) {
-        fail("probabilities", "the shape of tokens, " + shape_text(ids), shape_text(masses));
-    }
-    growth.add(ids.data(), masses.data(), ids.shape(1));
+    const std::string shape = shape_text(ids), other_shape = shape_text(masses);
+    const int64_t rows = ids.shape(0), columns = ids.shape(1);
+    const std::vector<int64_t> own_ids = to_vector(ids);
+    const std::vector<double> own_masses = to_vector(masses);
+    growth.change([&](TreeGrowth& own) {
+        const auto frontier = static_cast<int64_t>(own.frontier().size());
+        if (rows != frontier) {
+            fail("tokens", "a row for each of the frontier's " + std::to_string(frontier) + " nodes", shape);
+        }
+        if (shape != other_shape) {
+            fail("probabilities", "the shape of tokens, " + shape, other_shape);
+        }
+        own.add(own_ids.data(), own_masses.data(), columns);
+    });
 }
 
-py::tuple prune(const TreeGrowth& growth) {
-    const TreeGrowth::Pruned pruned = growth.prune();
+py::tuple prune(const Growth& growth) {
+    const TreeGrowth::Pruned pruned = growth.read([](const TreeGrowth& own) { return own.prune(); });
     return py::make_tuple(pruned.tree, to_array(pruned.tokens), to_array(pruned.candidates));
 }
 
@@ -55,16 +64,20 @@ its nodes the token and the number of the candidate, int64 [nodes]. Growth may g
 }  // namespace
 
 void bind_tree_growth(py::module_& module) {
-    py::class_<TreeGrowth> growth(module, "TreeGrowth", growth_doc);
+    py::class_<Growth> growth(module, "TreeGrowth", growth_doc);
     growth.attr("__module__") = "specens_kernels";
     growth
         .def_property_readonly(
-            "frontier", [](const TreeGrowth& self) { return to_array(self.frontier()); },
+            "frontier",
+            [](const Growth& self) {
+                return to_array(self.read([](const TreeGrowth& own) { return own.frontier(); }));
+            },
             "int64 [frontier]: the candidates to expand next, the most probable first; [-1], the root position, at "
             "first;\n"
             "empty when the tree is complete.")
         .def_property_readonly(
-            "expected_length", &TreeGrowth::expected_length,
+            "expected_length",
+            [](const Growth& self) { return self.read([](const TreeGrowth& own) { return own.expected_length(); }); },
             "The sum of the path probabilities that `prune` would keep: the expected accepted length,\n"
             "were the draft distribution the target's. OPT-Tree stops when a step adds too little to it.")
         .def("add", &add_candidates, py::arg("tokens"), py::arg("probabilities"), add_doc)

@@ -1,5 +1,6 @@
 #include <torch/csrc/stable/library.h>
 
+#include "parts/overlap.h"
 #include "verify_chain/verifier.h"
 
 namespace specens {
@@ -104,6 +105,7 @@ void verify_chain_out_cpu(const std::vector<Tensor>& tensors, const std::vector<
                           const std::optional<std::vector<double>>& numbers, const std::vector<Tensor>& out) {
     const ChainArguments chain(ArgumentReader(tensors, integers, numbers));
     check_results(out, chain);
+    require_disjoint(out, tensors);
     verify(chain, out);
 }
 

@@ -20,7 +20,7 @@ struct TreeArgument {
         : parents(optional_integers(reader.group().tensor(), 2, batch)),
           levels(reader.integer(-1)),
           without_replacement(reader.integer(0) != 0) {
-        require(levels >= 0, "levels must not be negative");
+        require(levels >= 0 && levels <= most_nodes, "levels are out of range");
         require(nodes() <= most_nodes, "there are too many nodes");
     }
     int64_t nodes() const { return parents.width; }

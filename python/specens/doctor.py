@@ -66,9 +66,15 @@ def _backends() -> list[Fact]:
     if failure is not None:
         return [failure]
     return [
-        Fact(f"backend {name}", info.reason or f"usable on {', '.join(info.devices)}", info.reason is None)
+        Fact(f"backend {name}", info.reason or _use(info), info.reason is None)
         for name, info in kernels.backends().items()
     ]
+
+
+def _use(info: Any) -> str:
+    """Where a backend can be used, and how."""
+    where = f"usable on {', '.join(info.devices)}"
+    return f"{where}, with {info.instruction_set}" if info.instruction_set is not None else where
 
 
 def _hardware() -> list[Fact]:
@@ -94,6 +100,6 @@ def _import(name: str) -> tuple[Any, Fact | None]:
     """A module, or the fact that and why it cannot be imported."""
     try:
         return importlib.import_module(name), None
-    except (ImportError, OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         return None, Fact(f"import {name}", f"{type(error).__name__}: {reason[0] if reason else ''}", False)

@@ -26,6 +26,7 @@ from specens_kernels.parts.target import (
     marks_of,
     member_weight,
     mix_logits,
+    mix_reads,
     no_logits_mixed,
     raw_logits,
     target_temperature,
@@ -103,7 +104,8 @@ def _read_logit_mixture(statistics, target, draft, request, step, row, block, to
     for member in tl.static_range(len(target.logits)):
         weight = member_weight(target, request, member)
         drafts = drafter == member
-        logits = raw_logits(target, member, request, step, tokens, everywhere((weight != 0) | drafts, tokens))
+        used = mix_reads(target, member, weight)
+        logits = raw_logits(target, member, request, step, tokens, everywhere(used | drafts, tokens))
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
             marks |= _member_marks(logits, own, weight != 0, drafts)

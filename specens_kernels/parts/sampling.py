@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.arguments import SamplingArguments
+from specens_kernels.arguments import LARGEST_NUMBER, SMALLEST_NUMBER, SamplingArguments
+from specens_kernels.types import LARGEST_TOP_P
 
 INFINITY = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN
-SMALLEST_NUMBER = 1e-37  # a number below it would become 0 in float32: a greedy temperature, an invalid top_p
-LARGEST_NUMBER = 3.4028234663852886e38  # of float32
+TOP_P_LIMIT = tl.constexpr(LARGEST_TOP_P)
 LARGEST_RANK = 2**24  # behind every token; exact in float32
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -89,7 +89,8 @@ def top_k_of(filters, request):
 
 @triton.jit
 def top_p_of(filters, request):
-    return request_number(filters.top_p, filters.top_ps, filters.top_ps_stride, request)
+    top_p = request_number(filters.top_p, filters.top_ps, filters.top_ps_stride, request)
+    return tl.where((top_p > TOP_P_LIMIT) & (top_p <= 1), 1.0, top_p)
 
 
 @triton.jit

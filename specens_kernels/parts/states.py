@@ -181,4 +181,4 @@ def log_probability(statistics, target, state, request, step, tokens, used, DTYP
             total = tl.where(larger > -INFINITY, centre + tl.log(tl.maximum(powers, 1.0)), -INFINITY)
     if statistics.WHOLE:
         total = tl.where(probability >= cuts[0], total - tl.log(cuts[1]).to(DTYPE), -INFINITY)
-    return total
+    return tl.minimum(total, 0.0)  # rounding can lift it above

@@ -194,6 +194,15 @@ def no_logits_mixed(target, tokens, used):
 
 
 @triton.jit
+def mix_reads(target, member, weight):
+    """Whether a mix of logits looks at a member: where it has weight, and at member 0 where that tells plausibility."""
+    if member == 0 and target.log_plausibility is not None:
+        return weight == weight
+    else:
+        return weight != 0
+
+
+@triton.jit
 def mix_logits(target, member, mixed, logits, weight, threshold):
     """mixed + weight * logits, -inf at excluded tokens; fused, so that every kernel sees the same bits."""
     excluded = logits == -INFINITY
@@ -217,7 +226,7 @@ def part_logits(target, part, request, step, tokens, used, threshold):
         mixed = no_logits_mixed(target, tokens, used)
         for member in tl.static_range(len(target.logits)):
             weight = member_weight(target, request, member)
-            weighted = everywhere(weight != 0, tokens)
-            logits = clean(raw_logits(target, member, request, step, tokens, used & weighted))
+            read = everywhere(mix_reads(target, member, weight), tokens)
+            logits = clean(raw_logits(target, member, request, step, tokens, used & read))
             mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
         return mixed

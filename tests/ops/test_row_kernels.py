@@ -58,7 +58,7 @@ class RowKernels(ctypes.Structure):
         ("scan", of_each_type(TileScan)),
         ("scan_groups", of_each_type(TileScan, POINTER)),
         ("gather", function(INT, POINTER, INT, FLOAT, POINTER)),
-        ("clean", function(None, POINTER, INT, FLOAT, POINTER)),
+        ("clean", function(None, POINTER, INT, FLOAT, FLOAT, POINTER)),
         ("exp2_sum", of_each_type(TileSum, FLOAT, FLOAT)),
         ("rough_exp2_sum", of_each_type(FLOAT, FLOAT, FLOAT)),
         ("exp2_add", function(None, POINTER, INT, FLOAT, FLOAT, FLOAT, FLOAT, POINTER)),
@@ -180,6 +180,24 @@ def test_a_power_beside_the_steps_of_a_table(kernels, exponent):
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("low", [-np.inf, -1e38, -128.5])
+def test_what_is_excluded_or_far_below_the_others_has_no_power(kernels, size, low):
+    logits, out = np.full(size, low, np.float32), np.zeros(size, np.float32)
+    none = ScaledPowers(1.0, 0.0, -np.inf, 0.0)
+    for index, exact in ((0, True), (1, low < -1e4), (2, low == -np.inf)):  # of each type that has the number
+        halves = (logits, (logits.view(np.uint32) >> 16).astype(np.uint16), logits.astype(np.float16))[index]
+        if exact:
+            assert kernels.exp2_sum[index](address(halves), size, 1.0, 0.0).sum <= (
+                size * 2.0**-128 if low > -1e4 else 0
+            )
+            assert kernels.rough_exp2_sum[index](address(halves), size, 1.0, 0.0) == 0
+    kernels.exp2_add(address(logits), size, 1.0, 0.0, -np.inf, 1.0, address(out))
+    own = ScaledPowers(1.0, 0.0, -np.inf, 1.0)
+    total = kernels.excess(address(logits), ctypes.addressof(own), address(logits), ctypes.addressof(none), size, None)
+    assert max(out.max(), total / size) <= (2.0**-128 if low > -1e4 else 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("scale", "offset"), [(1.4427, 20.0), (0.3, -3.0), (5.0, 100.0), (1.0, 4095.0), (1.0, -4095.0)]
 )
@@ -269,8 +287,8 @@ def test_logits_are_mixed_cleaned_and_replaced(kernels, size):
     kernels.replace_below(address(values), size, 3.0, -7.0, address(out))
     assert np.array_equal(out, np.where(values < 3, np.float32(-7), mixed))
     values[-1] = np.nan
-    kernels.clean(address(values), size, 1.0, address(out))
-    assert np.array_equal(out, np.where(np.isnan(values), np.float32(-np.inf), values - 1))
+    kernels.clean(address(values), size, 1.0, 0.5, address(out))
+    assert np.array_equal(out, np.where(np.isnan(values), np.float32(-np.inf), (values - 1) / 2))
 
 
 @pytest.mark.parametrize("size", SIZES)

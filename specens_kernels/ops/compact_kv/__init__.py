@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import implementations, select
+from specens_kernels.backend import count_changes, implementations, select
 from specens_kernels.checks import check_integers, fail
 from specens_kernels.ops.compact_kv import reference
 from specens_kernels.ops.compact_kv.checks import check, check_choice
@@ -61,6 +61,9 @@ def compact_kv(
         slot_dim None: -2, or -3 for paged caches.
     backend: None for the fastest one on the device, or "reference" or "cpp".
 
+    Autograd is told that the caches have changed, as by PyTorch's own in-place operations. A cache that requires grad
+    is a ValueError but in torch.no_grad().
+
     Returns a Compaction. A request is refused, and nothing of it moved, where its nodes do not ascend or have no slot,
     block or entry in slot_mapping, or where its length or num_kept is out of range: no number makes this write outside
     the caches. Raises ValueError for an argument of another type, shape, dtype or device, RuntimeError for a backend
@@ -76,11 +79,14 @@ def compact_kv(
     name, function = select(IMPLEMENTATIONS, backend, tensors[0], "compact_kv")
     if name != "cpp" or torch.compiler.is_compiling():
         check(tensors, *arguments)
+    if torch.is_grad_enabled() and any(getattr(cache, "requires_grad", False) for cache in tensors):
+        fail("caches", "tensors that need no gradient, or a call in torch.no_grad()", "one that requires grad")
     try:
         lengths, status = function(tensors, *arguments)
     except Exception:
         check(tensors, *arguments)  # the C++ has checked for itself: this finds the name of what was wrong
         raise
+    count_changes(tensors)
     if block_table is None:
         return Compaction(lengths, None, status)
     block_size = max(tensors[0].shape[slot_dim], 1)

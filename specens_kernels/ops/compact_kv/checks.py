@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.checks import check_integers, check_tensor, fail
-from specens_kernels.types import INTEGER_DTYPES
+from specens_kernels.types import INTEGER_DTYPES, is_integer
 
 
 def check_choice(tensors: Any, kept: Any, num_kept: Any) -> None:
@@ -58,7 +58,7 @@ def check(
 
 def _check_dims(batch_dim: Any, slot_dim: Any) -> None:
     for name, dim in {"batch_dim": batch_dim, "slot_dim": slot_dim}.items():
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim > -2:
+        if not is_integer(dim) or dim > -2:
             fail(name, "a dimension before the last, counted from the end: -2, -3, ...", repr(dim))
     if batch_dim == slot_dim:
         fail("slot_dim", "another dimension than batch_dim", slot_dim)

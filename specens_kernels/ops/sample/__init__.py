@@ -12,7 +12,7 @@ from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import check_coins, check_members, check_report, check_target, fail
 from specens_kernels.ops.sample import reference
 from specens_kernels.packing import pack, report_part, target_parts
-from specens_kernels.types import Draw, Ensemble, Processing, Sampling
+from specens_kernels.types import Draw, Ensemble, Processing, Sampling, is_integer
 
 METHODS = ("inverse_cdf", "gumbel")
 DRAFT_STREAM = 2
@@ -85,7 +85,7 @@ def sample(
 def _flatten(call: SampleCall, members: Sequence[Tensor]) -> Flat:
     target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
     coins = (call.uniforms, call.seeds, call.positions), (), ()
-    stream = (), (call.step, DRAFT_STREAM if call.stream is None else call.stream, _best(call)), ()
+    stream = (), (int(call.step), DRAFT_STREAM if call.stream is None else int(call.stream), _best(call)), ()
     report = report_part(call.logprobs, call.top_logprobs)
     return pack(members, call.ensemble, (*target, coins, stream, report))
 
@@ -126,6 +126,6 @@ def _check(call: SampleCall) -> None:
     _check_method(call)
     check_coins(call.uniforms, call.seeds, call.positions, (batch,), device, not call.sampling.greedy)
     for name, value in (("step", call.step), ("stream", 0 if call.stream is None else call.stream)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            fail(name, "an integer", repr(value))
+        if not is_integer(value):
+            fail(name, "an integer of 64 bits", repr(value))
     check_report(call.logprobs, call.top_logprobs)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specens_kernels.arguments import ProcessingArguments
 
+FLOAT_MAX = torch.finfo(torch.float32).max
+
 
 class Paths(NamedTuple):
     """The draft tokens before each row, where they are not those of the rows before it."""
@@ -67,6 +69,7 @@ def processed(
         steps = drafts.above.sum(2) if isinstance(drafts, Paths) else torch.arange(rows, device=logits.device)
         too_early = steps < held_back[:, None]
         logits = torch.where(ends[:, None] & too_early[..., None], -math.inf, logits)
+        logits = torch.where(logits.abs() > FLOAT_MAX, logits.sign() * math.inf, logits)  # beyond float32
     return logits if allowed is None else torch.where(unpacked_bits(allowed, vocab), logits, -math.inf)
 
 

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import NO_PROCESSING, Drafts, SamplingArguments, Target, Unpacker
-from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties, processed, request_values
-from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
-
-FLOAT_MAX = torch.finfo(torch.float32).max
+from specens_kernels.ops.target_logprobs.processing import (
+    FLOAT_MAX,
+    Paths,
+    invalid_penalties,
+    processed,
+    request_values,
+)
+from specens_kernels.types import LARGEST_TOP_P, WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
 
 
 def clean(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +33,7 @@ def pad_vocab(values: Tensor, vocab: int, fill: float) -> Tensor:
 
 def log_softmax(scores: Tensor) -> Tensor:
     """Log-softmax whose rows without a finite score are -inf throughout."""
-    return torch.nan_to_num(torch.log_softmax(scores, -1), nan=-math.inf, neginf=-math.inf)
+    return torch.nan_to_num(torch.log_softmax(scores, -1), nan=-math.inf, neginf=-math.inf).clamp(max=0)
 
 
 def heated(scores: Tensor, heat: Tensor) -> Tensor:
@@ -64,6 +68,7 @@ def parameters(sampling: SamplingArguments, like: Tensor) -> Parameters:
     valid = torch.isfinite(heat) & (heat >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)
     greedy = valid & (heat == 0)
     off = greedy | ~valid
+    top_p = torch.where(top_p > LARGEST_TOP_P, 1.0, top_p)
     first = bool(sampling.min_p_first)
     filters = Filters(torch.where(off, 0, top_k), torch.where(off, 1.0, top_p), torch.where(off, 0.0, min_p), first)
     return Parameters(torch.where(off, 1.0, heat), greedy, filters, ~valid)
@@ -118,7 +123,8 @@ def mixture_logprobs(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]
     log_weights = torch.where(alive, weights, 0.0).log() - torch.where(alive, weights, 0.0).sum(0).log()
     log_weights = torch.nan_to_num(log_weights, nan=-math.inf, neginf=-math.inf)
     dead = ((weights != 0) & ~alive).any(0) & alive.any(0)
-    return torch.logsumexp(log_weights[..., None] + logprobs, 0), dead * Status.MEMBER_WITHOUT_TOKEN
+    mixed = torch.logsumexp(log_weights[..., None] + logprobs, 0).clamp(max=0)
+    return mixed, dead * Status.MEMBER_WITHOUT_TOKEN
 
 
 def mixed_logits(logits: Tensor, weights: Tensor, plausibility: float) -> Tensor:

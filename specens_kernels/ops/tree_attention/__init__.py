@@ -8,11 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import CHOSEN_BACKEND, LIBRARY, Implementation
-from specens_kernels.checks import INT64, LOGIT_DTYPES, check_tensor, fail
+from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, Implementation
+from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, check_count, check_tensor, fail
 from specens_kernels.ops.tree_attention import flash, reference, sdpa
 from specens_kernels.ops.tree_mask.reference import MAX_NODES
-from specens_kernels.types import INTEGER_DTYPES
+from specens_kernels.types import INTEGER_DTYPES, is_number
 
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor parents, Tensor prefix_lens, Tensor? num_nodes,"
@@ -25,10 +25,9 @@ OTHER_BACKENDS = (None, "cpp", "triton")  # what SPECENS_BACKEND may be that say
 
 def _define(name: str, kernels: dict[str, Implementation]) -> Implementation:
     """The operator of this name, with a kernel for each dispatch key."""
-    LIBRARY.define(name + SCHEMA)
-    torch.library.register_fake(f"specens::{name}", _fake, lib=LIBRARY)
+    OPERATORS.define(name, SCHEMA, _fake)
     for key, kernel in kernels.items():
-        LIBRARY.impl(name, kernel, key)
+        OPERATORS.implement(name, kernel, key)
     return cast(Implementation, getattr(torch.ops.specens, name).default)
 
 
@@ -40,7 +39,7 @@ def _fake(query: Tensor, *_: object) -> Tensor:
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "flash": _define("tree_attention_flash", {"CUDA": flash.tree_attention}),
     "sdpa": _define("tree_attention_sdpa", {"CPU": sdpa.by_request, "CUDA": sdpa.with_mask}),
-    "reference": reference.tree_attention,
+    "reference": torch.no_grad()(reference.tree_attention),
 }
 
 
@@ -130,9 +129,9 @@ def _check(
     for name, numbers in (("num_nodes", num_nodes), ("prefix_starts", prefix_starts)):
         if numbers is not None:
             check_tensor(name, numbers, (batch,), INT64, query.device)
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        fail("window", "None or an integer >= 1", repr(window))
-    if scale is not None and (type(scale) not in (int, float) or not math.isfinite(scale)):
+    if window is not None:
+        check_count("window", window, LARGEST_INTEGER, least=1)
+    if scale is not None and (isinstance(scale, bool) or not is_number(scale) or not math.isfinite(scale)):
         fail("scale", "None or a finite number", repr(scale))
     # A fake tensor, of a subclass, has no numbers.
     if type(prefix_lens) is Tensor and query.device.type == "cpu" and not torch.compiler.is_compiling():

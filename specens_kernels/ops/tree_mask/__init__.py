@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import INT64, LOGIT_DTYPES, check_tensor, fail
+from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, MOST_KEYS, check_count, check_tensor, fail
 from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
 from specens_kernels.types import INTEGER_DTYPES, TreeMask
@@ -86,8 +86,8 @@ def _check(
         check_tensor("num_nodes", num_nodes, (batch,), INT64, parents.device)
     if layout not in LAYOUTS:
         fail("layout", " or ".join(repr(name) for name in LAYOUTS), repr(layout))
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        fail("window", "None or an integer >= 1", repr(window))
+    if window is not None:
+        check_count("window", window, LARGEST_INTEGER, least=1)
     if dtype not in LOGIT_DTYPES:
         fail("dtype", " or ".join(str(known) for known in LOGIT_DTYPES), dtype)
     return LAYOUTS[layout]
@@ -97,8 +97,9 @@ def _slots(layout: str, prefix_lens: Tensor, max_prefix: int | None) -> int:
     """Columns of the prefix in the mask."""
     wanted = LAYOUTS[layout] in WITH_PREFIX
     slots = max_prefix if wanted else 0
-    if isinstance(slots, bool) or not isinstance(slots, int | torch.SymInt) or slots < 0:
-        fail("max_prefix", f"an integer >= 0 for layout {layout!r}", repr(max_prefix))
+    if slots is None:
+        fail("max_prefix", f"an integer >= 0 for layout {layout!r}", None)
+    check_count("max_prefix", slots, MOST_KEYS)
     readable = prefix_lens.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and prefix_lens.numel() > 0:
         lengths = prefix_lens.tolist()

@@ -8,6 +8,7 @@ from torch import Tensor
 from specens_kernels.backend import implementations, select
 from specens_kernels.checks import INT64, check_tensor, fail
 from specens_kernels.ops.uniforms import reference
+from specens_kernels.types import is_integer
 
 IMPLEMENTATIONS = implementations(
     "uniforms", "(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor", reference.uniforms, cuda=True
@@ -49,5 +50,5 @@ def uniforms(
 
 
 def _check_word(argument: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt) or not 0 <= value < WORD_LIMIT:
+    if not is_integer(value) or not 0 <= value < WORD_LIMIT:  # type: ignore[operator]
         fail(argument, f"an integer in [0, {WORD_LIMIT})", repr(value))

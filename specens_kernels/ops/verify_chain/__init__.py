@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from specens_kernels.arguments import SCHEMA, Flat
-from specens_kernels.backend import implementations, run_operator
-from specens_kernels.checks import has_one
+from specens_kernels.backend import count_changes, implementations, run_operator
+from specens_kernels.checks import MOST_DRAFTS, has_one
 from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.ops.verify_chain import reference
 from specens_kernels.ops.verify_chain.checks import NO_PART_IN_GUMBEL, ChainCall, ChainRule, check, compares, out_names
@@ -64,7 +65,7 @@ def verify_chain(
 
     Under the rules "token", "block" and "gumbel" the emitted tokens are distributed exactly as if each had been drawn
     from the target distribution: the ensemble's, after processing and sampling parameters. No host synchronisation;
-    traceable by torch.compile(fullgraph=True).
+    traceable by torch.compile(fullgraph=True). No result claims a gradient, whatever the logits do.
 
     member_logits: float32, bfloat16 or float16 [batch, steps, vocab], a tensor or one a member (vocabularies may
         differ; a token outside a member's vocabulary has probability 0 there). steps is draft_len + 1 with a bonus row
@@ -103,8 +104,9 @@ def verify_chain(
         of greedy requests are the ensemble's at temperature 1. "raw": under the ensemble at temperature 1, without
         filters and processing.
     top_logprobs: also return so many most likely tokens at each emitted one, under the same distribution.
-    out: a Verdict of contiguous tensors to write into, which is returned; nothing else is allocated. Its optional
-        fields are those that are asked for.
+    out: a Verdict of contiguous tensors to write into, which is returned; nothing else is allocated. Its optional fields
+        are those that are asked for. It shares no memory with an argument, nor its fields with each other; what lies
+        between the rows of an argument counts as the argument's.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Under the rule "gumbel" each row has one token, that of the largest log-probability + Gumbel noise, which is a
@@ -153,6 +155,8 @@ def verify_chain(
     )
     if out is not None:
         run_operator(OUT_IMPLEMENTATIONS, "verify_chain_out", call, _flatten_with_out, check)
+        if torch.is_grad_enabled():
+            count_changes(value for value in out if value is not None)
         return out
     tokens, num_accepted, num_tokens, next_token, status, *reported = run_operator(
         IMPLEMENTATIONS, "verify_chain", call, _flatten, check
@@ -216,5 +220,7 @@ def _rule_parts(call: ChainCall) -> tuple[Part | None, tuple[float, ...]]:
     rates = rule.acceptance_rates
     if not isinstance(rates, tuple):
         draft_len = call.draft_tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
+        if draft_len > MOST_DRAFTS:
+            raise ValueError("max_draft_len")  # likewise
         rates = (float(rates),) * draft_len
     return rule_part(RuleKind.SYNTHETIC), rates

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from specens_kernels.checks import (
+    MOST_DRAFTS,
     check_coins,
+    check_count,
+    check_disjoint,
     check_drafter,
     check_integers,
     check_logits,
@@ -22,7 +25,7 @@ from specens_kernels.checks import (
     fail,
 )
 from specens_kernels.collaborative import DecisionTree, Replacement
-from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Threshold, Typical, Verdict
+from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Threshold, Typical, Verdict, is_integer
 
 RULES = ("token", "block", "gumbel", "typical", "synthetic", "replacement")
 NO_PART_IN_GUMBEL = ("drafter", "draft_logits", "draft_sampling", "uniforms")
@@ -91,7 +94,9 @@ def _check_draft_tokens(call: ChainCall, logits: Tensor, batch: int) -> int:
     if not packed:
         check_integers("draft_tokens", tokens, (batch, None), logits.device)
         draft_len = tokens.shape[1]
-        if given not in (None, draft_len):
+        if draft_len > MOST_DRAFTS:
+            fail("draft_tokens", f"at most {MOST_DRAFTS} drafts a request", draft_len)
+        if given is not None and (not is_integer(given) or given != draft_len):
             fail("max_draft_len", f"None or {draft_len}, as draft_tokens are not packed", given)
         if call.row_offsets is None and logits.shape[1] not in (draft_len, draft_len + 1):
             fail("member_logits", f"draft_len = {draft_len} or draft_len + 1 steps", list(logits.shape))
@@ -102,8 +107,9 @@ def _check_draft_tokens(call: ChainCall, logits: Tensor, batch: int) -> int:
     check_integers("draft_tokens", tokens, (None,), logits.device)
     if tokens.shape[0] not in (rows, rows - batch):
         fail("draft_tokens", f"{rows} drafts, or {rows - batch} with a bonus row each", list(tokens.shape))
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        fail("max_draft_len", "the most drafts of a request, as draft_tokens are packed", given)
+    if given is None:
+        fail("max_draft_len", "the most drafts of a request, as draft_tokens are packed", None)
+    check_count("max_draft_len", given, MOST_DRAFTS)
     if call.draft_lens is not None:
         fail("draft_lens", "None, as row_offsets tell the lengths of packed draft_tokens", "a tensor")
     return given
@@ -173,3 +179,4 @@ def _check_out(call: ChainCall, shape: tuple[int, int], device: torch.device) ->
         check_tensor(f"out.{name}", buffer, size, (dtype,), device)
         if not buffer.is_contiguous():
             fail(f"out.{name}", "a contiguous tensor", f"strides {buffer.stride()}")
+    check_disjoint({f"out.{name}": getattr(out, name) for name in wanted}, call._replace(out=None))

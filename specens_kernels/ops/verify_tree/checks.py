@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specens_kernels.checks import (
     check_coins,
+    check_count,
     check_drafter,
     check_integers,
     check_logits,
@@ -76,8 +77,8 @@ def check(call: TreeCall) -> None:
     if isinstance(call.parents, Tensor):
         check_integers("parents", call.parents, tuple(call.draft_tokens.shape), device)
     levels = call.max_levels
-    if levels is not None and (isinstance(levels, bool) or not isinstance(levels, int) or levels < 0):
-        fail("max_levels", "None or an integer >= 0", repr(levels))
+    if levels is not None:
+        check_count("max_levels", levels, MAX_NODES)
     if not isinstance(call.rule, Typical) and not (isinstance(call.rule, str) and call.rule in RULES):
         fail("rule", f"one of {', '.join(map(repr, RULES))} or a Typical", repr(call.rule))
     if not isinstance(call.process_drafts, bool):
