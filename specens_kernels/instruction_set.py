@@ -7,11 +7,7 @@ import os
 import torch
 
 VARIABLE = "SPECENS_INSTRUCTION_SET"
-NAMES = (
-    "plain",
-    "avx2",
-    "avx512",
-)  # in the order of C++'s InstructionSet; a processor that has one has those before it
+NAMES = ("plain", "avx2", "avx512")  # as C++'s InstructionSet; a processor that has one has those before it
 
 
 def available() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ Nothing is checked: operators in C++ check what they read, and `checks` names wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def sampling_part(sampling: Sampling) -> Part | None:
     if not sampling.filters:
         return (temperatures, None, None, None), (0, 0), (temperature, 1.0, 0.0)
     top_k = 0 if sampling.top_k is None else sampling.top_k
-    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(int(top_k), 0), None)
+    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(index(top_k), 0), None)
     top_p, top_ps = number_and_rows(1.0 if sampling.top_p is None else sampling.top_p)
     min_p, min_ps = number_and_rows(0.0 if sampling.min_p is None else sampling.min_p)
     first = int(sampling.filter_order == "vllm")
@@ -97,7 +98,7 @@ def processing_part(processing: Processing, batch: int) -> Part:
     min_tokens, min_tokens_rows = (0, held_back) if isinstance(held_back, Tensor) else (held_back, None)
     tensors = (bias_tokens, bias_values, repetitions, frequencies, presences, min_tokens_rows, end_tokens)
     tables = (processing.prompt_tokens, processing.output_tokens)
-    return (*tensors, *tables), (int(min_tokens),), (repetition, frequency, presence)
+    return (*tensors, *tables), (index(min_tokens),), (repetition, frequency, presence)
 
 
 def target_parts(
@@ -152,7 +153,7 @@ def draft_parts(
     own_sampling = None
     if sampling is not None:
         own_sampling = sampling_part(sampling) or PLAIN_SAMPLING  # None is what the target is sampled with
-    return ((tokens, drafters, logits, slots, lens), (int(drafter), draft_len, int(process_drafts)), ()), own_sampling
+    return ((tokens, drafters, logits, slots, lens), (index(drafter), draft_len, int(process_drafts)), ()), own_sampling
 
 
 def rule_part(kind: int, threshold: float = 0.0, alpha: float = 0.0) -> Part:

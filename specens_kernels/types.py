@@ -77,7 +77,7 @@ def is_integer(value: object) -> bool:
     """Whether this is an integer that operators take: Python's or NumPy's, of 64 bits, no truth value."""
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt | numbers.Integral):
         return False
-    return -(2**63) <= value < 2**63
+    return bool(-(2**63) <= value < 2**63)  # type: ignore[operator]
 
 
 def is_number(value: object) -> bool:
@@ -200,8 +200,8 @@ Ensemble = Mixture | LogitMixture | Contrastive
 class Sampling:
     """Sampling parameters of a batch: each a number (Python's or NumPy's) for all requests, or a tensor [batch].
 
-    Tensors may be float64, float32, bfloat16 or float16, and count as the numbers that they hold: a positive temperature
-    is never 0, a finite one never infinite.
+    Tensors may be float64, float32, bfloat16 or float16, and count as the numbers that they hold: a positive
+    temperature is never 0, a finite one never infinite.
 
     temperature: >= 0; 0 takes the most likely token of the unfiltered ensemble (lowest id on a tie).
     Filters, each on the distribution that the one before left, renormalised. All are thresholds, so ties are kept:

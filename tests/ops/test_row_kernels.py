@@ -185,8 +185,9 @@ def test_what_is_excluded_or_far_below_the_others_has_no_power(kernels, size, lo
     logits, out = np.full(size, low, np.float32), np.zeros(size, np.float32)
     none = ScaledPowers(1.0, 0.0, -np.inf, 0.0)
     for index, exact in ((0, True), (1, low < -1e4), (2, low == -np.inf)):  # of each type that has the number
-        halves = (logits, (logits.view(np.uint32) >> 16).astype(np.uint16), logits.astype(np.float16))[index]
         if exact:
+            bits = logits.view(np.uint32) >> 16
+            halves = (logits, bits.astype(np.uint16), np.full(size, 0xFC00, np.uint16))[index]
             assert kernels.exp2_sum[index](address(halves), size, 1.0, 0.0).sum <= (
                 size * 2.0**-128 if low > -1e4 else 0
             )

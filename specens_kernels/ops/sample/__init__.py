@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import NamedTuple
 
 from torch import Tensor
@@ -85,7 +86,7 @@ def sample(
 def _flatten(call: SampleCall, members: Sequence[Tensor]) -> Flat:
     target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
     coins = (call.uniforms, call.seeds, call.positions), (), ()
-    stream = (), (int(call.step), DRAFT_STREAM if call.stream is None else int(call.stream), _best(call)), ()
+    stream = (), (index(call.step), DRAFT_STREAM if call.stream is None else index(call.stream), _best(call)), ()
     report = report_part(call.logprobs, call.top_logprobs)
     return pack(members, call.ensemble, (*target, coins, stream, report))
 
