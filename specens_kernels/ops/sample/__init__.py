@@ -101,9 +101,9 @@ def _best(call: SampleCall) -> int:
 
 
 def _whole_number(count: object) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MOST_TOKENS:
+    if not is_integer(count) or not 0 < count <= MOST_TOKENS:  # type: ignore[operator]
         fail("count", f"None or an integer from 1 to {MOST_TOKENS}", repr(count))
-    return count
+    return index(count)  # type: ignore[arg-type]
 
 
 def _check_method(call: SampleCall) -> None:
