@@ -20,7 +20,6 @@ from specens.json_lines import JsonLines, parse_lines, write_whole
 from specens.prompt_file import PromptLine, digest
 from specens.request import Ensemble
 from specens.trace import Round
-from specens_kernels import Sampling
 
 if TYPE_CHECKING:
     from specens.generate import Generation, SpeculativeEnsemble
@@ -37,16 +36,16 @@ class Piece:
     sample: int
     seed: int
 
-    def job(self, sampling: Sampling, ensemble: Ensemble | None) -> Job:
-        """What `generate_many` is to do; sampling, ensemble: of all prompts."""
+    def job(self, ensemble: Ensemble | None) -> Job:
+        """What `generate_many` is to do. ensemble: of all prompts."""
         return Job(
             self.line.prompt,
             ensemble=self.line.ensemble(ensemble),
-            sampling=self.line.sampling(sampling),
             seed=self.seed,
             max_new_tokens=self.line.values.get("max_new_tokens"),
             min_new_tokens=self.line.values.get("min_new_tokens"),
             stop_strings=self.line.stop_strings,
+            **self.line.parameters,
         )
 
     def record(self, generation: Generation) -> dict:
@@ -147,7 +146,6 @@ def write_texts(
     append: Callable[[dict], None],
     *,
     batch_size: int = 8,
-    sampling: Sampling | None = None,
     on_text: Callable[[Piece, Generation], None] | None = None,
     on_round: Callable[[Round], None] | None = None,
     **settings: Any,
@@ -160,7 +158,7 @@ def write_texts(
     out, KeyboardInterrupt and whatever else stops the generation, when all finished texts have been appended.
     """
     make_task = TaskMaker(ensemble, settings)  # type: ignore[arg-type]
-    jobs = [_checked_job(make_task, piece, sampling or Sampling(), ensemble.ensemble) for piece in pieces]
+    jobs = [_checked_job(make_task, piece, ensemble.ensemble) for piece in pieces]
 
     def report(of_job: Round) -> None:
         assert on_round is not None
@@ -180,9 +178,9 @@ def write_texts(
         raise
 
 
-def _checked_job(make_task: TaskMaker, piece: Piece, sampling: Sampling, ensemble: Ensemble | None) -> Job:
+def _checked_job(make_task: TaskMaker, piece: Piece, ensemble: Ensemble | None) -> Job:
     try:
-        job = piece.job(sampling, ensemble)
+        job = piece.job(ensemble)
         make_task(job, 0, 0)
     except ValueError as error:
         raise ValueError(f"{piece.line.where}: {error}") from None

@@ -86,13 +86,14 @@ def generate(
     drafter: options.Drafter = None,
     prompt: options.Prompt = None,
     chat: options.Chat = None,
-    temperature: options.Temperature = 1.0,
+    temperature: options.ModelTemperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
-    max_new_tokens: Annotated[int, typer.Option(min=0)] = 256,
-    min_new_tokens: options.MinNewTokens = 0,
+    max_new_tokens: options.MaxNewTokens = None,
+    min_new_tokens: options.MinNewTokens = None,
     stop: options.Stop = None,
+    generation_config: options.GenerationConfig = "model",
     seed: Seed = None,
     input: options.Input = None,
     output: options.Output = None,
@@ -117,12 +118,15 @@ def generate(
     if json and files.are_many:
         raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    lengths: dict[str, Any] = {
+    others: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
-        "stop_strings": stop or (),
+        "stop_strings": stop,
+        "generation_config": options.parse_generation_config(generation_config),
     }
-    job = _job(prompt, sampling, chat, input, seed=seed, **lengths)
+    options.as_sampling(**sampling)  # raises before any model is loaded
+    given = {name: value for name, value in (sampling | others).items() if value is not None}
+    job = _job(prompt, chat, input, seed=seed, **given)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes)
     if trees is not None and schedule not in (None, "tree"):
@@ -171,8 +175,9 @@ def compare(
     """
     from specens import commands
 
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, max_new_tokens=max_new_tokens, repeats=repeats)
+    sampling = options.as_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "repeats": repeats}
+    job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     placement = options.Placement(dtype, device, threads)
     trees = options.parse_tree(tree, tree_nodes)
@@ -213,9 +218,9 @@ def plan(
     """
     from specens import commands
 
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampling = options.as_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
-    job = _job(prompt or [DEFAULT_QUESTION], sampling, chat, seed=seed, **lengths)
+    job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     placement = options.Placement(dtype, device, threads)
     lookup = options.parse_planned(drafter, len(models))
@@ -285,16 +290,12 @@ def _show_warning(message: Warning | str, *_: Any) -> None:
     errors.print(f"Warning: {message}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def _job(
-    prompts: list[str] | None, sampling: dict[str, Any], chat: bool | None, input: Path | None = None, **settings: Any
-) -> dict[str, Any]:
-    """The arguments of one generation, checked before any model is loaded; no prompt where a file has them."""
-    from specens_kernels import Sampling
-
+def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None, **settings: Any) -> dict[str, Any]:
+    """The arguments of one generation; no prompt where a file has them."""
     if input is not None and prompts:
         raise ValueError("--prompt: expected none beside --input, which names a file of prompts")
     prompt = None if input is not None else options.read_prompt(prompts)
-    return settings | {"prompt": prompt, "sampling": Sampling(**sampling), "chat": chat}
+    return settings | {"prompt": prompt, "chat": chat}
 
 
 def _settings_of_texts(context: typer.Context) -> dict[str, Any]:

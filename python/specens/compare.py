@@ -76,10 +76,10 @@ def compare(
 ) -> Comparison:
     """Run the same job with every ensemble, which differ in their schedules only; the first is the baseline.
 
-    Runs are interleaved and repeated, after a short warm-up; run r of each ensemble has the same seed, derived
-    from `seed` and r. No end of
-    sequence stops them, so that all write `max_new_tokens`. on_run: called before a run with its schedule and its
-    number, 0 being the warm-up. Ctrl-C ends the comparison with the runs that are complete.
+    Runs are interleaved and repeated, after a short warm-up; run r of each ensemble has the same seed, derived from
+    `seed` and r. No end of sequence stops them, so that all write `max_new_tokens`, and the generation configs of the
+    members are left out. on_run: called before a run with its schedule and its number, 0 being the warm-up. Ctrl-C ends
+    the comparison with the runs that are complete.
     """
     runs: list[list[Statistics]] = [[] for _ in ensembles]
     interrupted = False
@@ -96,6 +96,7 @@ def compare(
                 seed=derived_seed(seed, 0, repeat),
                 chat=chat,
                 stop_tokens=(),
+                generation_config="none",
             )
             interrupted = generation.interrupted
             if interrupted:

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from specens.arguments import (
@@ -20,6 +20,7 @@ from specens.arguments import (
     with_numbers,
 )
 from specens.masks import Constraint
+from specens.model_settings import ModelSettings, as_processing
 from specens.processors import LogitsProcessor, as_processors
 from specens.prompts import prompts_for_members
 from specens.request import Ensemble, Task
@@ -29,6 +30,7 @@ from specens_kernels import Processing, Sampling
 if TYPE_CHECKING:
     from specens.generate import SpeculativeEnsemble
 
+PARAMETERS = ("temperature", "top_k", "top_p", "min_p")
 SEEDS = 2**63  # from -SEEDS to SEEDS - 1
 
 
@@ -50,14 +52,21 @@ def derived_seed(seed: int, index: int, sample: int) -> int:
 class Settings(TypedDict, total=False):
     """The keyword arguments of `SpeculativeEnsemble.generate` and `generate_many`.
 
+    What is not given here is as the generation config of the first member with a weight says, and else the default.
+
     max_new_tokens (256), min_new_tokens (0): how long a text is. stop_tokens: ids that end it; None takes the end of
-        sequence of models and tokenizer, () never stops. stop_strings: what ends it, also across the borders of tokens
-        and in special tokens, but not before min_new_tokens; it is no part of the text, which ends where it begins.
+        sequence of models and tokenizer, () never stops. stop_strings, or stop: what ends it, also across the
+        borders of tokens and in special tokens, but not before min_new_tokens; it is no part of the text, which ends
+        where it begins.
     skip_special_tokens (True): show no text of special tokens. The text is what the tokenizer's `decode` makes of all
         tokens up to its end, with the clean-up of spaces that the tokenizer is set to.
-    sampling: temperature 1 by default. seed: of the first text's randomness, None draws one for each; those of further
-        texts are derived from it (`derived_seed`) and told with each. chat: put text through the chat template.
-        logprobs: return them.
+    sampling: all of how tokens are drawn; temperature 1 by default. temperature, top_k, top_p, min_p, do_sample: in its
+        place, one by one, the others as the generation config says. Any of them samples; temperature=0 and
+        do_sample=False are greedy. do_sample=True, here or in the config, has transformers' top_k of 50 unless another
+        is said.
+    generation_config: a `transformers.GenerationConfig`, completed from the member's, or "none" to leave that out.
+    seed: of the first text's randomness, None draws one for each; those of further texts are derived from it
+        (`derived_seed`) and told with each. chat: put text through the chat template. logprobs: return them.
     processing: a `specens_kernels.Processing` with logit bias and penalties, without tables of tokens. The prompt that
         a repetition penalty looks at is member 0's.
     logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
@@ -71,14 +80,21 @@ class Settings(TypedDict, total=False):
         behind a stop token, behind its own end, or behind a token that its mask excludes.
     """
 
-    max_new_tokens: int
-    min_new_tokens: int
+    max_new_tokens: int | None
+    min_new_tokens: int | None
     sampling: Sampling | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    do_sample: bool | None
+    generation_config: Any
     seed: int | None
     chat: bool
     stop_tokens: Sequence[int] | None
     stop_strings: Sequence[str]
     skip_special_tokens: bool
+    stop: str | Sequence[str] | None
     logprobs: bool
     processing: Processing | None
     logits_processors: Sequence[LogitsProcessor]
@@ -89,7 +105,8 @@ class Settings(TypedDict, total=False):
 class Job:
     """A prompt for `generate_many` with settings of its own; what is None is as in that call.
 
-    ensemble: of the same kind or another than the others', for the same members: weights a request.
+    ensemble: of the same kind or another than the others', for the same members: weights a request. temperature, top_k,
+        top_p, min_p: in place of these of the call, the others as there.
     """
 
     prompt: Any
@@ -100,11 +117,25 @@ class Job:
     min_new_tokens: int | None = None
     stop_strings: Sequence[str] | None = None
     processing: Processing | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
 
     def over(self, settings: Settings) -> Settings:
         """The settings of a call, and in their place those of this job."""
-        names = ("sampling", "seed", "max_new_tokens", "min_new_tokens", "stop_strings", "processing")
+        names = [field.name for field in fields(self) if field.name not in ("prompt", "ensemble")]
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.stop_strings is not None:
+            settings = {name: value for name, value in settings.items() if name != "stop"}  # type: ignore[assignment]
+        parameters = {name: own[name] for name in PARAMETERS if name in own}
+        whole = settings.get("sampling")
+        if self.sampling is not None:
+            settings = {name: value for name, value in settings.items() if name not in (*PARAMETERS, "do_sample")}  # type: ignore[assignment]
+        elif whole is not None and parameters:
+            own = {name: value for name, value in own.items() if name not in PARAMETERS}
+            own["sampling"] = replace(whole, **parameters)
         return {**settings, **own}  # type: ignore[typeddict-item]
 
 
@@ -117,26 +148,33 @@ class TaskMaker:
             raise TypeError(f"{unknown[0]}: no such setting; there are {', '.join(Settings.__annotations__)}")
         self._owner = owner
         self._settings = settings
-        self._end_of_sequence = frozenset(owner.end_of_sequence)
+        self._of_models = ModelSettings(owner, settings)
+        self._end_of_sequence = self._of_models.end_of_sequence or frozenset(owner.end_of_sequence)
 
     def __call__(self, job: Job, index: int, sample: int) -> Task:
         """The task of one text of a prompt; raises ValueError where a setting is wrong."""
         owner, own = self._owner, job.over(self._settings)
         num_members = owner.plan.num_members
-        stop_tokens = own.get("stop_tokens")
+        given = own.get("stop_tokens")
+        stop_tokens = self._end_of_sequence if given is None else as_stop_tokens(given)
+        prompts = prompts_for_members(job.prompt, num_members, owner.tokenizer, own.get("chat", False))
+        ensemble = owner.ensemble if job.ensemble is None else complete_ensemble(job.ensemble, num_members)
+        lengths = self._of_models.lengths(own, prompts)
+        found = self._of_models.wishes(own, ensemble, prompts, stop_tokens, lengths.max_new_tokens)
         task = Task(
-            prompts=prompts_for_members(job.prompt, num_members, owner.tokenizer, own.get("chat", False)),
-            ensemble=owner.ensemble if job.ensemble is None else complete_ensemble(job.ensemble, num_members),
-            sampling=own.get("sampling") or Sampling(),
+            prompts=prompts,
+            ensemble=ensemble,
+            sampling=found.sampling,
             seed=draw_seed() if own.get("seed") is None else own["seed"],  # type: ignore[arg-type]
-            max_new_tokens=own.get("max_new_tokens", 256),
-            min_new_tokens=own.get("min_new_tokens", 0),
-            stop_tokens=self._end_of_sequence if stop_tokens is None else as_stop_tokens(stop_tokens),
-            stop_strings=as_stop_strings(own.get("stop_strings", ()), owner.tokenizer),
+            max_new_tokens=lengths.max_new_tokens,
+            min_new_tokens=lengths.min_new_tokens,
+            stop_tokens=stop_tokens,
+            stop_strings=as_stop_strings(lengths.stop_strings, owner.tokenizer),
             skip_special_tokens=own.get("skip_special_tokens", True),
             logprobs=own.get("logprobs", False),
-            processing=own.get("processing"),
+            processing=as_processing(found, own.get("processing")),
             logits_processors=as_processors(own.get("logits_processors", ())),
+            model_processors=found.processors,
             constraint=own.get("constraint"),
             index=index,
             sample=sample,

@@ -152,7 +152,13 @@ def _write(
     for sample in range(samples):
         say(f"writing text {sample + 1} of {samples}")
         texts.append(
-            ensemble.generate(MemberPrompts(prompts), seed=derived_seed(seed, 0, sample), stop_tokens=(), **settings)
+            ensemble.generate(
+                MemberPrompts(prompts),
+                seed=derived_seed(seed, 0, sample),
+                stop_tokens=(),
+                generation_config="none",
+                **settings,
+            )
         )
         if texts[-1].interrupted:
             raise KeyboardInterrupt

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from specens.prompts import MemberPrompts
     from specens.request import Ensemble
     from specens.schedules.plan import TreePlan
+    from specens_kernels import Sampling
 
 
 Models = Annotated[
@@ -55,13 +56,24 @@ Prompt = Annotated[
 Chat = Annotated[bool | None, typer.Option(help="Use the chat template. Default: where the tokenizer has one.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
 Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16, fp16, torch's name for it, or auto, as stored.")]
+ModelTemperature = Annotated[
+    float | None,
+    typer.Option(help="0 takes the most likely token. Default: of the model's generation config, else 1."),
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(min=0, help="Default: of the model's generation config, else 256.", show_default=False)
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(help="model: what no option says is as the model's generation config says. none: leave that out."),
+]
 Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the generation; may be repeated.")]
-MinNewTokens = Annotated[int, typer.Option(min=0, help="No end of sequence before so many tokens.")]
+MinNewTokens = Annotated[int | None, typer.Option(min=0, help="No end of sequence before so many tokens.")]
 Input = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +135,20 @@ def _parse_weights(text: str, option: str, num_models: int) -> list[float]:
     if len(weights) != num_models:
         raise ValueError(f"{option}: expected {num_models} numbers, one for each of MODELS; got {len(weights)}")
     return weights
+
+
+def as_sampling(**parameters: float | int | None) -> Sampling:
+    """The sampling parameters that were given. Raises ValueError where one is out of range."""
+    from specens_kernels import Sampling
+
+    return Sampling(**{name: value for name, value in parameters.items() if value is not None})  # type: ignore[arg-type]
+
+
+def parse_generation_config(text: str) -> str | None:
+    """As `generate` takes it. Raises ValueError where it is neither."""
+    if text not in ("model", "none"):
+        raise ValueError(f"--generation-config: expected model or none, got {text!r}")
+    return None if text == "model" else text
 
 
 def parse_drafter(text: str, placement: Placement) -> int | Drafters:

@@ -12,7 +12,7 @@ from typing import Any
 from specens.json_lines import name_of, parse_lines, read_bytes
 from specens.prompts import MemberPrompts
 from specens.request import Ensemble
-from specens_kernels import LogitMixture, Mixture, Sampling
+from specens_kernels import LogitMixture, Mixture
 
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -68,9 +68,10 @@ class PromptLine:
         stop = self.values.get("stop")
         return [stop] if isinstance(stop, str) else stop
 
-    def sampling(self, others: Sampling) -> Sampling:
-        """The sampling of all prompts, and in its place what this line says."""
-        return replace(others, **{name: self.values[name] for name in SAMPLING_FIELDS if name in self.values})
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Sampling parameters of this line, in place of those of all prompts."""
+        return {name: self.values[name] for name in SAMPLING_FIELDS if name in self.values}
 
     def ensemble(self, others: Ensemble | None) -> Ensemble | None:
         """The ensemble of all prompts with the weights of this line; None where it has none of its own."""

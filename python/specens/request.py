@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -55,6 +55,7 @@ class Task:
 
     prompts: token ids for each member. processing: logit bias and penalties of this request, without token tables.
     logits_processors: called with ids [1, tokens] and logits [1, vocab] of a member, as those of transformers.
+    model_processors: in their place, a function of a prompt's length that makes those of its member.
     constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next, or None.
     index: the number of the prompt, sample: of the text among those of its prompt.
     """
@@ -71,6 +72,7 @@ class Task:
     skip_special_tokens: bool = True
     processing: Processing | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    model_processors: Callable[[int], Sequence[LogitsProcessor]] | None = None
     constraint: Constraint | None = None
     index: int = 0
     sample: int = 0
@@ -125,6 +127,7 @@ class Request:
         self._started = time.perf_counter()
         self._text = TextStream(tokenizer, task.stop_strings, skip_special_tokens=task.skip_special_tokens)
         self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
+        self._processors: dict[int, Sequence[LogitsProcessor]] = {}
         self._num_delivered = 0
         self._tested: list[Draft] = []
 
@@ -162,6 +165,15 @@ class Request:
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, at temperature 0."""
         return float(self.task.sampling.temperature) == 0.0
+
+    def processors(self, prompt_len: int) -> Sequence[LogitsProcessor]:
+        """The logits processors of a member whose prompt has so many tokens."""
+        make = self.task.model_processors
+        if make is None:
+            return self.task.logits_processors
+        if prompt_len not in self._processors:
+            self._processors[prompt_len] = make(prompt_len)
+        return self._processors[prompt_len]
 
     def ends_at(self, token: int) -> bool:
         """Whether a text stops with this token."""

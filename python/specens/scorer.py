@@ -150,7 +150,7 @@ def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) ->
 
     Rows behind an end, or behind a draft that cannot be accepted, are of no use, and no processor sees them.
     """
-    processors = request.task.logits_processors
+    processors = request.processors(len(prompt))
     if not processors:
         return rows
     ids = torch.tensor([prompt + request.sequence], device=rows.device)

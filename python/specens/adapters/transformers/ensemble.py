@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from specens.adapters.transformers.processors import split_processors
+from specens.adapters.logits_processors import split_processors
 from specens.adapters.transformers.row import Row
 from specens.adapters.transformers.settings import check_settings, prompts_of
 from specens.generate import SpeculativeEnsemble
