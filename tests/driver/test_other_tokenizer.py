@@ -1,12 +1,14 @@
 """A draft model with a tokenizer of its own: lossless drafts by text, and CoSD across tokenizers."""
 
 import copy
+import itertools
 
 import pytest
 import torch
+from driver.kinds_of_tokenizers import tokenizer_of
 from driver.test_rules_of_chains import ASSISTED, by_hand
 from driver.test_schedules import GREEDY
-from driver.tiny_models import PROMPT, relative_of, tiny_llama
+from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.drafters import OtherTokenizer
 from specens.drafters.other_tokenizer import _joined
@@ -96,6 +98,62 @@ def test_the_end_of_a_draft_is_the_end_of_the_text(pair):
     result = ensemble.generate(PROMPT, max_new_tokens=40, sampling=GREEDY)
     assert result.tokens == free.tokens[: free.tokens.index(free.tokens[9]) + 1]
     assert result.finish_reason == "stop"
+
+
+def writer(tokenizer, seed):
+    """A Bigram over a tokenizer's ids that writes any of those that show ASCII text or whole words."""
+    size = len(tokenizer)
+    shown = torch.tensor([tokenizer.decode([token]).strip().isalpha() for token in range(size)])
+    table = 6 * torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
+    return Bigram(table.masked_fill(~shown, float("-inf")))
+
+
+@pytest.mark.parametrize("members", ["byte-level", "llama", "gemma", "unigram"])
+def test_a_draft_becomes_tokens_that_show_just_its_text_where_it_stands(pair, members):
+    """In the middle of a word, where some tokenizers would put a space; half a character at the end waits."""
+    theirs, ours = tokenizer_of(members), tokenizer_of("slow bytes")
+    drafter = OtherTokenizer(pair[0], ours).bind([], theirs)
+    for before, text in itertools.product(
+        ("a", "the's ", "", "a\n"), ("b", "b the", " the", "\na.b", "\u00e9", "th ab c")
+    ):
+        ids = theirs(before)["input_ids"]
+        ids = ids[:-1] if ids[-1:] == [theirs.eos_token_id] else ids
+        drafts = [*ours(text, add_special_tokens=False)["input_ids"], 0xC3 + 3]
+        tokens = [token for token, _ in drafter._tokens_of_members(ids, [0], drafts, [0.5] * len(drafts))]
+        whole = theirs.decode([*ids, *tokens], skip_special_tokens=True)
+        said = theirs.decode(ids, skip_special_tokens=True) + text
+        can_say = theirs.decode(theirs(said)["input_ids"], skip_special_tokens=True) == said
+        assert whole == said or not (tokens or can_say), (before, text)
+
+
+@pytest.mark.parametrize("own", ["byte-level", "llama", "unigram", "words", "slow bytes"])
+def test_a_prompt_that_shows_no_text_is_read_through_another_tokenizer(own):
+    theirs, ours = tokenizer_of("llama"), tokenizer_of(own)
+    models = [writer(theirs, 2)], theirs
+    expected = SpeculativeEnsemble(*models, schedule="standard").generate([1], max_new_tokens=8, sampling=GREEDY)
+    drafter = OtherTokenizer(writer(ours, 1), ours)
+    ensemble = SpeculativeEnsemble(*models, schedule="fixed", draft_lens=3, drafter=drafter)
+    assert ensemble.generate([1], max_new_tokens=8, sampling=GREEDY).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_a_drafter_without_drafts_lets_the_text_go_on(pair, probabilities):
+    """Its own end is no token of the members', its positions end, and its text is none that they can say."""
+    rule = Replacement() if probabilities else "token"
+    silent = tokenizer(LETTERS, eos_token="A", bos_token=None)
+    model = tiny_llama(3, max_position_embeddings=12)
+    model.lm_head.weight.data[1:] = 0.0
+    for own in (silent, tokenizer(["\u00e9", *LETTERS[1:]])):
+        drafter = OtherTokenizer(model, own, probabilities=probabilities)
+        result = with_drafter(pair[:1], drafter, rule=rule).generate(PROMPT, max_new_tokens=20, sampling=GREEDY)
+        assert len(result.tokens) == 20
+
+
+def test_a_text_is_read_without_the_end_that_a_tokenizer_puts_behind_it(pair):
+    drafter = OtherTokenizer(pair[0], tokenizer_of("unigram"))
+    tokens = tokenizer_of("unigram").convert_tokens_to_ids
+    assert drafter._ids_to_read("a the") == tokens(["▁a", "▁the"])
+    assert drafter._ids_to_read("") == tokens(["</s>"])
 
 
 def test_probabilities_go_to_the_tokens_in_which_the_drafts_begin():

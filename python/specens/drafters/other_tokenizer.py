@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
+from specens.detokenizer import REPLACEMENT
 from specens.drafters.drafter import Drafter
 from specens.kv_cache import Rollback
 from specens.member import Member
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from specens.batch import Batch
 
 CONTEXT = 8  # tokens in front of the drafts: how a tokenizer decodes the first of them depends on those before
+ANCHORS = ("", "\n", "a", ".")  # texts in front of the drafts' text, where a tokenizer would begin it with a space
 LEAST_PROBABILITY = 1e-30
 
 
@@ -46,7 +48,8 @@ class OtherTokenizer(Drafter):
 
     The tokens of one side that make up a token of the other are found by where they begin in the text. Drafts are
     chosen, as far as the test goes: their text was drawn, but the tokens have no distribution. So every rule stays
-    lossless. The model reads each request by itself, and reads again what tokenizes otherwise than before.
+    lossless. The model reads each request by itself, and reads again what tokenizes otherwise than before. It drafts
+    nothing where it has nothing to read (an empty text and no token that begins one), nor behind its last position.
 
     model, tokenizer: a Hugging Face causal LM with its tokenizer, or a model spec and None.
     probabilities: tell the rules Replacement and DecisionTree how probable each draft was: the product of the
@@ -72,6 +75,7 @@ class OtherTokenizer(Drafter):
         self._model = model if isinstance(model, CausalLM) else CausalLM(model)
         self._own = tokenizer
         self._members: Any = None
+        self._num_ids = 0
 
     @property
     def models(self) -> list[CausalLM]:
@@ -85,6 +89,7 @@ class OtherTokenizer(Drafter):
         Rollback(self._model.new_cache())
         bound = OtherTokenizer(self._model, self._own, probabilities=self.has_probabilities)
         bound._members = tokenizer
+        bound._num_ids = max(tokenizer.get_vocab().values()) + 1
         return bound
 
     def propose(
@@ -97,33 +102,54 @@ class OtherTokenizer(Drafter):
         """Draft text for one request after another, of `draft_lens` of the model's own tokens."""
         for request, draft_len in zip(requests, draft_lens, strict=True):
             ids = request.task.prompts[0] + request.sequence
-            context, drafts, probabilities = self._write(
-                request, _decode(self._members, ids), draft_len, min_probability
-            )
-            for token, chance in self._tokens_of_members(context, drafts, probabilities):
+            own = self._ids_to_read(_decode(self._members, ids))
+            most = self._model.max_positions
+            if not own or (most is not None and len(own) + draft_len > most):
+                continue
+            context, drafts, probabilities = self._write(request, own, draft_len, min_probability)
+            for token, chance in self._tokens_of_members(ids, context, drafts, probabilities):
                 if not request.can_draft:
                     break
                 request.add_draft(token, OUTSIDE, self._row(token, chance) if self.estimates else None)
 
+    def _ids_to_read(self, text: str) -> list[int]:
+        """Its own ids of a text, open behind; of an empty one the token that begins or ends texts, if any."""
+        ids, bare = self._own(text)["input_ids"], self._own(text, add_special_tokens=False)["input_ids"]
+        ends = {self._own.eos_token_id, getattr(self._own, "sep_token_id", None)}
+        while ids and ids[-1] in ends and ids[-1:] != bare[-1:]:
+            ids = ids[:-1]
+        starts = (self._own.bos_token_id, self._own.eos_token_id)
+        return ids or [token for token in starts if token is not None][:1]
+
     def _tokens_of_members(
-        self, context: list[int], drafts: list[int], probabilities: list[float]
+        self, ids: list[int], context: list[int], drafts: list[int], probabilities: list[float]
     ) -> list[tuple[int, float]]:
-        """The members' tokens of the model's drafts behind a context, each with its probability."""
+        """The members' tokens behind ids of the model's drafts behind its context, each with its probability."""
         ends = bool(drafts) and drafts[-1] == self._own.eos_token_id
         written = drafts[:-1] if ends else drafts
         text, own_starts = _text_behind(self._own, context, written)
-        tokens = self._members(text, add_special_tokens=False)["input_ids"]
-        _, starts = _text_behind(self._members, [], tokens)
+        text = text.rstrip(REPLACEMENT)  # of a character whose other bytes are not drafted yet
+        tokens, starts = self._tokenize_behind(ids, text)
         chances = _joined(own_starts, probabilities[: len(written)], starts)
         end = self._members.eos_token_id
         last = [(end, probabilities[-1])] if ends and end is not None else []
         return [*zip(tokens, chances, strict=True), *last]
 
+    def _tokenize_behind(self, ids: list[int], text: str) -> tuple[list[int], list[int]]:
+        """The members' tokens that show a text behind ids, and where each begins in it; [] where none do."""
+        for anchor in ANCHORS if text else ():
+            front = self._members(anchor, add_special_tokens=False)["input_ids"]
+            tokens = self._members(anchor + text, add_special_tokens=False)["input_ids"]
+            shown, starts = _text_behind(self._members, ids, tokens[len(front) :])
+            if tokens[: len(front)] == front and shown == text:
+                return tokens[len(front) :], starts
+        return [], []
+
     def _write(
-        self, request: Request, text: str, draft_len: int, min_probability: float
+        self, request: Request, ids: list[int], draft_len: int, min_probability: float
     ) -> tuple[list[int], list[int], list[float]]:
         """The model's own tokens of the text, those that it drafts behind them, and the probabilities of these."""
-        reading = self._read(request, self._own(text)["input_ids"])
+        reading = self._read(request, ids)
         drafts: list[int] = []
         probabilities: list[float] = []
         sampling = request.task.sampling
@@ -147,23 +173,29 @@ class OtherTokenizer(Drafter):
     def _read(self, request: Request, ids: list[int]) -> _Reading:
         """The reading of a request, gone back to where its text tokenizes as before."""
         reading: _Reading | None = request.drafter_state
-        if reading is None or reading.first != ids[0]:
+        same = _num_same(reading.sequence, ids[1:]) if reading is not None and reading.first == ids[0] else 0
+        if reading is not None and same == len(ids) - 1 < reading.member.num_seen:
+            same -= 1  # the last token is read again, for the logits behind it
+        if reading is None or reading.first != ids[0] or same < 0:
             member = Member(self._model, [[ids[0]]], [0], Statistics.of(1))
             reading = request.drafter_state = _Reading(ids[0], member, [])
         else:
-            known = zip(reading.sequence, ids[1:], strict=False)
-            same = next((place for place, (old, new) in enumerate(known) if old != new), None)
-            shortest = min(len(reading.sequence), len(ids) - 1)
-            reading.member.roll_back(shortest if same is None else same)
+            reading.member.roll_back(same)
         reading.sequence = ids[1:]
         return reading
 
     def _row(self, token: int, probability: float) -> Tensor:
         """Logits [vocab] in which one draft has its probability, and any other token the rest."""
-        row = torch.full((max(self._members.get_vocab().values()) + 1,), float("-inf"))
+        row = torch.full((self._num_ids,), float("-inf"))
         row[token - 1 if token else 1] = math.log1p(-probability) if probability < 1 else float("-inf")
         row[token] = math.log(max(probability, LEAST_PROBABILITY))
         return row
+
+
+def _num_same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two lists begin with alike."""
+    places = (place for place, (own, its) in enumerate(zip(one, other, strict=False)) if own != its)
+    return next(places, min(len(one), len(other)))
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
