@@ -49,6 +49,10 @@ struct DraftArguments {
             known_tokens = std::max(known_tokens, logits->vocab);
         }
     }
+    // Whether it is told what drafts were drawn from.
+    bool has_distributions() const {
+        return logit_tensor != nullptr || drafter_tensor != nullptr || drafter != no_drafter;
+    }
     int64_t token(int64_t request, int64_t step) const {
         return packed ? tokens(0, first_draft(request) + step) : tokens(request, step);
     }

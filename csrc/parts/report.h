@@ -69,6 +69,8 @@ class Reporter {
             place.top_logprobs[rank] = there ? best_[rank].first : -std::numeric_limits<float>::infinity();
         }
     }
+    // Of another token of the row that was written last.
+    double logprob(int64_t token) const { return row_.logprob(token); }
 
   private:
     static bool better(const std::pair<float, int64_t>& a, const std::pair<float, int64_t>& b) {

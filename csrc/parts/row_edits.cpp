@@ -1,6 +1,7 @@
 #include "parts/row_edits.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace specens {
@@ -91,7 +92,7 @@ bool RowEdits::touches(int64_t tile) const {
 }
 
 // In double: only what is beyond float32 in the end is infinite.
-float RowEdits::edited(const Edit& edit, float before) const {
+double RowEdits::edited(const Edit& edit, double before) const {
     const int32_t output = edit.output + edit.drafts;
     double logit = before + edit.bias;
     if (edit.prompt || output > 0) {
@@ -101,14 +102,20 @@ float RowEdits::edited(const Edit& edit, float before) const {
     if (output > 0) {
         logit -= processing_.frequency_penalty * output + processing_.presence_penalty;
     }
-    return edit.ends && holds_ends_back_ ? -infinity : static_cast<float>(logit);
+    return edit.ends && holds_ends_back_ ? -infinity : logit;
 }
 
 void RowEdits::apply_tile(int64_t tile, int64_t count, float* logits) const {
-    const int64_t first = tile * tile_size;
+    apply_run(tile * tile_size, count, logits);
+}
+
+void RowEdits::apply_run(int64_t first, int64_t count, float* logits, bool upwards) const {
+    const int64_t tile = first / tile_size;
     const auto change = [&](const Edit& edit) {
         if (edit.token >= first && edit.token < first + count) {  // the member's vocabulary may be smaller
-            logits[edit.token - first] = edited(edit, logits[edit.token - first]);
+            const double exact = edited(edit, logits[edit.token - first]);
+            const auto nearest = static_cast<float>(exact);
+            logits[edit.token - first] = upwards && nearest < exact ? std::nextafter(nearest, infinity) : nearest;
         }
     };
     std::for_each(edits_.begin() + starts_[tile], edits_.begin() + starts_[tile + 1], change);
@@ -122,9 +129,9 @@ void RowEdits::apply_tile(int64_t tile, int64_t count, float* logits) const {
     }
 }
 
-float RowEdits::apply(int64_t token, float logit) const {
+double RowEdits::apply(int64_t token, double logit) const {
     const int32_t place = token < processing_.vocab ? places_[token] : 0;
-    const float result = place != 0 ? edited(edits_[place - 1], logit) : logit;
+    const double result = place != 0 ? edited(edits_[place - 1], logit) : logit;
     if (allowed_.words == nullptr) {
         return result;
     }

@@ -43,7 +43,10 @@ class RowEdits {
     void enter_row(const int64_t* drafts, int64_t num_drafts, int64_t row, TokenMask allowed);
     bool touches(int64_t tile) const;
     void apply_tile(int64_t tile, int64_t count, float* logits) const;
-    float apply(int64_t token, float logit) const;
+    // To `count` tokens of one tile, from a multiple of 32 on. upwards: no float is below the exact number, which may
+    // lie between two.
+    void apply_run(int64_t first, int64_t count, float* logits, bool upwards = false) const;
+    double apply(int64_t token, double logit) const;
 
   private:
     struct Edit {
@@ -57,7 +60,7 @@ class RowEdits {
     void change_all(const TokenTable& table, int64_t request, Change change);
     Edit& edit_of(int64_t token);
     void sort_by_tile();
-    float edited(const Edit& edit, float before) const;
+    double edited(const Edit& edit, double before) const;
 
     RequestProcessing processing_{};
     std::vector<Edit> edits_, unsorted_;

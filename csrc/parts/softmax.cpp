@@ -308,4 +308,35 @@ void Softmax::add_tile(int64_t tile, double factor, float* out) const {
     }
 }
 
+double Softmax::logprob_of(float value) const { return (exponent(value) - std::log2(sum_)) / log2_e; }
+
+float Softmax::least_value_of(double logprob) const {
+    const double value = (logprob * log2_e + std::log2(sum_) + offset_) / scale_;
+    return static_cast<float>(value - std::abs(value) * 0x1p-22 - rounding() / scale_);
+}
+
+double Softmax::rounding() const {
+    constexpr double of_sums = 4e-6;
+    constexpr double hopeless = 128;  // so many powers of two below the largest
+    return of_sums + (std::abs(offset_) + std::abs(max_ * scale_) + hopeless) * 0x1p-22;
+}
+
+bool Softmax::keeps(int64_t token) const { return !filtered() || source_->logit(token) >= threshold_; }
+
+void Softmax::kept_tokens(std::vector<int64_t>& out) const {
+    alignas(64) float scratch[tile_size];
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        if (has_mass(tile)) {
+            const float* logits = source_->tile(tile, scratch);
+            for_runs(tile, [&](int64_t first, int64_t count) {
+                for (int64_t index = first; index < first + count; ++index) {
+                    if (logits[index] >= threshold_) {
+                        out.push_back(tile * tile_size + index);
+                    }
+                }
+            });
+        }
+    }
+}
+
 }  // namespace specens

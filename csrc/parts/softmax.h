@@ -45,6 +45,19 @@ class Softmax final : private SearchedRow {
     // out[i] += factor * probability(first token of the tile + i)
     void add_tile(int64_t tile, double factor, float* out) const;
 
+    // For scores: the source's numbers, as which logarithm of a probability they count, and back, rounded down.
+    int64_t tiles() const { return source_->tiles(); }
+    float tile_max(int64_t tile) const { return tile_max_[tile]; }
+    int64_t width(int64_t tile) const { return source_->width(tile); }
+    const float* tile(int64_t tile, float* scratch) const { return source_->tile(tile, scratch); }
+    double logprob_of(float value) const;
+    float least_value_of(double logprob) const;
+    // What rounding can change in the log-probability of a token that is not hopeless.
+    double rounding() const;
+    bool keeps(int64_t token) const;
+    // The tokens that a filter keeps, in order.
+    void kept_tokens(std::vector<int64_t>& out) const;
+
   private:
     template <typename Read>
     bool read_tiles(int64_t first, const Read& read);

@@ -93,7 +93,7 @@ float MemberSource::logit(int64_t token) const {
         (row_.type == LogitType::bfloat16 ? row_kernels().widen_bf16 : row_kernels().widen_fp16)(half, 1, &value);
     }
     if (row_.edits != nullptr) {
-        value = row_.edits->apply(token, value);
+        value = static_cast<float>(row_.edits->apply(token, value));
     }
     if (repaired_) {
         row_kernels().clean(&value, 1, shift_, factor_, &value);
@@ -101,7 +101,7 @@ float MemberSource::logit(int64_t token) const {
     return value;
 }
 
-void MixedSource::reset(const std::vector<LogitRow>& rows, const float* weights, double plausibility) {
+void MixedSource::reset(const std::vector<LogitRow>& rows, const Weights& weights, double plausibility) {
     members_.clear();
     weights_.clear();
     status_ = status_ok;
@@ -111,7 +111,7 @@ void MixedSource::reset(const std::vector<LogitRow>& rows, const float* weights,
     for (size_t member = 0; member < rows.size(); ++member) {
         if (weights[member] != 0) {
             members_.emplace_back().reset(rows[member]);
-            weights_.push_back(weights[member]);
+            weights_.push_back(static_cast<float>(weights[member]));
         }
         vocab_ = std::max(vocab_, rows[member].vocab);
     }

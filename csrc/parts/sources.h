@@ -22,6 +22,13 @@ struct LogitRow {
     const RowEdits* edits = nullptr;  // what processing changes in them
 };
 
+// One weight a member: of a tensor, which counts as float32, or of a list.
+struct Weights {
+    const float* rounded = nullptr;
+    const double* exact = nullptr;
+    double operator[](size_t member) const { return rounded != nullptr ? double{rounded[member]} : exact[member]; }
+};
+
 // Float logits after processing, tile by tile. As they are at first; once repaired, without NaN, +inf or numbers too
 // large to scale.
 class TileSource {
@@ -74,7 +81,7 @@ class MemberSource final : public TileSource {
 class MixedSource final : public TileSource {
   public:
     // `plausibility` > 0 excludes tokens whose probability under member 0 is below that share of its largest.
-    void reset(const std::vector<LogitRow>& rows, const float* weights, double plausibility);
+    void reset(const std::vector<LogitRow>& rows, const Weights& weights, double plausibility);
     bool splittable() const override { return false; }
     const float* tile(int64_t tile, float* scratch) override;
     float logit(int64_t token) const override;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "parts/arguments.h"
 #include "parts/draw.h"
 #include "parts/philox.h"
 #include "parts/target_row.h"
+#include "sample/rows.h"
 
 namespace specens {
 
@@ -115,6 +117,14 @@ struct CoinView {
         require(!seeds.given() || (seeds.table.wide && positions.table.wide), "seeds and positions must be int64");
     }
     bool any() const { return uniforms != nullptr || seeds.given(); }
+    // Of a token's noise, at so many positions after the first; none where all requests are greedy.
+    std::optional<NoiseKey> noise_key(int64_t request, int64_t step) const {
+        if (!seeds.given()) {
+            return std::nullopt;
+        }
+        return NoiseKey{static_cast<uint64_t>(seeds(request)),
+                        static_cast<uint64_t>(positions(request)) + static_cast<uint64_t>(step)};
+    }
     // `index` is the coin's place among the given ones.
     double operator()(int64_t request, int64_t index, int64_t step, int64_t stream) const {
         if (uniforms != nullptr) {
@@ -143,7 +153,7 @@ struct TargetArguments {
     double plausibility;
     SamplingArguments sampling;
     ProcessingArguments processing;
-    std::vector<float> weights;
+    std::vector<double> weights;
     int64_t steps, vocab;
 
     explicit TargetArguments(ArgumentReader& reader)
@@ -182,12 +192,14 @@ struct TargetArguments {
     void read_weights(ArgumentReader& reader) {
         const bool given = kind != EnsembleKind::single && weight_tensor == nullptr;
         for (size_t member = 0; member < members.size(); ++member) {
-            weights.push_back(given ? static_cast<float>(reader.weight()) : 1.0f);
+            weights.push_back(given ? reader.weight() : 1.0);
         }
     }
     EnsembleParameters parameters(int64_t request) const {
-        const float* own = weight_rows != nullptr ? weight_rows + request * members.size() : weights.data();
-        return {kind, own, plausibility, sampling.temperature(request), sampling.filter(request), filter_members};
+        const float* own = weight_rows != nullptr ? weight_rows + request * members.size() : nullptr;
+        return {
+            kind,          {own, weights.data()}, plausibility, sampling.temperature(request), sampling.filter(request),
+            filter_members};
     }
     // Whether a request's parameters and weights are in range.
     bool valid(int64_t request) const {

@@ -147,9 +147,10 @@ double TargetRow::logprob(int64_t token) const {
     if (kind_ != EnsembleKind::mixture) {
         return softmaxes_[0].logprob(token);
     }
-    if (filtered_) {
-        return std::min(std::log(probability(token)), 0.0);
-    }
+    return std::min(filtered_ ? std::log(probability(token)) : mixed_logprob(token), 0.0);
+}
+
+double TargetRow::mixed_logprob(int64_t token) const {
     double largest = -infinity;
     double total = 0;  // relative to the largest: small probabilities underflow
     for (size_t index = 0; index < shares_.size(); ++index) {

@@ -15,9 +15,9 @@ enum class EnsembleKind : int64_t { single = 0, mixture = 1, logit_mixture = 2 }
 // How a request's members become one distribution.
 struct EnsembleParameters {
     EnsembleKind kind;
-    const float* weights;  // [members]
-    double plausibility;   // 0 is off
-    double temperature;    // 0: greedy
+    Weights weights;      // [members]
+    double plausibility;  // 0 is off
+    double temperature;   // 0: greedy
     FilterParameters filter;
     bool filter_members;  // a mixture's members are filtered, else the mixture
 };
@@ -47,6 +47,12 @@ class TargetRow final : private SearchedRow {
     double entropy() const;  // in nats
     // The whole target, where it is one softmax; else nullptr.
     const Softmax* softmax() const { return kind_ == EnsembleKind::mixture ? nullptr : softmaxes_.data(); }
+    // For scores: the parts of a mixture, and a token's log-probability under it before it is filtered as a whole.
+    size_t parts() const { return shares_.size(); }
+    double share(size_t part) const { return shares_[part]; }
+    const Softmax& part(size_t part) const { return softmaxes_[part]; }
+    double mixed_logprob(int64_t token) const;
+    bool keeps(int64_t token) const { return !filtered_ || probability(token) > 0; }
     // A member's softmax at this temperature and filter and its status, if the ensemble has read it; else nullptr.
     const Softmax* member_softmax(int64_t member, double temperature, const FilterParameters& filter,
                                   int32_t& status) const;

@@ -1,7 +1,10 @@
 #include <torch/csrc/stable/library.h>
 
+#include <span>
+
 #include "parts/parallel.h"
 #include "parts/report.h"
+#include "sample/best_scores.h"
 
 namespace specens {
 namespace {
@@ -21,7 +24,7 @@ struct SampleArguments {
           best(reader.integer(0)),
           report(reader) {
         target.read_weights(reader);
-        require(best == 0, "this backend does not have the method");
+        require(best >= 0 && (best == 0 || coins.uniforms == nullptr), "scores take no uniforms");
         require(reader.rest().empty(), "one weight a member is needed");
         require(coins.any() || target.greedy(), "uniforms, or seeds and positions, are needed");
     }
@@ -30,9 +33,9 @@ struct SampleArguments {
 // One request of the batch; kept by a thread from call to call.
 class Sampler {
   public:
-    void run(const SampleArguments& call, int64_t request) {
-        token = -1;
-        logprob = 0;
+    // Draws the tokens of a request into `tokens`, -1 where there is none.
+    void run(const SampleArguments& call, int64_t request, std::span<int64_t> tokens) {
+        std::fill(tokens.begin(), tokens.end(), int64_t{-1});
         status = status_invalid_parameter;
         const EnsembleParameters parameters = call.target.parameters(request);
         const bool greedy = parameters.temperature == 0;
@@ -40,28 +43,35 @@ class Sampler {
             return;
         }
         call.target.rows(request, 0, edits(call, request), logits_);
-        row_.read(logits_, parameters, call.report.only_chosen());
-        status = row_.status();
-        if (!row_.alive()) {
+        if (call.best > 0) {
+            const auto& best = scores_.find(logits_, parameters, call.coins.noise_key(request, call.step), call.best);
+            std::transform(best.begin(), best.end(), tokens.begin(), [](const Scored& own) { return own.token; });
+            status = scores_.status();
             return;
         }
-        const double coin = call.coins(request, 0, call.step, call.stream);
-        token = greedy ? row_.most_likely() : draw_from(row_, coin, tile_masses_);
-        if (call.report.only_chosen() && token >= 0) {
-            logprob = static_cast<float>(row_.logprob(token));
+        row_.read(logits_, parameters, call.report.only_chosen());
+        status = row_.status();
+        if (row_.alive()) {
+            const double coin = call.coins(request, 0, call.step, call.stream);
+            tokens[0] = greedy ? row_.most_likely() : draw_from(row_, coin, tile_masses_);
         }
     }
-    // What is reported of the token that was drawn last.
-    void report(const SampleArguments& call, int64_t request, const ReportPlace& place) {
+    // What is told of the tokens that were drawn last: place.logprob has room for each, the rest is the row's.
+    void report(const SampleArguments& call, int64_t request, std::span<const int64_t> tokens,
+                const ReportPlace& place) {
         place.pad(1, call.report.top);
-        *place.logprob = logprob;
-        if (token >= 0 && call.report.reads_again()) {
+        std::fill_n(place.logprob, tokens.size(), 0.0f);
+        if (call.report.reads_again() && tokens[0] >= 0) {
             const RowEdits* edits = call.target.edited() ? &edits_ : nullptr;  // still at the row
-            reporter_.write(call.target, call.report, request, 0, edits, token, place);
+            reporter_.write(call.target, call.report, request, 0, edits, tokens[0], place);
+        }
+        for (size_t index = 0; index < tokens.size() && tokens[index] >= 0; ++index) {
+            const double logprob = call.report.reads_again() ? reporter_.logprob(tokens[index])
+                                   : call.best > 0           ? scores_.logprob(tokens[index])
+                                                             : row_.logprob(tokens[index]);
+            place.logprob[index] = static_cast<float>(logprob);
         }
     }
-    int64_t token = -1;
-    float logprob = 0;
     int32_t status = status_ok;
 
   private:
@@ -75,6 +85,7 @@ class Sampler {
     }
 
     TargetRow row_;
+    BestScores scores_;
     RowEdits edits_;
     Reporter reporter_;
     std::vector<LogitRow> logits_;
@@ -86,12 +97,16 @@ std::vector<Tensor> sample_cpu(const std::vector<Tensor>& tensors, const std::ve
     const SampleArguments call(ArgumentReader(tensors, integers, numbers));
     const int64_t batch = call.target.batch;
     const int64_t top = call.report.top;
-    std::vector<Tensor> output{new_tensor({batch}, ScalarType::Long), new_tensor({batch}, ScalarType::Int)};
+    const int64_t count = std::max<int64_t>(call.best, 1);
+    const auto shaped = [&](ScalarType dtype) {
+        return call.best > 0 ? new_tensor({batch, count}, dtype) : new_tensor({batch}, dtype);
+    };
+    std::vector<Tensor> output{shaped(ScalarType::Long), new_tensor({batch}, ScalarType::Int)};
     auto* token_out = output[0].mutable_data_ptr<int64_t>();
     auto* status_out = output[1].mutable_data_ptr<int32_t>();
     ReportPlace place{};
     if (call.report.kind != ReportArguments::Kind::none) {
-        output.push_back(new_tensor({batch}, ScalarType::Float));
+        output.push_back(shaped(ScalarType::Float));
         place.logprob = output[2].mutable_data_ptr<float>();
     }
     if (top > 0) {
@@ -103,11 +118,13 @@ std::vector<Tensor> sample_cpu(const std::vector<Tensor>& tensors, const std::ve
     for_requests(batch, call.target.vocab, [&](int64_t begin, int64_t end) {
         static thread_local Sampler sampler;
         for (int64_t request = begin; request < end; ++request) {
-            sampler.run(call, request);
-            token_out[request] = sampler.token;
+            const std::span<int64_t> tokens(token_out + request * count, count);
+            sampler.run(call, request, tokens);
             status_out[request] = sampler.status;
             if (place.logprob != nullptr) {
-                sampler.report(call, request, place.behind(request, top));
+                ReportPlace own = place.behind(request, top);
+                own.logprob = place.logprob + request * count;
+                sampler.report(call, request, tokens, own);
             }
         }
     });

@@ -16,7 +16,8 @@ enum class RuleKind : int64_t {
     synthetic = 3,
     threshold = 4,
     replacement = 5,
-    decision_tree = 6
+    decision_tree = 6,
+    gumbel = 7
 };
 
 struct RuleArguments {
@@ -65,7 +66,9 @@ struct ChainArguments {
           report(reader) {
         target.read_weights(reader);
         rule.read_table(reader, draft.draft_len);
-        require(rule.kind <= RuleKind::decision_tree, "this backend does not have the rule");
+        if (rule.kind == RuleKind::gumbel) {
+            require(coins.uniforms == nullptr && !draft.has_distributions(), "drafts and uniforms play no part");
+        }
         const bool coinless = rule.compares() || (target.greedy() && rule.kind != RuleKind::synthetic);
         require(coins.any() || coinless, "uniforms, or seeds and positions, are needed");
     }

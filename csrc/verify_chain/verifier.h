@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parts/parallel.h"
+#include "sample/best_scores.h"
 #include "verify_chain/arguments.h"
 
 namespace specens {
@@ -42,6 +43,8 @@ class Verifier {
         }
         if (chain.rule.kind == RuleKind::block && !greedy_) {
             run_block();
+        } else if (chain.rule.kind == RuleKind::gumbel) {
+            run_by_scores();
         } else {
             run_in_order();
         }
@@ -65,7 +68,7 @@ class Verifier {
         if (!chain_->target.valid(request_) || !chain_->draft.valid(request_)) {
             return false;
         }
-        if (chain_->rule.compares()) {
+        if (chain_->rule.compares() || chain_->rule.kind == RuleKind::gumbel) {
             return true;
         }
         const bool tests_with_coins = !greedy_ || chain_->rule.kind == RuleKind::synthetic;
@@ -122,6 +125,24 @@ class Verifier {
             }
             finish(tests, 1);
             return;
+        }
+    }
+    // Each row has one token, that of the best score; a draft is accepted while it is that one.
+    void run_by_scores() {
+        for (; num_accepted < num_rows_; ++num_accepted) {
+            const bool drafted = has_draft(num_accepted);
+            status |= !drafted && num_accepted < len_ ? status_invalid_draft_token : status_ok;
+            chain_->target.rows(request_, num_accepted, edits_at(num_accepted), logits_);
+            const int64_t token =
+                scores_.find_best(logits_, parameters_, chain_->coins.noise_key(request_, num_accepted));
+            status |= scores_.status();
+            if (token >= 0) {
+                emit_with(token, chain_->report.only_chosen() ? static_cast<float>(scores_.logprob(token)) : 0.0f);
+            }
+            if (token < 0 || !drafted || token != chain_->draft.token(request_, num_accepted)) {
+                next_token = token;
+                return;
+            }
         }
     }
     bool accepts() {
@@ -295,6 +316,7 @@ class Verifier {
     RowEdits edits_;
     TargetRow target_;
     DraftRow draft_;
+    BestScores scores_;
     Reporter reporter_;
     std::vector<LogitRow> logits_;
     std::vector<double> tile_masses_;

@@ -9,7 +9,7 @@
 
 namespace specens {
 
-enum class TreeRuleKind : int64_t { token = 0, traversal = 1, typical = 2 };
+enum class TreeRuleKind : int64_t { token = 0, traversal = 1, typical = 2, gumbel = 3 };
 
 struct TreeRule {
     TreeRuleKind kind;
@@ -36,7 +36,9 @@ struct TreeCall {
           rule(reader),
           report(reader) {
         target.read_weights(reader);
-        require(rule.kind <= TreeRuleKind::typical, "this backend does not have the rule");
+        if (rule.kind == TreeRuleKind::gumbel) {
+            require(coins.uniforms == nullptr && !draft.has_distributions(), "drafts and uniforms play no part");
+        }
         require(reader.rest().empty(), "one weight a member is needed");
         require(target.steps == draft.draft_len + 1, "a row more than nodes is needed");
         require(tree.nodes() == draft.draft_len, "a parent for each node is needed");

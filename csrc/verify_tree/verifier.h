@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "sample/best_scores.h"
 #include "verify_tree/arguments.h"
 #include "verify_tree/child_draft.h"
 #include "verify_tree/remainder.h"
@@ -25,7 +26,7 @@ class TreeVerifier {
             return;
         }
         start();
-        if (greedy_ || call.rule.kind == TreeRuleKind::typical) {
+        if (greedy_ || call.rule.kind == TreeRuleKind::typical || by_scores()) {
             find_longest();
         } else if (call.rule.kind == TreeRuleKind::traversal) {
             traverse();
@@ -47,13 +48,14 @@ class TreeVerifier {
             return false;
         }
         const int64_t num_nodes = call_->draft.len(request_);
-        for (int64_t node = 0; !greedy_ && node < num_nodes; ++node) {
+        for (int64_t node = 0; !greedy_ && !by_scores() && node < num_nodes; ++node) {
             if (!call_->coins.valid(request_, node)) {
                 return false;
             }
         }
-        return greedy_ || call_->coins.valid(request_, call_->tree.nodes());
+        return greedy_ || by_scores() || call_->coins.valid(request_, call_->tree.nodes());
     }
+    bool by_scores() const { return call_->rule.kind == TreeRuleKind::gumbel; }
     void start() {
         const int64_t nodes = call_->tree.nodes();
         links_.build(call_->tree, request_, call_->draft.len(request_));
@@ -83,9 +85,17 @@ class TreeVerifier {
     void read(int64_t row) {
         row_edits_ = edits_at(row);
         call_->target.rows(request_, row, row_edits_, logits_);
+        at_row_ = row;
+        if (by_scores()) {
+            picked_ = scores_.find_best(logits_, parameters_, call_->coins.noise_key(request_, links_.depth(row)));
+            row_status_[row] = scores_.status();
+            alive_ = picked_ >= 0;
+            return;
+        }
         target_.read(logits_, parameters_, false);
         row_status_[row] = target_.status();
-        at_row_ = row;
+        alive_ = target_.alive();
+        picked_ = greedy_ && alive_ ? target_.most_likely() : -1;
     }
     // Whether a node's draft is a token; the status says if not.
     bool has_token(int64_t node) {
@@ -103,9 +113,9 @@ class TreeVerifier {
                 continue;
             }
             read(row);
-            const double limit = target_.alive() ? least_passing() : 0.0;
+            const double limit = alive_ && picked_ < 0 ? least_passing() : 0.0;
             for (int64_t node = links_.first_child(row); node >= 0; node = links_.next_sibling(node)) {
-                if (has_token(node) && target_.alive() && passes(token(node), limit)) {
+                if (has_token(node) && alive_ && passes(token(node), limit)) {
                     reached_[node + 1] = 1;
                     const int64_t deeper = links_.depth(node + 1) - links_.depth(last_);
                     last_ = deeper > 0 || (deeper == 0 && node + 1 < last_) ? node + 1 : last_;
@@ -117,16 +127,13 @@ class TreeVerifier {
         }
         left_.start(target_, 1);
     }
-    // For greedy requests the most likely token, else what a probability must exceed.
+    // What a probability must exceed.
     double least_passing() const {
-        if (greedy_) {
-            return static_cast<double>(target_.most_likely());
-        }
         return std::min(call_->rule.threshold, call_->rule.alpha * std::exp(-target_.entropy()));
     }
     bool passes(int64_t token, double limit) const {
-        if (greedy_) {
-            return static_cast<double>(token) == limit;
+        if (picked_ >= 0) {
+            return token == picked_;
         }
         return token < target_.vocab() && target_.probability(token) > limit;
     }
@@ -216,9 +223,9 @@ class TreeVerifier {
             output.path[links_.depth(row) - 1] = row - 1;
             output.tokens[links_.depth(row) - 1] = token(row - 1);
         }
-        if (target_.alive()) {
+        if (alive_) {
             const double coin = call_->coins(request_, call_->tree.nodes(), num_accepted, 1);
-            next_token = greedy_ ? target_.most_likely() : left_.draw(coin);
+            next_token = picked_ >= 0 ? picked_ : left_.draw(coin);
             output.tokens[num_accepted] = next_token;
         }
         collect_status(last_, -1);
@@ -252,10 +259,13 @@ class TreeVerifier {
     EnsembleParameters parameters_{};
     bool greedy_ = false;
     bool edited_ = false;
+    bool alive_ = false;   // the row that was read last has a token
+    int64_t picked_ = -1;  // the one token that may follow there: the most likely, or that of the best score
     const RowEdits* row_edits_ = nullptr;
     RowEdits edits_;
     TreeLinks links_;
     TargetRow target_;
+    BestScores scores_;
     ChildDraft child_;
     Remainder left_;
     Reporter reporter_;

@@ -1,0 +1,60 @@
+// The best scores of a lone model or of a mixture of logits, which need no probabilities: a score is a logit over the
+// temperature, plus noise.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "parts/target_row.h"
+#include "sample/block_race.h"
+#include "sample/exact_logits.h"
+
+namespace specens {
+
+class LogitScores {
+  public:
+    void start(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters);
+    int64_t vocab() const { return vocab_; }
+    // Reads the row once, then the blocks that can hold the best.
+    void find(RowNoise& noise, BestList& best);
+    // Of these tokens only, in rising order.
+    void find_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best);
+    // Of the last `find`.
+    int32_t status() const { return status_; }
+
+  private:
+    struct Part {
+        ExactLogits logits;
+        double weight;
+    };
+    bool lone() const { return parts_.size() == 1 && parts_[0].weight == 1 && plausibility_ == 0; }
+    void read(RowNoise& noise);
+    void read_tile(int64_t tile);
+    void read_mixed_tile(int64_t tile);
+    float scan(const ExactLogits& logits, int64_t tile, bool used);
+    // sum_i weight_i * logit_i of a run, in `totals`; edited logits are rounded up.
+    void mix_run(int64_t first, int64_t count, double* totals) const;
+    double logit(int64_t token) const;
+    void visit(int64_t block, const RowNoise& noise, BestList& best) const;
+    void consider(int64_t token, double exp_minus_largest, const RowNoise& noise, BestList& best) const;
+    template <typename Consider>
+    void for_logits_at_least(int64_t block, double limit, const Consider& consider) const;
+    double value(double logit) const { return (logit - origin_) / temperature_; }
+
+    std::vector<Part> parts_;
+    std::vector<ExactLogits> all_;  // of every member
+    std::vector<char> used_;
+    double plausibility_ = 0;          // 0 is off
+    double plausible_ = 0;             // the least logit of member 0 that is
+    std::vector<float> first_maxima_;  // of member 0's tiles
+    double temperature_ = 1;
+    int64_t vocab_ = 0;
+    std::vector<double> maxima_;  // of blocks
+    std::vector<double> logits_;
+    std::vector<int64_t> taken_;
+    BlockOrder order_;
+    double origin_ = 0;
+    std::atomic<int32_t> status_{status_ok};
+};
+
+}  // namespace specens
