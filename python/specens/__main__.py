@@ -14,6 +14,11 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _Interrupt())
+        from specens import bare
+
+        missing = bare.missing_packages()
+        if missing:
+            sys.exit(bare.run(sys.argv[1:], missing))
         from specens.cli import main as run
 
         run()

@@ -7,17 +7,19 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
+from specens.bare import DRIVER, INSTALL_DRIVER
 from specens.openmp import chosen
 
-PACKAGES = ("specens-kernels", "torch", "triton", "transformers", "flash-attn", "peft", "gguf")
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, "flash-attn", "peft", "gguf")
 # Left out here: packages that are only needed at times, and without which nothing is wrong.
 PURPOSES = {
-    "triton": "kernels on GPUs",
-    "transformers": "the driver, pip install 'specens-kernels[driver]'",
+    "triton": "kernels on GPUs, pip install 'specens-kernels[triton]'",
+    **dict.fromkeys(DRIVER, f"the driver, {INSTALL_DRIVER}"),
     "flash-attn": "faster attention of some models on GPUs",
     "peft": "adapters, pip install peft",
     "gguf": "GGUF files, pip install gguf",
@@ -41,10 +43,13 @@ def examine() -> list[Fact]:
 
 def report_table(facts: list[Fact]) -> Table:
     """The report for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(show_header=False)
     marks = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}
     for fact in facts:
-        table.add_row(fact.name, marks[fact.ok], fact.value)
+        table.add_row(fact.name, marks[fact.ok], escape(fact.value))
     return table
 
 
