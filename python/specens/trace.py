@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specens.generate import Generation
 
 PHASES = ("propose", "score", "verify")
-FORMAT = "specens trace 1"
+FORMAT = "specens trace 2"
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from specens.page_style import STYLE
-from specens.svg_charts import Bar, columns, lines
+from specens.html_bars import Bar, bars
+from specens.model_names import short_names
+from specens.page_style import style_sheet
 from specens.trace_reader import Totals, Trace, TracedText, add_up, was_rejected
 
-NUM_COLOURS = 4
 OUTSIDE_NAME = "a drafter that is no member"
 
 
 def render_page(trace: Trace) -> str:
     """The page's text; whatever models and tokens are called is shown and never read as HTML."""
-    names = [_short_name(model) for model in trace.run["models"]]
+    names = short_names(trace.run["models"])
     totals = add_up(trace.rounds, len(names))
     title = f"{trace.run['schedule']}: {' and '.join(names)}"
     sections = "".join(_text_section(text, names) for text in trace.texts)
     torn = '<p class="faint">The last line of the file was cut off and is not shown.</p>' if trace.torn else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
+        f'<meta name="viewport" content="width=device-width"><style>{style_sheet(len(names))}</style></head><body>'
         f"<h1>{escape(title)}</h1>{_facts(trace)}{torn}{_legend(names, totals)}{_member_table(names, totals)}"
         f'<div class="charts">{_acceptance_chart(totals)}{_time_chart(names, totals)}</div>'
         '<input type="checkbox" id="rejected"><label for="rejected"> show rejected drafts</label>'
@@ -31,17 +31,14 @@ def render_page(trace: Trace) -> str:
     )
 
 
-def _short_name(model: str) -> str:
-    return "+".join(part.rstrip("/").rsplit("/", 1)[-1] for part in model.split("+"))
-
-
 def _facts(trace: Trace) -> str:
     lens = ", ".join(map(str, trace.run["draft_lens"]))
-    return f'<p class="faint">{escape(trace.run["ensemble"])}, draft lengths {lens}</p>'
+    drafts = f"trees {trace.run['tree']}" if "tree" in trace.run else f"draft lengths {lens}"
+    return f'<p class="faint">{escape(trace.run["ensemble"])}, {escape(drafts)}</p>'
 
 
 def _legend(names: Sequence[str], totals: Totals) -> str:
-    parts = [f'<span class="p{place % NUM_COLOURS}">draft of {escape(name)}</span>' for place, name in enumerate(names)]
+    parts = [f'<span class="p{place}">draft of {escape(name)}</span>' for place, name in enumerate(names)]
     if totals.accepted[-1]:
         parts.append(f'<span class="outside">draft of {OUTSIDE_NAME}</span>')
     parts += ['<span class="recovered">recovered after a rejection</span>', '<span class="bonus">bonus</span>']
@@ -65,7 +62,9 @@ def _member_table(names: Sequence[str], totals: Totals) -> str:
         f"{totals.kinds['recovered']} recovered, {totals.kinds['bonus']} bonus",
         f"{seconds:.2f} s of work" + (f" ({totals.num_tokens / seconds:.1f} tokens/s)" if seconds else ""),
     ]
-    return f"<p>{', '.join(summary)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        f'<p>{", ".join(summary)}</p><table class="members"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    )
 
 
 def _acceptance_cells(totals: Totals, place: int) -> list[str]:
@@ -74,11 +73,11 @@ def _acceptance_cells(totals: Totals, place: int) -> list[str]:
 
 
 def _acceptance_chart(totals: Totals) -> str:
-    bars = [
+    places = [
         Bar(str(place), accepted / tested, f"{accepted / tested:.2f}", f"{accepted} accepted of {tested} tested")
         for place, (tested, accepted) in enumerate(totals.by_position, start=1)
     ]
-    return columns(bars, 1.0, "acceptance by place of the draft") if bars else ""
+    return bars(places, "acceptance by place of the draft", 1.0) if places else ""
 
 
 def _time_chart(names: Sequence[str], totals: Totals) -> str:
@@ -86,10 +85,9 @@ def _time_chart(names: Sequence[str], totals: Totals) -> str:
     outside = whole - sum(totals.forward_seconds)
     parts = [Bar(phase, seconds, _seconds(seconds, whole)) for phase, seconds in totals.phases.items()]
     for place, (name, seconds) in enumerate(zip(names, totals.forward_seconds, strict=True)):
-        shown = name if len(name) <= 18 else f"{name[:17]}…"
-        parts.append(Bar(shown, seconds, _seconds(seconds, whole), f"forwards of {name}", f"p{place % NUM_COLOURS}"))
+        parts.append(Bar(f"forwards of {name}", seconds, _seconds(seconds, whole), style=f"p{place}"))
     parts.append(Bar("outside forwards", outside, _seconds(outside, whole)))
-    return lines(parts, "time by phase, and by what it was spent on")
+    return bars(parts, "time by phase, and by what it was spent on")
 
 
 def _seconds(seconds: float, whole: float) -> str:
@@ -108,15 +106,33 @@ def _text_section(text: TracedText, names: Sequence[str]) -> str:
 
 def _round(one: dict[str, Any], names: Sequence[str]) -> str:
     events = [_event(event) for event in one["events"]]
-    rejected = "" if one["tree"] else "".join(draft["text"] for draft in one["drafts"][one["num_accepted"] :])
-    place = len(events) - was_rejected(one)
-    events.insert(place, f"<del>{escape(rejected)}</del>" if rejected else "")
+    rejected = _rejected(one)
+    events.insert(len(events) - was_rejected(one), f"<del>{escape(rejected)}</del>" if rejected else "")
     return f'<span class="round" title="{escape(_hint(one, names))}">{"".join(events)}</span>'
+
+
+def _rejected(one: dict[str, Any]) -> str:
+    """The text of the drafts that were not accepted; of a tree each of its rejected branches."""
+    drafts = one["drafts"]
+    if not one["tree"]:
+        return "".join(draft["text"] for draft in drafts if not draft["accepted"])
+    inner = {draft["parent"] for draft in drafts if not draft["accepted"]}
+    leaves = [place for place, draft in enumerate(drafts) if not draft["accepted"] and place not in inner]
+    branches = " | ".join(_branch(drafts, leaf) for leaf in leaves)
+    return f" [{branches}] " if branches else ""
+
+
+def _branch(drafts: Sequence[dict[str, Any]], leaf: int) -> str:
+    """The text from where a branch left the accepted path to its last node."""
+    text, place = "", leaf
+    while place >= 0 and not drafts[place]["accepted"]:
+        text, place = drafts[place]["text"] + text, drafts[place]["parent"]
+    return text
 
 
 def _event(event: dict[str, Any]) -> str:
     if event["kind"] == "draft accepted":
-        style = "outside" if event["proposer"] is None else f"p{event['proposer'] % NUM_COLOURS}"
+        style = "outside" if event["proposer"] is None else f"p{event['proposer']}"
     else:
         style = event["kind"] if event["kind"] in ("recovered", "bonus") else "drawn"
     return f'<span class="{style}">{escape(event["text"])}</span>'
@@ -126,10 +142,10 @@ def _hint(one: dict[str, Any], names: Sequence[str]) -> str:
     said = [f"round {one['number']}, from token {one['position']} on"]
     if one["tree"]:
         said.append(f"a tree of {len(one['drafts'])} nodes, {one['num_accepted']} accepted")
-    for place, draft in enumerate(one["drafts"] if not one["tree"] else []):
+    for depth, draft in _from_the_root(one["drafts"]):
         who = OUTSIDE_NAME if draft["proposer"] is None else names[draft["proposer"]]
-        fate = "accepted" if place < one["num_accepted"] else "not accepted"
-        said.append(f"{draft['text']!r} (token {draft['token']}) of {who}: {fate}")
+        fate = "accepted" if draft["accepted"] else "not accepted"
+        said.append(f"{'  ' * depth}{draft['text']!r} (token {draft['token']}) of {who}: {fate}")
     said += [
         f"{event['text']!r} (token {event['token']}): {event['kind']}"
         for event in one["events"]
@@ -137,3 +153,13 @@ def _hint(one: dict[str, Any], names: Sequence[str]) -> str:
     ]
     forwards = " + ".join(map(str, one["forwards"]))
     return "\n".join([*said, f"forwards {forwards}, {1000 * sum(one['seconds'].values()):.1f} ms"])
+
+
+def _from_the_root(drafts: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Each draft with its depth; the nodes of a tree with their children behind them."""
+    paths: list[tuple[int, ...]] = []
+    for place, draft in enumerate(drafts):
+        parent = draft["parent"]
+        above = () if parent is None or parent < 0 else paths[parent]
+        paths.append((*above, place))
+    return [(len(path) - 1, drafts[path[-1]]) for path in sorted(paths)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specens.json_lines import parse_lines, read_bytes
-from specens.trace import FORMAT, PHASES
+from specens.json_lines import name_of, parse_lines, read_bytes
+from specens.trace import FORMAT, PHASES, Round
+
+RUN_FIELDS = frozenset({"models", "schedule", "draft_lens", "ensemble"})
+ROUND_FIELDS = frozenset(each.name for each in fields(Round)) | {"num_accepted"}
+TEXT_FIELDS = frozenset({"line", "index", "sample"})
 
 
 @dataclass
@@ -62,9 +66,13 @@ def read_trace(path: Path) -> Trace:
     whole = data[: data.rfind(b"\n") + 1]
     run, *lines = parse_lines(path, whole) or [{}]
     if run.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a file of `specens generate --trace`, got a first line without {FORMAT!r}")
+        raise ValueError(
+            f"{name_of(path)}: expected a file of `specens generate --trace`, got a first line without {FORMAT!r}"
+        )
     texts: dict[tuple[int, int], TracedText] = {}
+    _check_fields(path, RUN_FIELDS, run)
     for line in lines:
+        _check_fields(path, ROUND_FIELDS if line.get("line") == "round" else TEXT_FIELDS, line)
         place = (line["index"], line["sample"])
         if place not in texts or line.get("number") == 0:
             texts[place] = TracedText(*place)
@@ -73,6 +81,12 @@ def read_trace(path: Path) -> Trace:
         else:
             texts[place].end = line
     return Trace(run, [texts[place] for place in sorted(texts)], len(whole) < len(data))
+
+
+def _check_fields(path: Path, names: frozenset[str], line: dict[str, Any]) -> None:
+    missing = sorted(names - line.keys())
+    if missing:
+        raise ValueError(f"{name_of(path)}: expected lines of a trace, got one without {', '.join(missing)}")
 
 
 def add_up(rounds: list[dict[str, Any]], num_members: int) -> Totals:

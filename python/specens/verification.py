@@ -241,7 +241,7 @@ def verify_draft_tree(
     path = verdict.path[0, :num_accepted].tolist()
     at_leaf = bool(path) and draft.tree.first_child[path[-1]] < 0
     request.statistics.rounds += 1
-    request.note_tested(draft.tokens, [drafter] * len(draft.tokens), draft.tree.parents.tolist())
+    request.note_tested(draft.tokens, [drafter] * len(draft.tokens), path, draft.tree.parents.tolist())
     return request.settle_path(tokens, path, at_leaf, drafter, _first_row(verdict.logprobs))
 
 

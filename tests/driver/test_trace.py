@@ -3,13 +3,15 @@
 import itertools
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 from driver.tiny_models import PROMPT, relative_of, save_pair, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
 from specens.cli import app
-from specens.svg_charts import Bar, columns, lines
+from specens.html_bars import Bar, bars
+from specens.model_names import short_names
 from specens.trace import traced
 from specens.trace_page import render_page
 from specens.trace_reader import add_up, read_trace
@@ -168,7 +170,7 @@ def test_a_page_stands_alone_and_shows_tokens_as_they_are(members, tmp_path, nam
     page = Page(html)
     assert "".join(Sinister.WORDS[token % 5] for token in generation.tokens)[:60] == generation.text[:60]
     assert not {"script", "b", "img", "link", "iframe"} & set(page.names)
-    assert {"html", "style", "svg", "table", "main"} <= set(page.names)
+    assert {"html", "style", "table", "main"} <= set(page.names)
     assert not [attribute for attribute, _ in page.attributes if attribute.startswith("on") or attribute == "x="]
     assert not re.search(r"https?://|url\(|@import|src=", html)
     assert "prefers-color-scheme: dark" in html
@@ -195,15 +197,59 @@ def test_a_page_marks_who_proposed_each_token(members, tmp_path):
 
 
 def test_bars_are_as_long_as_their_values():
-    upright = columns([Bar("1", 0.5, "half"), Bar("2", 1.0, "all"), Bar("<", 3.0, "&")], 1.0, "title")
-    heights = [float(height) for height in re.findall(r'height="([\d.]+)" rx', upright)]
-    assert heights == [heights[1] / 2, heights[1], heights[1]]
-    assert "&lt;" in upright
-    assert "&amp;" in upright
-    lying = lines([Bar("a", 2.0, "two"), Bar("b", 0.0, "none"), Bar("c", 4.0, "four")], "title")
-    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="16.0"', lying)]
-    assert widths[0] == pytest.approx(widths[2] / 2, abs=0.1)
-    assert widths[1] == 0
+    rows = [Bar("1", 0.5, "half"), Bar("2", 1.0, "all"), Bar("<", 3.0, "&"), Bar("none", 0.0, "0")]
+    assert re.findall(r"width:([\d.]+%)", bars(rows, "title", 1.0)) == ["50.0%", "100.0%", "100.0%", "0.0%"]
+    assert re.findall(r"width:([\d.]+%)", bars(rows, "title")) == ["16.7%", "33.3%", "100.0%", "0.0%"]
+    assert "&lt;" in bars(rows, "title")
+    assert "&amp;" in bars(rows, "title")
+    assert bars([], "title").count("<tr") == 0
+
+
+def test_rejected_branches_of_a_tree_are_shown_with_all_their_nodes(members, tmp_path):
+    _, trace = traced_text(members, "tree", tmp_path / "trace.jsonl")
+    html = render_page(trace)
+    rejected = [unescape(text) for text in re.findall("<del>(.*?)</del>", html)]
+    expected, hints = [], []
+    for one in trace.rounds:
+        drafts, accepted = one["drafts"], [draft for draft in one["drafts"] if draft["accepted"]]
+        assert [draft["token"] for draft in accepted][: one["num_accepted"]] == [
+            event["token"] for event in one["events"][: one["num_accepted"]]
+        ]
+        parents = {draft["parent"] for draft in drafts if not draft["accepted"]}
+        branches = []
+        for place, draft in enumerate(drafts):
+            if not draft["accepted"] and place not in parents:
+                above = drafts[draft["parent"]] if draft["parent"] >= 0 else None
+                branches.append((above["text"] if above and not above["accepted"] else "") + draft["text"])
+        expected += [f" [{' | '.join(branches)}] "] if branches else []
+        hints.append(sum(not draft["accepted"] for draft in drafts))
+    assert rejected == expected
+    assert len(expected) > 5
+    assert html.count(": not accepted") == sum(hints)
+
+
+def test_names_are_as_long_as_it_takes_to_tell_them_apart():
+    assert short_names(["a/model-7b-instruct-v1", "b/model-7b-instruct-v2"]) == [
+        "model-7b-instruct-v1",
+        "model-7b-instruct-v2",
+    ]
+    assert short_names(["/x/a/model/", "/x/b/model"]) == ["a/model", "b/model"]
+    assert short_names(["m/base", "m/base+m/expert"]) == ["base", "base+expert"]
+    assert short_names(["m", "m"]) == ["m (member 0)", "m (member 1)"]
+    assert short_names([]) == []
+
+
+def test_names_and_numbers_of_members_are_whole_and_have_colours_of_their_own(members, tmp_path):
+    _, trace = traced_text(members, "fixed", tmp_path / "trace.jsonl")
+    trace.run["models"] = [f"hub/a-name-that-is-much-longer-than-any-label-{place}" for place in range(9)]
+    for one in trace.rounds:
+        one["forwards"], one["forward_seconds"] = [1] * 9, [0.1] * 9
+    html = render_page(trace)
+    for place in range(9):
+        assert html.count(f"any-label-{place}<") >= 3  # legend, table, time
+    colours = re.findall(r"^\.p\d \{ background: (.*?);", html, re.MULTILINE)
+    assert len(set(colours)) == 9
+    assert "…" not in html
 
 
 def test_the_command_traces_and_shows(tmp_path):
@@ -227,7 +273,9 @@ def test_the_command_traces_and_shows(tmp_path):
         assert f"seed {record['seed']}" in page
 
 
-@pytest.mark.parametrize("content", ["", '{"line": "round"}\n', '{"prompt": "w1"}\n', "no json\n"])
+@pytest.mark.parametrize(
+    "content", ["", '{"line": "round"}\n', '{"prompt": "w1"}\n', "no json\n", '{"format": "specens trace 2"}\n']
+)
 def test_a_file_that_is_no_trace_is_one_clear_line(tmp_path, content):
     path = tmp_path / "other.jsonl"
     path.write_text(content)
