@@ -16,7 +16,8 @@ table { border-collapse: collapse; } th, td { text-align: right; font-weight: no
 @media (max-width: 40rem) { .members, .members tbody, .members thead { display: block; }
   .members tr { display: grid; grid-template-columns: repeat(5, 1fr); font-size: .85rem; }
   .members th:first-child, .members td:first-child { grid-column: 1 / -1; font-size: 1rem; } }
-.charts { margin: 1.2rem 0; display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: 1.5rem; }
+.charts { margin: 1.2rem 0; display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); }
 figure { margin: 0; } figcaption { color: var(--faint); } .bars { width: 100%; font-size: .85rem; }
 .bars th { max-width: 11rem; padding-right: .6rem; } .bars td { padding: .15rem 0; }
 .bars td:nth-child(2) { width: 50%; }
