@@ -16,7 +16,7 @@ from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
 from specens.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.drafters import Drafter, PromptLookup
-from specens.kv_cache import Rollback, check_capacity, check_holds_trees
+from specens.kv_cache import check_capacity
 from specens.request import Ensemble, Task
 from specens.schedules import SCHEDULES, Plan, TreePlan
 from specens.schedules.plan import Rule
@@ -182,16 +182,19 @@ def load_members(
         if spec not in loaded:
             loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device, revision=revision))
         models.append(loaded[spec])
-    _check_embeddings(models, tokenizer)
     return models, tokenizer
 
 
 def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
     """The indices of the members, those that compute with the same weights together."""
-    groups: dict[tuple, list[int]] = {}
+    groups: list[list[int]] = []
     for index, model in enumerate(models):
-        groups.setdefault(model.weights_key(), []).append(index)
-    return list(groups.values())
+        own = next((group for group in groups if models[group[0]].is_same_as(model)), None)
+        if own is None:
+            groups.append([index])
+        else:
+            own.append(index)
+    return groups
 
 
 def places_read_together(schedule: str, groups: list[list[int]], drafter: int | None) -> list[list[int]]:
@@ -293,20 +296,13 @@ def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_
         raise ValueError(
             f"drafter: expected prompt and new tokens within the {most} positions of its model, got {length}"
         )
-    check_capacity(drafter.model.new_cache(), length)
-
-
-def check_speculation(models: Sequence[CausalLM]) -> None:
-    """Raise ValueError where a model's cache cannot forget what was rejected."""
-    for model in models:
-        Rollback(model.new_cache())
+    if drafter.model.has_cache:
+        check_capacity(drafter.model.new_cache(), length)
 
 
 def check_trees(models: Sequence[CausalLM], tree: TreePlan) -> None:
-    """Raise ValueError where a model or its cache is not made for draft trees, or a tree is too wide for one."""
+    """Raise ValueError where a tree is too wide for a model."""
     for model in models:
-        check_holds_trees(model.new_cache())
-        model.check_reads_trees()
         if tree.nodes is None and max(tree.branches) > model.num_embeddings:
             raise ValueError(f"tree: expected at most {model.num_embeddings} children, one a token; got {tree}")
 
@@ -314,23 +310,8 @@ def check_trees(models: Sequence[CausalLM], tree: TreePlan) -> None:
 def check_caches(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
     """Raise ValueError where a model's cache is too small for the text, and the nodes of a draft tree behind it."""
     for model, prompt in zip(models, prompts, strict=True):
-        cache = model.new_cache()
-        check_capacity(cache, len(prompt) + max_new_tokens + num_nodes)
-        if num_nodes:
-            check_holds_trees(cache, len(prompt) + max_new_tokens + num_nodes)
-
-
-def _check_embeddings(models: Sequence[CausalLM], tokenizer: Any | None) -> None:
-    """A tokenizer that was handed over can only be checked against the models by its size."""
-    if tokenizer is None:
-        return
-    largest = max(tokenizer.get_vocab().values())
-    for index, model in enumerate(models):
-        if largest >= model.num_embeddings:
-            raise ValueError(
-                f"tokenizer: expected ids below the {model.num_embeddings} embeddings of member {index}, "
-                f"got ids up to {largest}"
-            )
+        if model.has_cache:
+            check_capacity(model.new_cache(), len(prompt) + max_new_tokens + num_nodes)
 
 
 def _is_count(value: object) -> bool:

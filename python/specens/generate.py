@@ -10,11 +10,9 @@ import torch
 
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.modes import evaluating
-from specens.adapters.ragged_cache import RaggedCache
 from specens.arguments import (
     check_members,
     check_rule,
-    check_speculation,
     check_trees,
     choose_schedule,
     complete_ensemble,
@@ -29,6 +27,8 @@ from specens.draft_lens import DraftLen
 from specens.drafters import Drafter
 from specens.jobs import Job, Settings, TaskMaker
 from specens.presets import preset
+from specens.probing import reading_of
+from specens.reading import Reading
 from specens.request import OUTSIDE, Ensemble, Event, Request, Task
 from specens.schedules import SCHEDULES, Tree, TreePlan
 from specens.schedules.plan import Rule
@@ -137,8 +137,8 @@ class SpeculativeEnsemble:
         if not isinstance(plan.drafter, int):
             bound = plan.drafter.bind(self.models, self.tokenizer)
             self.plan = replace(self.plan, drafter=bound)
-        if self.schedule.speculates:
-            check_speculation(self.models)
+        for model in self.models:
+            self._reading(model)  # raises where it cannot be read
         if self.uses_trees:
             check_trees(self.models, plan.tree)
 
@@ -274,9 +274,16 @@ class SpeculativeEnsemble:
     def _scorer(
         self, index: int, model: CausalLM, places: Sequence[int], prompts_of: Sequence[int], size: int
     ) -> Scorer:
-        together = size > 1 and not self.uses_trees and RaggedCache.suits(model)
-        how = {"shares_forwards": together, "can_roll_back": self.schedule.speculates}
-        return Scorer(index, model, places, prompts_of=prompts_of, **how)
+        reading = self._reading(model, num_texts=size * len(places))
+        if size == 1:
+            reading = replace(reading, shares=False)
+        speculates = self.schedule.speculates
+        return Scorer(index, model, places, prompts_of=prompts_of, reading=reading, can_roll_back=speculates)
+
+    def _reading(self, model: CausalLM, num_texts: int = 1) -> Reading:
+        trees = self.uses_trees
+        together = num_texts > 1 and not trees
+        return reading_of(model, speculates=self.schedule.speculates, trees=trees, together=together)
 
     def _groups(self) -> list[list[int]]:
         """The places that are scored by the same forwards: those of members that share weights."""

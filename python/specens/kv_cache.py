@@ -73,11 +73,6 @@ class Rollback:
         return (layer for layer in self._cache.layers if _needs_snapshots(layer))
 
 
-def is_recurrent(cache: Any) -> bool:
-    """Whether a layer of the cache folds all tokens into one state."""
-    return any(hasattr(layer, "recurrent_states") for layer in cache.layers)
-
-
 def check_capacity(cache: Any, num_tokens: int) -> None:
     """Raise ValueError where the cache has a fixed number of slots, and less than `num_tokens`."""
     for layer in cache.layers:
@@ -89,20 +84,13 @@ def check_capacity(cache: Any, num_tokens: int) -> None:
             )
 
 
-def check_holds_trees(cache: Any, num_tokens: int = 0) -> None:
-    """Raise ValueError where the cache cannot hold a draft tree behind a text, `num_tokens` slots in all."""
-    stuck = sorted({type(layer).__name__ for layer in cache.layers} - set(TREE_LAYERS))
-    if stuck:
-        raise ValueError(
-            f"members: the cache class {type(cache).__name__} with layers {', '.join(stuck)} cannot hold draft trees; "
-            "use another schedule than 'tree'"
-        )
+def holds_trees(cache: Any, num_tokens: int = 0) -> bool:
+    """Whether the cache can hold a draft tree behind a text, `num_tokens` slots in all."""
     windows = [layer.sliding_window for layer in cache.layers if hasattr(layer, "sliding_window")]
-    if windows and min(windows) <= num_tokens:
-        raise ValueError(
-            f"max_new_tokens: expected prompt, new tokens and draft tree to be shorter than the sliding window of "
-            f"{min(windows)} tokens under schedule 'tree', got {num_tokens}"
-        )
+    return (
+        all(type(layer).__name__ in TREE_LAYERS for layer in cache.layers)
+        and min(windows, default=num_tokens + 1) > num_tokens
+    )
 
 
 def keep_slots(cache: Any, start: int, slots: Sequence[int]) -> None:

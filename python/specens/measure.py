@@ -19,7 +19,9 @@ from specens.generate import Generation, SpeculativeEnsemble
 from specens.ideal import least_acceptance
 from specens.jobs import derived_seed
 from specens.member import Member
+from specens.members import Separate, make_member
 from specens.planner import Candidate, GroupCost, Measured
+from specens.probing import reading_of
 from specens.prompts import MemberPrompts, prompts_for_members
 from specens.request import counted_places
 from specens.schedules import Plan
@@ -199,8 +201,10 @@ def _acceptance(
     return found
 
 
-def _member(model: CausalLM, prompts: list[list[int]], places: tuple[int, ...]) -> Member:
-    return Member(model, [prompts[place] for place in places], places, Statistics.of(len(prompts)))
+def _member(model: CausalLM, prompts: list[list[int]], places: tuple[int, ...]) -> Member | Separate:
+    reading = reading_of(model, speculates=True, together=len(places) > 1)
+    own, statistics = [prompts[place] for place in places], Statistics.of(len(prompts))
+    return make_member(model, own, places, statistics, True, reading)
 
 
 @torch.inference_mode()
@@ -231,7 +235,7 @@ def _costs(
     }
 
 
-def _seconds(reader: Member, sequence: list[int], rows: int) -> float:
+def _seconds(reader: Member | Separate, sequence: list[int], rows: int) -> float:
     started = time.perf_counter()
     logits: Tensor = reader.score(sequence, rows)
     if logits.is_cuda:

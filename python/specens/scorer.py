@@ -12,7 +12,9 @@ from torch import Tensor
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.ragged_cache import RaggedCache
 from specens.member import Member
+from specens.members import Separate, make_member
 from specens.processors import process
+from specens.reading import Reading
 from specens.request import Request
 
 
@@ -35,8 +37,8 @@ class Lane:
 class Scorer:
     """Computes logits with one model, which may serve several places of the ensemble with prompts of their own.
 
-    index: its number among the scorers of a batch, and of its lane in a request. shares_forwards: whether one forward
-    reads the tokens of all requests; else each has a cache of its own, of whatever kind the model needs.
+    index: its number among the scorers of a batch, and of its lane in a request. reading: what the model can do; where
+    it `shares`, one forward reads the tokens of all requests; else each has a cache of its own, of whatever kind.
     prompts_of: whose prompts it reads, one for each place; of an outside drafter it is a member's.
     """
 
@@ -47,7 +49,7 @@ class Scorer:
         places: Sequence[int],
         *,
         prompts_of: Sequence[int],
-        shares_forwards: bool,
+        reading: Reading,
         can_roll_back: bool,
     ) -> None:
         self.index = index
@@ -55,15 +57,16 @@ class Scorer:
         self._prompts_of = tuple(prompts_of)
         self._model = model
         self._can_roll_back = can_roll_back
-        self._cache = RaggedCache(model) if shares_forwards else None
+        self._reading = reading
+        self._cache = RaggedCache(model) if reading.shares else None
         self._lanes: list[Lane] = []  # in the order of their rows
 
     def admit(self, request: Request) -> None:
         """Make room for a request."""
         if self._cache is None:
             prompts = self._prompts(request)
-            member = Member(self._model, prompts, self.places, request.statistics, self._can_roll_back)
-            request.lanes[self.index] = member
+            how = (request.statistics, self._can_roll_back, self._reading)
+            request.lanes[self.index] = make_member(self._model, prompts, self.places, *how)
         else:
             lane = Lane([self._cache.add_row() for _ in self.places])
             request.lanes[self.index] = lane
@@ -90,7 +93,7 @@ class Scorer:
         waiting = [request for request in requests if self._num_rows(request)]
         if self._cache is None:
             for request in waiting:
-                member: Member = request.lanes[self.index]
+                member: Member | Separate = request.lanes[self.index]
                 self._keep(request, member.score(request.readable, self._num_rows(request)), member.hidden)
             return
         # In the order of their rows, so that a forward of all reads its buffers in place.

@@ -38,3 +38,16 @@ def tree_arguments(
         "attention_mask": torch.nn.functional.pad(mask, (0, unused), value=float("-inf")),
         "position_ids": positions[:, new],
     }
+
+
+def paths_to_read(parents: Sequence[int], num_known: int) -> list[list[int]]:
+    """Paths from the root to nodes, which end at a leaf and together hold all nodes from `num_known` on."""
+    inner = set(parents)
+    paths = []
+    for leaf in (node for node in range(num_known, len(parents)) if node not in inner):
+        path, node = [], leaf
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        paths.append(path[::-1])
+    return paths

@@ -3,7 +3,7 @@
 import copy
 from types import SimpleNamespace
 
-import specens.scorer
+import specens.members
 import torch
 from specens.member import Member
 from tokenizers import Tokenizer
@@ -87,7 +87,7 @@ def record_members(monkeypatch, member_class=Member):
             super().__init__(*arguments)
             members.append(self)
 
-    monkeypatch.setattr(specens.scorer, "Member", Recorded)
+    monkeypatch.setattr(specens.members, "Member", Recorded)
     return members
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
-from specens.adapters.modes import evaluating
-from specens.kv_cache import is_recurrent
+from specens.adapters import rope
+from specens.adapters.identity import input_device, same_function, unwrapped
 
 MASKED_ATTENTION = ("sdpa", "eager")
 
@@ -21,9 +21,11 @@ MASKED_ATTENTION = ("sdpa", "eager")
 class CausalLM:
     """One loaded model: forward on a cache, and the facts about it that a member asks for.
 
-    model: a causal LM of transformers, or one wrapped by PEFT; generations put it into eval mode for their time.
+    model: a causal LM of transformers, or one compiled by torch.compile or wrapped by PEFT; generations put it into
+        eval mode for their time.
     make_cache: an empty cache from the model's configuration; None takes a DynamicCache.
     keeps_hidden: whether `hidden` holds what went into the output layer in the last forward, [batch, rows, width].
+    Raises ValueError for a PEFT model whose adapter puts virtual tokens before a text.
     """
 
     def __init__(self, model: PreTrainedModel, make_cache: Callable[[Any], Any] | None = None) -> None:
@@ -31,22 +33,21 @@ class CausalLM:
         self.make_cache = make_cache
         self.keeps_hidden = False
         self.hidden: Tensor | None = None
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            raise ValueError("members: expected a PEFT adapter of weights, got one of virtual tokens (prompt learning)")
         names = inspect.signature(self.base.forward).parameters
-        cache_names = [name for name in ("cache", "past_key_values") if name in names]
-        if not cache_names:
-            raise ValueError(f"members: expected a model with a key-value cache, got {type(self.base).__name__}")
-        self._cache_name = cache_names[0]
+        self._names = frozenset(names)
+        self._cache_name = next((name for name in ("cache", "past_key_values") if name in names), None)
         self._slices_logits = "logits_to_keep" in names
-        self._takes_positions = {"attention_mask", "position_ids"} <= set(names)
 
     @property
     def base(self) -> PreTrainedModel:
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return unwrapped(self.model)
 
     @property
     def device(self) -> torch.device:
         """Where token ids go in."""
-        return self.base.get_input_embeddings().weight.device
+        return input_device(self.base)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,12 +62,24 @@ class CausalLM:
     @property
     def max_positions(self) -> int | None:
         """The longest sequence the model was built for, or None where its configuration does not say."""
-        return getattr(self.base.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        return rope.max_positions(self.text_config)
+
+    @property
+    def text_config(self) -> Any:
+        """Of the part of the model that reads text."""
+        config: Any = self.base.config
+        return config.gettext_config(decoder=True) if hasattr(config, "gettext_config") else config
 
     @property
     def end_of_sequence(self) -> set[int]:
         """The ids that end a text, by the model's generation settings."""
         return as_ids(getattr(self.base.generation_config or self.base.config, "eos_token_id", None))
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether a forward takes a cache of the kind that `generate` would make for it."""
+        supports = getattr(self.base, "_supports_default_dynamic_cache", None)
+        return self._cache_name is not None and (self.make_cache is not None or supports is None or supports())
 
     def new_cache(self) -> Any:
         """An empty cache of the class that the model's layers need."""
@@ -74,45 +87,32 @@ class CausalLM:
         return DynamicCache(config=config) if self.make_cache is None else self.make_cache(config)
 
     @cached_property
-    def reads_several(self) -> bool:
-        """Whether one forward of several tokens goes on from a recurrent state; in some models it starts from nothing.
+    def switch_length(self) -> int | None:
+        """Texts up to this many tokens are read with other rotary factors than longer ones."""
+        return rope.switch_length(self.text_config)
 
-        Found out by trying: reading 6 tokens as 3 and 3 must be as near to reading them at once as 3 and 1 and 1 and 1.
-        """
-        if not is_recurrent(self.new_cache()):
-            return True
-        whole, halves, singles = (self._last_logits(parts) for parts in ((6,), (3, 3), (3, 1, 1, 1)))
-        noise = (singles - whole).abs().max() + 1e-5 * whole.abs().max()
-        return bool((halves - whole).abs().max() <= 3 * noise)
+    @cached_property
+    def growth_length(self) -> int | None:
+        """Each token behind this many changes the rotary frequencies, so that it needs a forward of its own."""
+        return rope.growth_length(self.text_config)
 
-    @torch.inference_mode()
-    def _last_logits(self, parts: tuple[int, ...]) -> Tensor:
-        """Logits [vocab] behind the first ids, fed in parts of these lengths."""
+    @cached_property
+    def drops_cache(self) -> bool:
+        """Whether `generate` reads the whole text again where it outgrows `switch_length`."""
+        if self.switch_length is None or not self._has_contract:
+            return False
+        ids = torch.zeros(1, self.switch_length + 1, dtype=torch.long, device=self.device)
         cache = self.new_cache()
-        ids = torch.arange(sum(parts), device=self.device) % self.num_embeddings
-        with evaluating([self]):
-            logits = [self.forward(part[None], cache, 1) for part in ids.split(list(parts))]
-        return logits[-1][0, -1].float()
+        return self._inputs(ids, cache, self.switch_length, {}).get(str(self._cache_name)) is not cache
 
     @property
     def takes_masks(self) -> bool:
         """Whether an attention mask of any form, and positions, can be handed over."""
-        return self._takes_positions and self._attention in MASKED_ATTENTION
+        return {"attention_mask", "position_ids"} <= self._names and self._attention in MASKED_ATTENTION
 
     @property
     def _attention(self) -> str | None:
         return getattr(self.base.config, "_attn_implementation", None)
-
-    def check_reads_trees(self) -> None:
-        """Raise ValueError where the model does not take the attention mask and the positions of a draft tree."""
-        kind, attention = type(self.base).__name__, self._attention
-        if not self._takes_positions:
-            raise ValueError(f"members: expected a model that takes position ids under schedule 'tree', got {kind}")
-        if attention not in MASKED_ATTENTION:
-            raise ValueError(
-                f"members: expected {kind} with attention {' or '.join(MASKED_ATTENTION)} under schedule 'tree', "
-                f"got {attention}"
-            )
 
     def check_generated(self, tokens: list[int], index: int) -> None:
         """Raise ValueError where the model, member `index` of its ensemble, has no embedding for a generated token."""
@@ -122,22 +122,58 @@ class CausalLM:
                 f"{self.num_embeddings}; do the members share one tokenizer?"
             )
 
-    def weights_key(self) -> tuple:
-        """Equal for two models exactly if they compute the same function from the same memory."""
-        storages = tuple((weight.data_ptr(), weight.shape, weight.stride()) for weight in self.model.parameters())
-        return type(self.base), str(self.base.config.to_dict()), storages
+    def is_same_as(self, other: CausalLM) -> bool:
+        """Whether a forward of the one may stand for a forward of the other."""
+        return self.make_cache is other.make_cache and same_function(self.model, other.model)
+
+    def read(self, texts: Tensor, cache: Any, num_cached: int, rows: int, **attention: Tensor) -> Tensor:
+        """Logits [batch, rows, vocab] of the last `rows` positions of texts [batch, length].
+
+        As `generate` reads them: with the inputs that the model itself prepares. cache: holds the first `num_cached`
+        tokens of each text; None reads all of them. attention: attention_mask and position_ids of a left-padded batch.
+        """
+        if self.growth_length is not None:
+            rope.forget_longest(self.base)
+        inputs = self._inputs(texts, cache, num_cached, attention)
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if cache is not None:
+            inputs[str(self._cache_name)] = cache
+        return self._call(inputs, rows)
+
+    @property
+    def _has_contract(self) -> bool:
+        own = getattr(self.base, "prepare_inputs_for_generation", None)
+        general = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+        return own is not None and "next_sequence_length" in general
+
+    def _inputs(self, texts: Tensor, cache: Any, num_cached: int, attention: dict[str, Tensor]) -> dict[str, Any]:
+        """What a forward takes for the tokens behind the first `num_cached`."""
+        positions = {"position_ids": torch.arange(texts.shape[1], device=texts.device)[None].expand(texts.shape)}
+        given: dict[str, Any] = (positions if "position_ids" in self._names else {}) | attention
+        if not self._has_contract:
+            given = {name: value[:, num_cached:] if name == "position_ids" else value for name, value in given.items()}
+            return {"input_ids": texts[:, num_cached:], "use_cache": cache is not None, **given}
+        if "attention_mask" in self._names:
+            given = {"attention_mask": torch.ones_like(texts)} | given
+        if cache is not None:
+            given |= {str(self._cache_name): cache, "next_sequence_length": texts.shape[1] - num_cached}
+        return self.base.prepare_inputs_for_generation(
+            texts, is_first_iteration=num_cached == 0, use_cache=cache is not None, **given
+        )
 
     def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
         """Feed input_ids [batch, new] behind the cache; logits [batch, rows, vocab] of the last `rows` positions.
 
-        attention: attention_mask and position_ids, of a left-padded batch or of the nodes of a draft tree.
+        attention: attention_mask and position_ids, of the rows of a ragged batch or of the nodes of a draft tree.
         """
-        arguments = {self._cache_name: cache, **attention}
+        return self._call({"input_ids": input_ids, str(self._cache_name): cache, "use_cache": True, **attention}, rows)
+
+    def _call(self, inputs: dict[str, Any], rows: int) -> Tensor:
         if self._slices_logits:
-            arguments["logits_to_keep"] = rows
+            inputs["logits_to_keep"] = rows
         with self._hidden_kept(rows) if self.keeps_hidden else nullcontext():
-            output = self.model(input_ids=input_ids, use_cache=True, **arguments)
-        return output.logits if self._slices_logits else output.logits[:, -rows:]
+            output = self.model(**inputs)
+        return output.logits[:, -rows:]
 
     @contextmanager
     def _hidden_kept(self, rows: int) -> Iterator[None]:

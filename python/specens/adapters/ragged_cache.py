@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from specens.adapters.causal_lm import CausalLM
 
 LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+OTHER_WINDOWS = ("attention_chunk_size", "window_size", "attention_window_size", "local_attention", "keep_window_size")
 GROWTH = 64  # slots are added in multiples of it
 
 
@@ -111,12 +112,17 @@ class RaggedCache:
 
     @staticmethod
     def suits(model: CausalLM) -> bool:
-        """Whether the model attends by keys of every token, and takes a mask and positions."""
-        if model.make_cache is not None or not model.takes_masks:
+        """Whether the model attends by keys of every token, with the masks that are made here.
+
+        Chunks, and windows that its cache knows nothing of, are for masks of its own.
+        """
+        if model.make_cache is not None:
             return False
         layers = model.new_cache().layers
         sizes = {layer.sliding_window for layer in layers if hasattr(layer, "sliding_window")}
-        return len(sizes) <= 1 and all(type(layer).__name__ in LAYERS for layer in layers)
+        others = [getattr(model.text_config, name, None) for name in OTHER_WINDOWS]
+        plain = not any(others) or set(others) - {None, False} == sizes
+        return plain and len(sizes) <= 1 and all(type(layer).__name__ in LAYERS for layer in layers)
 
     def add_row(self) -> int:
         """The number of a new row."""

@@ -13,7 +13,7 @@ from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.member import MemberDrafter
-from specens.kv_cache import Rollback
+from specens.probing import reading_of
 from specens.request import OUTSIDE
 
 
@@ -26,9 +26,8 @@ class OutsideModel(CausalLM):
     def check_generated(self, tokens: list[int], index: int) -> None:
         """Nothing: every id can be read."""
 
-    def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
-        """As of any model."""
-        return super().forward(input_ids.clamp(max=self.num_embeddings - 1), cache, rows, **attention)
+    def _call(self, inputs: dict[str, Any], rows: int) -> Tensor:
+        return super()._call(inputs | {"input_ids": inputs["input_ids"].clamp(max=self.num_embeddings - 1)}, rows)
 
 
 class DraftModel(MemberDrafter):
@@ -59,7 +58,7 @@ class DraftModel(MemberDrafter):
         """Itself, checked."""
         check_place(self.prompt_of, len(models))
         assert self.model is not None
-        Rollback(self.model.new_cache())
+        reading_of(self.model, speculates=True)  # raises where it cannot
         if self._tokenizer and tokenizer and self._tokenizer.get_vocab() != tokenizer.get_vocab():
             raise ValueError("drafter: the tokenizer of the DraftModel differs from that of the ensemble")
         return self

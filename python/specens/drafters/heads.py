@@ -42,7 +42,7 @@ class Heads(Drafter):
         if model.base.get_output_embeddings() is None:
             raise ValueError(f"heads: expected a member with an output layer, got {type(model.base).__name__}")
         for other in models:  # members that share weights read in one forward, of the first of them
-            other.keeps_hidden |= other.weights_key() == model.weights_key()
+            other.keeps_hidden |= other.is_same_as(model)
         return self
 
     def observe(self, requests: Sequence[Request]) -> None:

@@ -19,8 +19,8 @@ from specens.adapters.causal_lm import CausalLM
 from specens.adapters.load import load_model, load_tokenizer
 from specens.detokenizer import REPLACEMENT
 from specens.drafters.drafter import Drafter
-from specens.kv_cache import Rollback
 from specens.member import Member
+from specens.probing import reading_of
 from specens.request import OUTSIDE, Request
 from specens.statistics import Statistics
 from specens.verification import coin_seeds
@@ -86,7 +86,7 @@ class OtherTokenizer(Drafter):
         """Itself, beside the ensemble's tokenizer."""
         if tokenizer is None:
             raise ValueError("tokenizer: expected the ensemble's tokenizer, since an OtherTokenizer drafts text")
-        Rollback(self._model.new_cache())
+        reading_of(self._model, speculates=True)  # raises where it cannot
         bound = OtherTokenizer(self._model, self._own, probabilities=self.has_probabilities)
         bound._members = tokenizer
         bound._num_ids = max(tokenizer.get_vocab().values()) + 1
@@ -177,7 +177,8 @@ class OtherTokenizer(Drafter):
         if reading is not None and same == len(ids) - 1 < reading.member.num_seen:
             same -= 1  # the last token is read again, for the logits behind it
         if reading is None or reading.first != ids[0] or same < 0:
-            member = Member(self._model, [[ids[0]]], [0], Statistics.of(1))
+            how = reading_of(self._model, speculates=True)
+            member = Member(self._model, [[ids[0]]], [0], Statistics.of(1), reading=how)
             reading = request.drafter_state = _Reading(ids[0], member, [])
         else:
             reading.member.roll_back(same)

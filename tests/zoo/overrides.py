@@ -1,0 +1,25 @@
+"""What architectures need beyond the sizes that all of them get (`zoo.tiny.SIZES`)."""
+
+from typing import Any
+
+HYBRID = ["linear_attention", "full_attention"]
+ATTENTION = ["sliding_attention", "full_attention"]
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
+    "cohere_compass_text": {"layer_types": ATTENTION, "num_hidden_layers": 2},
+    "cwm": {"bos_token_id": 60},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"layer_types": ATTENTION * 2, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
+    "emu3": {"pad_token_id": 60},
+    "falcon_h1": {"mamba_n_heads": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
+    "granitemoehybrid": {"layers_block_type": HYBRID, "mamba_n_heads": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "n_groups": 2},
+    "modernbert-decoder": {"pad_token_id": 60, "bos_token_id": 60, "eos_token_id": 60},
+    "reformer": {"axial_pos_embds": False},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
+}
