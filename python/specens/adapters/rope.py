@@ -21,7 +21,7 @@ def max_positions(config: Any) -> int | None:
     Rotary embeddings that are scaled by a factor reach that much further, and ALiBi has no end.
     """
     most = getattr(config, "max_position_embeddings", None)
-    if not isinstance(most, int) or getattr(config, "alibi", False):
+    if not isinstance(most, int) or most <= 0 or getattr(config, "alibi", False):
         return None
     lengths = [most]
     for rope in rope_settings(config):
