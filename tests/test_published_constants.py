@@ -8,7 +8,12 @@ import math
 import pytest
 import torch
 from specens.adapters.sglang import tree_speculative_sampling_target_only
-from specens.ideal import outside_speedup
+from specens.draft_lens import ByConfidence
+from specens.drafters import Lookahead
+from specens.ideal import fixed_speedup_without_bonus, outside_speedup
+from specens.presets import PRESETS
+from transformers import GenerationConfig
+from transformers.generation import PromptLookupCandidateGenerator
 
 from specens_kernels import Replacement, Sampling, TokenTree, Typical, target_logprobs, verify_chain, verify_tree
 
@@ -50,6 +55,64 @@ def test_the_rule_typical_accepts_by_the_settings_of_medusa(backend, others, dra
 
 def test_the_replacement_rule_has_the_settings_of_cosd():
     assert (Replacement().alpha, Replacement().beta) == COSD_RULE
+
+
+def settings_of(name):
+    return PRESETS[name].settings
+
+
+# Total draft tokens of a 7B model, depth and width: Li et al., EAGLE-2, EMNLP 2024, section 5; EAGLE's code has
+# total_token=60, depth=5 below a first level, top_k=10. Expansions: Miao et al., SpecInfer, ASPLOS 2024, section 6.
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dynamic-trees", {"nodes": 60, "levels": 6, "width": 10, "children": "top"}),
+        ("specinfer", {"branches": (1, 1, 3, 1, 1, 1, 1, 1), "children": "independent"}),
+    ],
+)
+def test_trees_have_the_sizes_of_their_papers(name, expected):
+    tree = settings_of(name)["tree"]
+    assert {field: getattr(tree, field) for field in expected} == expected
+
+
+# mu = .1 and draft lengths 5 and 1: Fu et al., ICML 2025, section 4. 1 + beta, -beta with beta = .5, and alpha = .1:
+# O'Brien and Lewis, 2023. 1.5: gamma of Sanchez et al., 2023, and 1 + alpha of Shi et al., NAACL 2024. 1, 1, -1: Liu et
+# al., proxy tuning, COLM 2024.
+@pytest.mark.parametrize(
+    ("name", "weights", "plausibility"),
+    [
+        ("speculative-contrastive-ensemble", (1.0, -0.1), None),
+        ("contrastive-decoding", (1.5, -0.5), 0.1),
+        ("speculative-contrastive-decoding", (1.5, -0.5), 0.1),
+        ("guidance", (1.5, -0.5), None),
+        ("experts", (1.0, 1.0, -1.0), None),
+    ],
+)
+def test_weights_are_those_of_the_papers(name, weights, plausibility):
+    ensemble = settings_of(name)["ensemble"]
+    assert ensemble.weights == weights
+    assert ensemble.plausibility == plausibility
+
+
+def test_draft_lengths_and_drafters_are_those_of_their_sources():
+    assert settings_of("speculative-contrastive-ensemble")["draft_lens"] == (1, 5)
+    assisted = GenerationConfig()._get_default_generation_params()  # transformers' own
+    confident = ByConfidence(assisted["assistant_confidence_threshold"], most=assisted["num_assistant_tokens"])
+    assert settings_of("confident-drafts")["draft_lens"] == confident
+    lookup = inspect.signature(PromptLookupCandidateGenerator.__init__).parameters
+    assert settings_of("prompt-lookup")["draft_lens"] == lookup["num_output_tokens"].default == 10
+    assert settings_of("prompt-lookup")["drafter"].max_match == 3  # max_ngram_size of Saxena, 2023
+    assert Lookahead().ngram == 5  # N of Fu et al., Lookahead Decoding, ICML 2024
+    assert settings_of("lookahead-ngrams")["draft_lens"] == 5 - 1  # the rest of an n-gram
+    assert settings_of("typical-acceptance")["rule"] == Typical(*TYPICAL)
+    assert settings_of("cosd")["rule"] == Replacement(*COSD_RULE)
+
+
+def test_what_the_first_theorem_of_collaborative_decoding_says():
+    """Fu et al., ICML 2025, theorem 3.1: (1 - a^g) (1 + c) / ((1 - a) (1 + c g))."""
+    for acceptance, draft_len, cost in ((0.8, 5, 0.2), (0.5, 3, 1.0), (0.9, 1, 0.05)):
+        expected = (1 - acceptance**draft_len) * (1 + cost) / ((1 - acceptance) * (1 + cost * draft_len))
+        assert fixed_speedup_without_bonus(draft_len, acceptance, cost) == pytest.approx(expected)
 
 
 def test_thresholds_of_sglang_are_off_by_default():

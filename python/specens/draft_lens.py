@@ -19,7 +19,8 @@ class ByConfidence:
     was drawn, after temperature and filters; at temperature 0 that at temperature 1.
 
     threshold: in (0, 1). most: drafts in a row at most.
-    Sources: Kim et al., BiLD, NeurIPS 2023; Liu et al., Kangaroo, NeurIPS 2024.
+    Sources: Liu et al., Kangaroo, NeurIPS 2024; `assistant_confidence_threshold` of transformers. Kim et al., BiLD,
+    NeurIPS 2023, also let the large model write the token that the drafter is not sure of, and roll back: not here.
     Raises ValueError where one is out of range.
     """
 

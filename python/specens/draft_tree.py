@@ -17,15 +17,16 @@ NO_NODE = -2  # among the parents that `verify_tree` reads
 class DraftTree:
     """What the drafter proposes in a round.
 
-    tokens: of the nodes; -1 where the drafter's distribution had no token left for a sibling. drawn: whether siblings
-        were drawn from it, without replacement, and not chosen. logits: the drafter's own, [1, nodes + 1, vocab]; row 0
-        behind the settled text, row i + 1 behind node i, all 0 where it did not read the node.
+    tokens: of the nodes; -1 where the drafter's distribution had no token left for a sibling. siblings: how they were
+        drawn from it, as `verify_tree` is told; None where they were chosen.
+    logits: the drafter's own, [1, nodes + 1, vocab]; row 0 behind the settled text, row i + 1 behind node i, all 0
+        where it did not read the node.
     slots: the place of each node among those that the drafter read; past the last one for those that it did not.
     """
 
     tree: TokenTree
     tokens: list[int]
-    drawn: bool
+    siblings: str | None
     logits: Tensor
     slots: list[int]
 
@@ -41,7 +42,7 @@ class DraftTree:
         return {
             "draft_tokens": torch.tensor([self.tokens], device=device),
             "parents": torch.tensor([parents], device=device),
-            "drafter": drafter if self.drawn else None,
-            "siblings": "without_replacement" if self.drawn else None,
+            "drafter": None if self.siblings is None else drafter,
+            "siblings": self.siblings,
             "max_levels": self.tree.num_levels,
         }

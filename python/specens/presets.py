@@ -6,6 +6,7 @@ where a test runs it.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from specens.draft_lens import ByAcceptance, ByConfidence
 from specens.drafters import Jacobi, Lookahead, PromptLookup
 from specens.schedules.plan import TreePlan
 from specens.targets import Cascade
-from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement
+from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Typical
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Preset:
     source: who published it. members: what its members are, in order; a last "..." stands for any number more.
     settings: its choices as arguments of SpeculativeEnsemble. drafter, topology, target, acceptance: the same in words.
     needs: an argument that the caller must give. lossless: whether the text follows the target distribution exactly.
+    leaves_out: what the source describes beyond that.
     """
 
     source: str
@@ -34,6 +36,7 @@ class Preset:
     acceptance: str = "token"
     needs: str | None = None
     lossless: bool = True
+    leaves_out: str = ""
 
     @property
     def schedule(self) -> str:
@@ -42,8 +45,8 @@ class Preset:
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, in words, for JSON."""
-        names = ("source", "members", "drafter", "topology", "target", "acceptance", "schedule", "needs", "lossless")
-        return {name: getattr(self, name) for name in names}
+        words = ("source", "members", "drafter", "topology", "target", "acceptance", "schedule")
+        return {name: getattr(self, name) for name in (*words, "needs", "lossless", "leaves_out")}
 
     def check_members(self, name: str, num_members: int) -> None:
         """Raise ValueError where the method is not for so many members."""
@@ -86,7 +89,6 @@ def _alternate(draft_lens: Any = 1, **more: Any) -> dict[str, Any]:
 SAMPLED = {"branches": (3, 2, 1), "children": "sampled"}
 CONTRAST = "contrastive, plausible tokens"
 LOOKUP = "prompt lookup"
-LOOKAHEAD = "Fu et al., Lookahead Decoding, ICML 2024 (n-grams of Jacobi iteration, without its second branch)"
 OTHER = "a model with another tokenizer: OtherTokenizer(..., probabilities=True)"
 REPLACE = Replacement(0.5, 0.5)
 
@@ -95,27 +97,42 @@ PRESETS: dict[str, Preset] = {
     "speculative-decoding": Preset("Leviathan et al., ICML 2023; Chen et al., 2023", PAIR, _drafted()),
     "block-verification": Preset("Sun et al., ICLR 2025", PAIR, _drafted(rule="block"), acceptance="block"),
     "typical-acceptance": Preset(
-        "Cai et al., Medusa, ICML 2024", PAIR, _drafted(rule="typical"), acceptance="typical", lossless=False
+        "Cai et al., Medusa, ICML 2024",
+        PAIR,
+        _drafted(rule=Typical(0.09, 0.3)),
+        acceptance="typical",
+        lossless=False,
+        leaves_out="its heads and trees; the greedy first token of each round, drawn here",
     ),
     "confident-drafts": Preset(
-        "Kim et al., BiLD, NeurIPS 2023; Du et al., GliDe with CaPE, ICML 2024",
+        "assistant_confidence_threshold of transformers; Liu et al., Kangaroo, NeurIPS 2024",
         PAIR,
-        _drafted(ByConfidence(0.4, most=8)),
+        _drafted(ByConfidence(0.4, most=20)),
         topology="chain, as long as it is sure",
+        leaves_out="a threshold that adapts; fallback and rollback of Kim et al., BiLD, NeurIPS 2023",
     ),
     # one target that drafts for itself, or from texts
     "prompt-lookup": Preset(
-        "Saxena, 2023; Yang et al., LLMA, 2023", ALONE, _fixed(8, drafter=PromptLookup()), drafter=LOOKUP
+        "Saxena, 2023",
+        ALONE,
+        _fixed(10, drafter=PromptLookup(max_match=3)),
+        drafter=LOOKUP,
+        leaves_out="its copy from the first place that matches: here the last, looked for anew at each token",
     ),
     "adaptive-prompt-lookup": Preset(
-        "lengths by measured acceptance: Liu et al., SpecDec++, 2024; Mamou et al., 2024",
+        "Saxena, 2023; lengths: Leviathan et al., ICML 2023, section 3.5",
         ALONE,
-        _fixed(ByAcceptance(10, 0.05), drafter=PromptLookup()),
+        _fixed(ByAcceptance(10, 0.05), drafter=PromptLookup(max_match=3)),
         drafter=LOOKUP,
-        topology="chain, by acceptance so far",
+        topology="chain, of the best length at the acceptance so far",
     ),
-    "retrieval": Preset(
-        "He et al., REST, NAACL 2024", ALONE, _fixed(8), drafter="texts: PromptLookup(store=...)", needs="drafter"
+    "retrieval-chain": Preset(
+        "He et al., REST, NAACL 2024",
+        ALONE,
+        _fixed(8),
+        drafter="texts: PromptLookup(store=...)",
+        needs="drafter",
+        leaves_out="the tree of all continuations that were found: the last one is drafted",
     ),
     "early-exit": Preset(
         "Elhoushi et al., LayerSkip, ACL 2024",
@@ -123,28 +140,54 @@ PRESETS: dict[str, Preset] = {
         _fixed(4),
         drafter="its own first layers: LayerSkip(exit_layer=...)",
         needs="drafter",
+        leaves_out="verification that goes on from the exit: the first layers are computed twice; training for exits",
     ),
-    "draft-and-verify": Preset(
-        "Zhang et al., ACL 2024",
+    "self-speculation": Preset(
+        "Zhang et al., Draft & Verify, ACL 2024",
         ALONE,
-        _fixed(4),
+        _fixed(ByConfidence(0.8, most=8)),
         drafter="itself without some layers: LayerSkip([...])",
+        topology="chain, as long as it is sure",
         needs="drafter",
+        leaves_out="the search for the layers; a threshold that adapts",
     ),
     "jacobi": Preset(
         "Santilli et al., ACL 2023", ALONE, _fixed(4, drafter=Jacobi()), drafter="fill tokens, refined in parallel"
     ),
-    "lookahead": Preset(LOOKAHEAD, ALONE, _fixed(6, drafter=Lookahead(4)), drafter="n-grams of fill tokens"),
-    "medusa": Preset("Cai et al., ICML 2024", ALONE, _fixed(4), drafter="extra heads: Heads(...)", needs="drafter"),
+    "lookahead-ngrams": Preset(
+        "Fu et al., Lookahead Decoding, ICML 2024",
+        ALONE,
+        _fixed(4, drafter=Lookahead(5)),
+        drafter="n-grams of fill tokens",
+        leaves_out="the window that makes n-grams beside the drafts; several candidates at once",
+    ),
+    "medusa-heads": Preset(
+        "Cai et al., Medusa, ICML 2024",
+        ALONE,
+        _fixed(4),
+        drafter="extra heads: Heads(...)",
+        needs="drafter",
+        leaves_out="the tree of the heads' candidates; typical acceptance, which rule='typical' gives",
+    ),
     # one target and trees of a draft model
     "several-chains": Preset(
-        "Sun et al., SpecTr, NeurIPS 2023 (its chains, tested as a tree)",
+        "Sun et al., SpecTr, NeurIPS 2023",
         PAIR,
-        _tree(branches=(4, 1, 1)),
-        topology="several chains",
+        _tree(branches=(4, 1, 1), children="independent"),
+        topology="several chains, independent",
+        acceptance="with replacement",
+        leaves_out="k-SEQ: drafts of a place are tested one after the other against what is left of the target",
     ),
     "specinfer": Preset(
-        "Miao et al., ASPLOS 2024; recursive rejection sampling, Yang et al., 2024",
+        "Miao et al., SpecInfer, ASPLOS 2024",
+        PAIR,
+        _tree(branches=(1, 1, 3, 1, 1, 1, 1, 1), children="independent"),
+        topology="static tree, independent",
+        acceptance="with replacement",
+        leaves_out="trees merged from several drafters",
+    ),
+    "recursive-speculative-decoding": Preset(
+        "Jeon et al., 2024 (RSD-C); Yang et al., Multi-Candidate Speculative Decoding, 2024",
         PAIR,
         _tree(**SAMPLED),
         topology="static tree",
@@ -153,32 +196,43 @@ PRESETS: dict[str, Preset] = {
     "traversal-verification": Preset(
         "Weng et al., 2025", PAIR, _tree(**SAMPLED, rule="traversal"), topology="static tree", acceptance="traversal"
     ),
-    "dynamic-trees": Preset("Li et al., EAGLE-2, EMNLP 2024", PAIR, _tree(nodes=24), topology="dynamic tree"),
+    "dynamic-trees": Preset(
+        "Li et al., EAGLE-2, EMNLP 2024",
+        PAIR,
+        _tree(nodes=60, width=10, levels=6),
+        topology="dynamic tree",
+        leaves_out="EAGLE's own drafter, which reads the target's features: here any draft model",
+    ),
     # ensembles
     "speculative-ensemble": Preset(
         "Fu et al., ICML 2025", ENSEMBLE, _alternate(), drafter=EVERY, target="mixture of probabilities"
     ),
     "speculative-ensemble-fixed": Preset(
-        "Fu et al., ICML 2025, section 3.2", ENSEMBLE, _fixed(3), drafter="a member", target="mixture of probabilities"
+        "Fu et al., ICML 2025, section 3.2 (Naive-CoS)",
+        ENSEMBLE,
+        _fixed(3),
+        drafter="a member",
+        target="mixture of probabilities",
     ),
     "speculative-contrastive-ensemble": Preset(
         "Fu et al., ICML 2025, section 4",
         EXPERT,
-        _alternate((1, 5), ensemble=Contrastive(0.1)),
+        _alternate((1, 5), ensemble=Contrastive(0.1), drafter=1),
         drafter=EVERY,
         target="contrastive",
     ),
     "contrastive-decoding": Preset(
-        "Li et al., ACL 2023; O'Brien and Lewis, 2023",
+        "O'Brien and Lewis, 2023, after Li et al., ACL 2023",
         EXPERT,
-        _alternate((1, 3), ensemble=LogitMixture((1.5, -0.5), plausibility=0.1)),
+        _alternate((1, 3), ensemble=LogitMixture((1.5, -0.5), plausibility=0.1), drafter=1),
         drafter=EVERY,
         target=CONTRAST,
+        leaves_out="the amateur's temperature of Li et al.; the drafts are those of Fu et al., ICML 2025",
     ),
     "speculative-contrastive-decoding": Preset(
         "Yuan et al., ACL 2024",
         EXPERT,
-        _fixed(3, ensemble=Contrastive(0.5, plausibility=0.1), drafter=1),
+        _fixed(4, ensemble=LogitMixture((1.5, -0.5), plausibility=0.1), drafter=1),
         drafter="the amateur",
         target=CONTRAST,
     ),
@@ -192,7 +246,7 @@ PRESETS: dict[str, Preset] = {
         acceptance="none",
     ),
     "experts": Preset(
-        "Liu et al., DExperts, ACL 2021; Liu et al., proxy tuning, COLM 2024",
+        "Liu et al., proxy tuning, COLM 2024; with other weights Liu et al., DExperts, ACL 2021",
         ("model", "expert", "anti-expert"),
         _alternate(ensemble=LogitMixture((1.0, 1.0, -1.0))),
         drafter=EVERY,
@@ -236,8 +290,19 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+RENAMED = {  # methods that were listed by the name of more than they do
+    "draft-and-verify": "self-speculation",
+    "lookahead": "lookahead-ngrams",
+    "medusa": "medusa-heads",
+    "retrieval": "retrieval-chain",
+}
+
+
 def preset(name: str) -> Preset:
     """The method of this name. Raises ValueError where there is none."""
+    if name in RENAMED:
+        warnings.warn(f"preset: {name} is now {RENAMED[name]}", DeprecationWarning, stacklevel=3)
+        name = RENAMED[name]
     if name not in PRESETS:
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}; got {name!r}")
     return PRESETS[name]

@@ -199,17 +199,18 @@ def _chain_rows(
     return members, {"row_offsets": offsets} | ({"allowed": torch.cat(masks)} if masks else {})
 
 
-def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int) -> list[int]:
-    """Draw draft tokens from one member's distribution, logits [vocab], each without those before it.
+def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int, siblings: str) -> list[int]:
+    """Draw draft tokens from one member's distribution, logits [vocab], with or without replacement.
 
-    first_node: the number of the first sibling in its tree. -1 stands where no probability is left.
+    first_node: the number of the first sibling in its tree. siblings: as of `verify_tree`; without replacement each is
+    drawn without those before it, and -1 stands where no probability is left.
     """
     seeds = coin_seeds([request], logits.device)
     left = target_logprobs([logits[None]], sampling=request.task.sampling)
     tokens = []
     for node in range(first_node, first_node + count):
         tokens.append(int(sample([left], **seeds, step=node).tokens))
-        if tokens[-1] >= 0:
+        if tokens[-1] >= 0 and siblings == "without_replacement":
             left[0, tokens[-1]] = float("-inf")
     return tokens
 

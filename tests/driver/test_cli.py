@@ -275,7 +275,8 @@ def test_methods_lists_every_preset():
     result = run("methods", "--json")
     values = json.loads(result.stdout)
     assert set(values) == set(PRESETS)
-    assert values["specinfer"]["topology"] == "static tree"
+    assert values["recursive-speculative-decoding"]["topology"] == "static tree"
+    assert values["medusa-heads"]["leaves_out"].startswith("the tree of the heads' candidates")
     table = run("methods", env={"COLUMNS": "80"})
     assert table.exit_code == 0
     assert all(name in table.stdout for name in PRESETS)

@@ -15,17 +15,22 @@ NEVER_REPLACES = DecisionTree(feature=(-1,), threshold=(0.0,), left=(-1,), right
 GIVEN = {
     "cosd-tree": lambda: NEVER_REPLACES,
     "cosd-tokenizers": lambda: OtherTokenizer(relative_of(tiny_llama(0), 1, 0.2), tiny_tokenizer(), probabilities=True),
-    "retrieval": lambda: PromptLookup(store=[STORED]),
+    "retrieval-chain": lambda: PromptLookup(store=[STORED]),
     "early-exit": lambda: LayerSkip(exit_layer=1),
-    "draft-and-verify": lambda: LayerSkip([0]),
-    "medusa": lambda: Heads(lambda hidden: torch.stack([hidden @ HEAD, hidden.flip(-1) @ HEAD], dim=1)),
+    "self-speculation": lambda: LayerSkip([0]),
+    "medusa-heads": lambda: Heads(lambda hidden: torch.stack([hidden @ HEAD, hidden.flip(-1) @ HEAD], dim=1)),
 }
 STORED = (
     SpeculativeEnsemble([tiny_llama(0)], schedule="standard")
     .generate(PROMPT, max_new_tokens=40, sampling=GREEDY)
     .tokens
 )
-UNTRAINED = ("early-exit", "jacobi", "lookahead", "medusa")  # what they draft is nothing for random weights
+UNTRAINED = (
+    "early-exit",
+    "jacobi",
+    "lookahead-ngrams",
+    "medusa-heads",
+)  # what they draft is nothing for random weights
 HEAD = torch.randn(32, 61, generator=torch.Generator().manual_seed(0))
 
 

@@ -85,6 +85,7 @@ class TreeBigram(Bigram):
         TreePlan((2, 2)),
         TreePlan((2, 1), rule="traversal"),
         TreePlan((2, 2), children="sampled"),
+        TreePlan((3, 1), children="independent"),
         TreePlan((3, 2), children="sampled", rule="traversal"),
         TreePlan(nodes=4, width=2, levels=3),
     ],

@@ -87,7 +87,7 @@ class Lookahead(Jacobi):
     ngram: the tokens of an n-gram, its guess included.
     """
 
-    def __init__(self, ngram: int = 4, place: int = 0) -> None:
+    def __init__(self, ngram: int = 5, place: int = 0) -> None:
         super().__init__(place)
         check_count("ngram", ngram, 2)
         self.ngram = ngram

@@ -11,7 +11,7 @@ from specens_kernels import DecisionTree, Replacement, Threshold, Typical
 
 Rule = str | Typical | Threshold | Replacement | DecisionTree
 
-CHILDREN = ("top", "sampled")
+CHILDREN = ("top", "sampled", "independent")
 TREE_RULES = ("token", "traversal")
 
 
@@ -22,8 +22,8 @@ class TreePlan:
     branches: the children of every node, level by level: (4, 2, 2) is a tree of 4 + 8 + 16 nodes.
     nodes: None, or the nodes of a tree that is grown instead: in each of at most `levels` levels the `width` nodes of
         largest path probability get `width` children, and in the end the most probable nodes are kept.
-    children: "top", the drafter's most likely tokens, or "sampled", drawn from its distribution without replacement; at
-        temperature 0 and in grown trees always "top".
+    children: "top", the drafter's most likely tokens; "sampled", drawn from its distribution without replacement; or
+        "independent", drawn with it, so that a token may come twice. At temperature 0 and in grown trees always "top".
     rule: of `specens_kernels.verify_tree`, "token" or "traversal".
     Raises ValueError where one is out of range.
     """
@@ -57,7 +57,7 @@ class TreePlan:
 
     def __str__(self) -> str:
         shape = ",".join(map(str, self.branches)) if self.nodes is None else f"{self.nodes} nodes"
-        return shape if self.children == "top" else f"{shape} sampled"
+        return shape if self.children == "top" else f"{shape} {self.children}"
 
 
 @dataclass(frozen=True)

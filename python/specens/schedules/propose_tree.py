@@ -14,6 +14,8 @@ from specens.schedules.plan import TreePlan
 from specens.verification import draw_siblings
 from specens_kernels import TokenTree
 
+SIBLINGS = {"top": None, "sampled": "without_replacement", "independent": "with_replacement"}
+
 
 class TreeReader:
     """The drafter's reading of the nodes it has proposed so far, in an order of its own.
@@ -34,11 +36,11 @@ class TreeReader:
         self.rows.append(self._member.score_nodes(self._sequence, self.tokens, self._parents)[:, -len(tokens) :])
         return self.rows[-1][0]
 
-    def finish(self, tree: TokenTree, tokens: list[int], drawn: bool, slots: list[int]) -> DraftTree:
+    def finish(self, tree: TokenTree, tokens: list[int], siblings: str | None, slots: list[int]) -> DraftTree:
         """The tree whose nodes were read in these places, or are past the last one."""
         rows = torch.cat([*self.rows, torch.zeros_like(self.rows[0])], dim=1)
         places = [0, *(min(slot, len(self.tokens)) + 1 for slot in slots)]
-        return DraftTree(tree, tokens, drawn, rows[:, places], slots)
+        return DraftTree(tree, tokens, siblings, rows[:, places], slots)
 
 
 def propose_tree(request: Request, member: Member, place: int, plan: TreePlan, reads_leaves: bool) -> DraftTree:
@@ -57,19 +59,19 @@ def _propose_static(request: Request, member: Member, plan: TreePlan, reads_leav
     tree = TokenTree.branching(branches)
     parents = tree.parents.tolist()
     tokens: list[int] = []
-    drawn = plan.children == "sampled" and not request.is_greedy
+    siblings = None if request.is_greedy else SIBLINGS[plan.children]
     reader = TreeReader(request, member)
     logits = reader.rows[0][0]  # [nodes of the level above, vocab]
     for level, count in enumerate(branches):
         first = len(tokens)
-        if drawn:
+        if siblings is not None:
             for row in logits:
-                tokens += draw_siblings(request, row, count, len(tokens))
+                tokens += draw_siblings(request, row, count, len(tokens), siblings)
         else:
             tokens += logits.topk(count, dim=-1).indices.flatten().tolist()
         if level + 1 < len(branches) or reads_leaves:
             logits = reader.read(tokens[first:], parents[first : len(tokens)])
-    return reader.finish(tree, tokens, drawn, list(range(len(tokens))))
+    return reader.finish(tree, tokens, siblings, list(range(len(tokens))))
 
 
 def _propose_grown(request: Request, member: Member, plan: TreePlan, reads_leaves: bool) -> DraftTree:
@@ -94,4 +96,4 @@ def _propose_grown(request: Request, member: Member, plan: TreePlan, reads_leave
         places |= {candidate: len(reader.tokens) + row for row, candidate in enumerate(unread)}
         reader.read([tokens[i] for i in unread], [parents[i] for i in unread])
     slots = [places.get(candidate, len(reader.tokens)) for candidate in candidates.tolist()]
-    return reader.finish(tree, kept_tokens.tolist(), False, slots)
+    return reader.finish(tree, kept_tokens.tolist(), None, slots)
