@@ -160,13 +160,13 @@ def _optional(value: float | None) -> str:
 
 
 def methods_table(methods: Mapping[str, Preset]) -> Table:
-    """Each published method: its name, whole at any width, beside what it chooses on the axes, its source and what it lacks of it."""
+    """Each published method: its name, whole at any width, what it chooses, its source, what it leaves out of that."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, show_lines=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     table.add_column("members: drafter | topology | target | acceptance | schedule")
     for name, method in methods.items():
         axes = (method.drafter, method.topology, method.target, method.acceptance, method.schedule)
         choices = f"{', '.join(method.members)}: {' | '.join(axes)}\n"
-        rest = f"\nwithout {method.leaves_out}" if method.leaves_out else ""
+        rest = f"\nleaves out: {method.leaves_out}" if method.leaves_out else ""
         table.add_row(name, Text.assemble(choices, (method.source + rest, "dim")))
     return table
