@@ -44,6 +44,15 @@ class LogitRows:
             self._parts[0] = self._parts[0][position - self.start :]
             self.start = position
 
+    def forget_from(self, position: int) -> None:
+        """Drop the rows of a position and those behind it."""
+        while self._parts and self.end > position:
+            last = self._parts.pop()
+            self.end -= len(last)
+            if self.end < position:
+                self._parts.append(last[: position - self.end])
+                self.end = position
+
     def forget_all(self) -> None:
         """Drop every row: the text before them has changed."""
         self.start = self.end = 0

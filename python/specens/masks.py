@@ -36,6 +36,11 @@ class Masks:
             self._masks[position] = self._ask(list(sequence[:position])) if reachable else None
         return self._masks[position]
 
+    def allows(self, position: int, sequence: Sequence[int], num_settled: int) -> bool:
+        """Whether the token of `sequence` at a position may stand there."""
+        token, mask = sequence[position], self.at(position, sequence, num_settled)
+        return mask is not None and token < BITS * len(mask) and bool(int(mask[token // BITS]) >> token % BITS & 1)
+
     @property
     def all_tokens(self) -> Tensor:
         """A mask that excludes nothing, once there has been another one."""
@@ -48,10 +53,7 @@ class Masks:
 
     def _goes_on(self, position: int, sequence: Sequence[int], num_settled: int) -> bool:
         """Whether a token may stand behind the draft at a position."""
-        token, mask = sequence[position], self.at(position, sequence, num_settled)
-        if mask is None or token in self._stop_tokens or token >= BITS * len(mask):
-            return False
-        return bool(int(mask[token // BITS]) >> token % BITS & 1)
+        return sequence[position] not in self._stop_tokens and self.allows(position, sequence, num_settled)
 
     def _ask(self, tokens: list[int]) -> Tensor | None:
         mask = self._constraint(tokens)

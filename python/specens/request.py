@@ -211,6 +211,16 @@ class Request:
         self.drafts.proposers.append(proposer)
         self.statistics.drafted[proposer] += 1
 
+    def drop_excluded_drafts(self) -> None:
+        """Take back the drafts from the first that the constraint excludes on: some rules would let it stand."""
+        if self._masks is None:
+            return
+        places = range(self.num_settled, len(self.sequence))
+        first = next((at for at in places if not self._masks.allows(at, self.sequence, self.num_settled)), None)
+        if first is not None:
+            del self.sequence[first:], self.drafts.proposers[first - self.num_settled :]
+            self.rows[OUTSIDE].forget_from(first)
+
     def settle_chain(self, tokens: list[int], num_accepted: int, num_tested: int, logprobs: list[float] | None) -> None:
         """Settle what the test of the first `num_tested` drafts emitted: accepted ones, and perhaps a token behind.
 

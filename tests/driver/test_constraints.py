@@ -8,7 +8,7 @@ from specens.batch_files import missing, write_texts
 from specens.drafters import Drafter, DraftModel, Jacobi, Lookahead, OtherTokenizer, PromptLookup
 from specens.prompt_file import PromptLine
 
-from specens_kernels import Mixture, Sampling
+from specens_kernels import Mixture, Replacement, Sampling
 
 VOCAB, STOP, OPEN, CLOSE, DEEPEST = 40, 0, 1, 33, 5
 LETTERS = {5, 31, 32, 39}
@@ -101,6 +101,19 @@ def test_a_grammar_is_asked_only_where_a_token_can_stand(name, stops):
         [PROMPT[:2], PROMPT] * 3, seed=0, max_new_tokens=25, constraint=Brackets(stops), **stop
     )
     assert all(text.tokens[0] == OPEN for text in together)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 4])
+def test_a_rule_that_keeps_every_draft_keeps_none_that_the_grammar_excludes(num_drafts):
+    one, two = Bigram(table(0)), Bigram(table(1))
+    drafter = OtherTokenizer(two, WORDS, probabilities=True)
+    rule = Replacement(0.0, 0.0)
+    ensemble = SpeculativeEnsemble([one], WORDS, None, num_drafts, "fixed", drafter=drafter, rule=rule)
+    for seed in range(5):
+        text = ensemble.generate(PROMPT, seed=seed, max_new_tokens=20, constraint=Brackets(True), stop_tokens=[STOP])
+        if text.finish_reason == "length":
+            Brackets(True)(text.tokens)  # which raises where they are none that it allows
+    assert sum(text.statistics.accepted) + sum(event.kind == "standard" for event in text.events) > 0
 
 
 def test_a_resumed_run_writes_the_texts_of_an_undisturbed_one():

@@ -1,12 +1,16 @@
 """What a user of SpeculativeEnsemble sees: prompts, stops, streaming, statistics and errors."""
 
+import copy
+
 import peft
 import pytest
 import specens
 import torch
+from driver.kinds_of_tokenizers import tokenizer_of
 from driver.tiny_models import PROMPT, record_members, relative_of, tiny_llama, tiny_tokenizer
 from specens import MemberPrompts, SpeculativeEnsemble
 from specens.drafters import DraftModel
+from specens.prompts import prompts_for_members
 
 from specens_kernels import Contrastive, Mixture, Sampling
 
@@ -322,6 +326,17 @@ def test_members_come_back_in_the_mode_that_they_came_in(drafter):
         assert text.index or text.tokens == expected
     SpeculativeEnsemble(models[:2], **arguments)
     assert [[module.training for module in model.modules()] for model in models] == modes
+
+
+def test_a_chat_template_that_begins_with_the_first_token_has_it_once():
+    tokenizer = tokenizer_of("llama")
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    chat = copy.deepcopy(tokenizer)
+    chat.chat_template = template
+    ids = prompts_for_members("a the", 1, chat, True)[0]
+    assert (ids.count(chat.bos_token_id), ids.count(chat.eos_token_id)) == (1, 1)
+    assert chat.decode(ids, skip_special_tokens=True) == "a the"
+    assert ids == prompts_for_members([{"role": "user", "content": "a the"}], 1, chat, False)[0]
 
 
 def test_members_may_carry_an_adapter_that_is_not_merged(pair):

@@ -50,6 +50,8 @@ class Fixed:
         requests = batch.requests
         lens = chain_lens(self.draft_len, requests, self.place)
         self.drafter.propose(batch, requests, lens, least_probability(self.draft_len))
+        for request in requests:
+            request.drop_excluded_drafts()
         batch.end_phase("propose", requests)
 
         own = None if self.place == OUTSIDE else batch.scorer_of(self.place)
