@@ -175,7 +175,7 @@ def load_members(
             models.append(member if isinstance(member, CausalLM) else CausalLM(member))
             continue
         spec = os.fspath(member)
-        own = load_tokenizer(spec, revision=revision)
+        own = load_tokenizer(spec, revision=revision, dtype=dtype)
         tokenizer = own if tokenizer is None else tokenizer
         if own.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"members: the tokenizer of member {index}, {spec}, differs from that of the ensemble")

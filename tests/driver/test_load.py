@@ -1,11 +1,14 @@
 """Model specs: what they name, what a wrong one says, and that a converted copy is whole and right."""
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,8 +164,8 @@ def fake_gguf(tmp_path, tiny_folder, monkeypatch):
     (tmp_path / "fake.gguf").write_bytes(b"some weights")
     conversions = []
 
-    def convert(path, destination):
-        conversions.append(path)
+    def convert(path, destination, dtype):  # noqa: ARG001
+        conversions.append(dtype)
         shutil.copytree(tiny_folder, destination, dirs_exist_ok=True)
 
     monkeypatch.setattr(load, "_convert_gguf", convert)
@@ -179,11 +182,52 @@ def test_a_gguf_file_is_converted_once_and_again_when_its_bytes_change(fake_gguf
     assert len(conversions) == 2
 
 
+def test_the_copy_of_a_gguf_file_is_no_larger_than_what_is_asked_for(fake_gguf):
+    path, conversions = fake_gguf
+    load._arguments(resolve_model(path), torch.bfloat16)  # as the tokenizer is loaded, before the model
+    load_model(path, dtype=torch.bfloat16)
+    assert conversions == [torch.bfloat16]
+    load_model(path, dtype=torch.float16)
+    load_model(path, dtype="auto")
+    assert conversions == [torch.bfloat16, torch.float32]
+    shutil.rmtree(next(folder for folder in cache_folder().iterdir() if folder.name.endswith("-bf16")))
+    load_model(path, dtype=torch.bfloat16)  # the one of float32 serves
+    assert len(conversions) == 2
+
+
+def test_a_gguf_file_is_hashed_once(fake_gguf, monkeypatch):
+    path, conversions = fake_gguf
+    hashed = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(load.hashlib, "sha256", lambda *data: hashed.append(1) or sha256(*data))
+    for _ in range(2):
+        load._arguments(resolve_model(path), torch.float32)
+        load_model(path)
+    assert len(hashed) == 1
+    os.utime(path, (1, 1))
+    load_model(path)
+    load_model(path)
+    assert (len(hashed), len(conversions)) == (2, 1)
+
+
+def test_a_conversion_says_how_large_the_copy_is_and_refuses_a_full_disk(monkeypatch, tmp_path, caplog):
+    file = resolve_model(SMOLLM2).path
+    load._announce(file, tmp_path, torch.float32)
+    load._announce(file, tmp_path, torch.bfloat16)
+    whole, half = (record.getMessage() for record in caplog.records)
+    assert re.search(r"\(98 MB\) once, .* to a copy of 538 MB in .* dtype bf16", whole)
+    assert "to a copy of 269 MB in" in half
+    assert "bf16" not in half
+    monkeypatch.setattr(load.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**6))
+    with pytest.raises(ValueError, match=r"model: expected 538 MB of free space in .*, got 1 MB; SPECENS_CACHE"):
+        load._announce(file, tmp_path, torch.float32)
+
+
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
 def test_an_interrupted_conversion_leaves_nothing_behind(fake_gguf, interruption, monkeypatch):
     path, _ = fake_gguf
 
-    def convert(path, destination):
+    def convert(path, destination, dtype):  # noqa: ARG001
         (destination / "config.json").write_text("{")
         raise interruption(path)
 
@@ -210,7 +254,7 @@ def test_what_a_killed_conversion_left_is_removed_by_a_later_one(fake_gguf):
 def test_two_processes_that_convert_at_once_agree(fake_gguf, tiny_folder, monkeypatch):
     path, _ = fake_gguf
 
-    def convert(path, destination):
+    def convert(path, destination, dtype):  # noqa: ARG001
         shutil.copytree(tiny_folder, destination, dirs_exist_ok=True)
         target = cache_folder() / f"{path.stem}-{load._content_key(path)}"
         shutil.copytree(tiny_folder, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -11,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from specens.adapters.hub import find_in_hub
+from specens.json_lines import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ DTYPES = {
 }
 PACKAGE_PREFIX = "package:"
 STALE_SECONDS = 3600
+SOURCES = "specens_sources.json"  # in a converted copy: of which files it is one
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,13 @@ def load_model(
     dtype: a torch.dtype or its name; "auto" is that of the checkpoint. device: None is the GPU where there is one.
     revision: of a name of the hub, see `resolve_model`.
     An adapter is merged in float32 before the cast, so that a bfloat16 model keeps the small updates of a LoRA.
-    The first load of a GGUF file converts it, which takes some seconds; see `cache_folder` for where the copy is kept.
+    The first load of a GGUF file converts it, for about half a minute, to a copy of 2 bytes a weight for bfloat16
+    without an adapter, else of 4; see `cache_folder` for where it is kept.
     Raises ValueError where `resolve_model` does, and where a package that loading needs is not installed.
     """
     dtype, device = as_dtype(dtype), as_device(device)
     source = resolve_model(spec, revision)
-    where = _arguments(source)
+    where = _arguments(source, dtype)
     with nullcontext() if source.hub else _without_progress_bars():  # a download shows how far it is
         stored = dtype if source.adapter is None or dtype == "auto" else torch.float32
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored)
@@ -125,17 +129,23 @@ def load_model(
     return (model.to(device) if dtype == "auto" else model.to(device=device, dtype=wanted)).eval()
 
 
-def load_tokenizer(spec: str | os.PathLike[str], *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model spec; an adapter in the spec does not change it. Raises as `load_model`."""
-    return AutoTokenizer.from_pretrained(**_arguments(resolve_model(spec, revision)))
+def load_tokenizer(
+    spec: str | os.PathLike[str], *, revision: str | None = None, dtype: str | torch.dtype = torch.float32
+) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model spec; an adapter in the spec does not change it. Raises as `load_model`.
+
+    dtype: of the model, if it will be loaded too, since a GGUF file is converted with its tokenizer.
+    """
+    return AutoTokenizer.from_pretrained(**_arguments(resolve_model(spec, revision), as_dtype(dtype)))
 
 
-def _arguments(source: ModelSource) -> dict[str, Any]:
+def _arguments(source: ModelSource, dtype: str | torch.dtype) -> dict[str, Any]:
     """What `from_pretrained` takes. The commit was looked up once, so that all files are of the same one."""
     if source.hub is not None:
         name, commit = source.hub
         return {"pretrained_model_name_or_path": name, "revision": commit}
-    return {"pretrained_model_name_or_path": _model_folder(source.path), "local_files_only": True}
+    wanted = dtype if source.adapter is None else torch.float32  # what an adapter is merged in
+    return {"pretrained_model_name_or_path": _model_folder(source.path, wanted), "local_files_only": True}
 
 
 def cache_folder() -> Path:
@@ -203,20 +213,31 @@ def _merge_adapter(model: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         return PeftModel.from_pretrained(model, str(adapter), local_files_only=True).merge_and_unload()
 
 
-def _model_folder(path: Path) -> Path:
-    """A folder that `from_pretrained` reads quickly: `path` itself, or the converted copy of a GGUF file."""
+def _model_folder(path: Path, dtype: str | torch.dtype) -> Path:
+    """A folder that `from_pretrained` reads quickly: `path` itself, or a converted copy of a GGUF file.
+
+    The copy is of bfloat16 where that is all that is asked for, else of float32; one of float32 serves every type.
+    """
     if path.suffix != ".gguf":
         return path
-    folder = cache_folder() / f"{path.stem}-{_content_key(path)}"
+    key = _content_key(path)
+    exact, rounded = (cache_folder() / f"{path.stem}-{key}{end}" for end in ("", "-bf16"))
+    stored = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    folder = rounded if stored == torch.bfloat16 and not exact.is_dir() else exact
     if not folder.is_dir():
         _require("gguf", "accelerate", for_what=f"the GGUF file {path.name!r}")
-        logger.warning("converting %s once, for about half a minute; later loads read %s", path.name, folder)
-        _publish_folder(folder, lambda partial: _convert_gguf(path, partial))
+        _publish_folder(folder, lambda partial: _convert_gguf(path, partial, stored))
+    _note_source(folder, path, key)
     return folder
 
 
 def _content_key(path: Path) -> str:
-    """Names the bytes of the file and the version that converts them."""
+    """Names the bytes of the file and the version that converts them; a file that has been seen is not read again."""
+    seen = _identity(path)
+    for note in cache_folder().glob(f"*/{SOURCES}"):
+        known = json.loads(note.read_bytes())
+        if seen in known["files"]:
+            return known["key"]
     digest = hashlib.sha256(transformers.__version__.encode())
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -224,8 +245,46 @@ def _content_key(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _convert_gguf(path: Path, destination: Path) -> None:
-    """Write the dequantised float32 model and its tokenizer as a Hugging Face folder."""
+def _identity(path: Path) -> list:
+    """What changes with a file's bytes, and with the version that converts them."""
+    found = path.stat()
+    return [str(path.resolve()), found.st_size, found.st_mtime_ns, transformers.__version__]
+
+
+def _note_source(folder: Path, path: Path, key: str) -> None:
+    """Remember that a folder is the copy of this file, where the folder may be written."""
+    note = folder / SOURCES
+    files = json.loads(note.read_bytes())["files"] if note.is_file() else []
+    if _identity(path) not in files:
+        with suppress(OSError):
+            write_whole(note, {"key": key, "files": [*files, _identity(path)]})
+
+
+def _announce(path: Path, parent: Path, dtype: torch.dtype) -> None:
+    """Say what a conversion makes of a file, and where. Raises ValueError where there is no space for it."""
+    from gguf import GGUFReader
+
+    needed = sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors) * dtype.itemsize
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise ValueError(
+            f"model: expected {_size(needed)} of free space in {parent} for a copy of {path.name}, got {_size(free)}; "
+            "SPECENS_CACHE names another folder"
+        )
+    half = "; dtype bf16, without an adapter, makes half of that" if dtype == torch.float32 else ""
+    logger.warning(
+        "converting %s (%s) once, for about half a minute, to a copy of %s in %s that may be deleted%s",
+        *(path.name, _size(path.stat().st_size), _size(needed), parent, half),
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _convert_gguf(path: Path, destination: Path, dtype: torch.dtype) -> None:
+    """Write the dequantised model and its tokenizer as a Hugging Face folder."""
+    _announce(path, destination.parent, dtype)
     gguf: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **gguf)
     if hasattr(transformers, "GgufConfig"):  # without it, transformers always dequantises
@@ -238,7 +297,7 @@ def _convert_gguf(path: Path, destination: Path) -> None:
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
     with _without_progress_bars():
-        plain.save_pretrained(destination)
+        plain.to(dtype).save_pretrained(destination)
     tokenizer.save_pretrained(destination)
 
 
