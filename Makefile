@@ -21,6 +21,8 @@ test: $(VENV)/.installed
 # Ten times as many random problems, and the shapes that Triton's interpreter is slow at.
 test-full: $(VENV)/.installed
 	SPECENS_TEST_FULL=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	for set in $$($(BIN)/python -c "from specens_kernels import instruction_set; print(*instruction_set.available())"); do \
+		SPECENS_INSTRUCTION_SET=$$set $(BIN)/python -m pytest $(PYTEST_ARGS) tests/ops tests/laws -k "not triton" || exit 1; done
 
 # Triton's kernels, interpreted and compiled, under the oldest release that is supported and the newest; `make test` runs
 # them under the one that torch brought. Any release does: make test-triton TRITON_VERSIONS=3.8.0

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from in_turn import use_next
 from torch import Tensor
 
 from specens_kernels import (
@@ -143,6 +144,7 @@ def random_recipe(rng: random.Random, vocabs: Sequence[int], batches: Sequence[i
 
 def build(recipe: Recipe, seed: int, device: torch.device | str = "cpu") -> Case:
     """Draw a case. The same recipe and seed give the same numbers on every device."""
+    use_next(seed)
     generator = torch.Generator().manual_seed(seed)
     steps = recipe.draft_len + recipe.bonus
     vocabs = recipe.vocabs[:1] if recipe.ensemble == "none" else recipe.vocabs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 # Both are read once, when torch and Triton load. libgomp's spinning threads make parallel regions slow on busy cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -39,6 +40,24 @@ def _why_unusable(backend: str) -> str | None:
 
     info = backends().get(backend)
     return info.reason if info is not None else None
+
+
+@pytest.fixture(autouse=True)
+def instruction_set_in_turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of operations and laws take the processor's instruction sets in turn; see `in_turn`."""
+    if request.path.parent.name not in ("ops", "laws"):
+        yield
+        return
+    from in_turn import begin_test
+
+    from specens_kernels import instruction_set
+
+    before = instruction_set.in_use()
+    begin_test(request.node.nodeid)
+    yield
+    print("instruction set:", instruction_set.in_use())
+    if before is not None:
+        instruction_set.use(before)
 
 
 @pytest.fixture(params=["cpp", "triton"])

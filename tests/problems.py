@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from cases import lay_out
+from in_turn import use_next
 from torch import Tensor
 
 from specens_kernels import (
@@ -246,6 +247,7 @@ class Maker:
 
 
 def random_problem(seed: int, vocabs: Sequence[int]) -> Problem:
+    use_next(seed)
     maker = Maker(seed, vocabs)
     rows, shape = maker.draft_len + maker.bonus, (maker.batch, maker.draft_len)
     logits = [maker.logits(rows, max(1, maker.vocab - maker.choice.choice([0, 0, 1]))) for _ in range(maker.members)]

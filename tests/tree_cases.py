@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from in_turn import use_next
 from torch import Tensor
 
 from specens_kernels import (
@@ -130,6 +131,7 @@ def _draft(choice: random.Random, shape: tuple[int, ...], members: int, vocab: i
 
 
 def random_case(seed: int, batches: tuple[int, ...] = (1, 4, 9)) -> TreeCase:
+    use_next(seed)
     choice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     batch, nodes, vocab = choice.choice(batches), choice.choice([0, 1, 3, 6, 12]), choice.choice(VOCABS)
     members, dtype = choice.choice([1, 1, 2, 3]), choice.choice(DTYPES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from cases import many
 from hypothesis import HealthCheck, given, settings
@@ -19,13 +18,6 @@ TILES = 4
 DRAFTS = 2
 NOISE = 2.0**-23  # of float32, of the largest exponent
 INF = math.inf
-
-
-@pytest.fixture(autouse=True)
-def same_set_afterwards():
-    before = instruction_set.in_use()
-    yield
-    instruction_set.use(before)
 
 
 @st.composite

@@ -21,6 +21,7 @@ from specens_kernels import (
     Sampling,
     Status,
     Verdict,
+    instruction_set,
     sample,
     target_logprobs,
     verify_chain,
@@ -43,7 +44,7 @@ def healthy(device: torch.device, **choices: Any) -> Case:
 
 
 @functools.cache
-def healthy_verdict(backend: str, device: torch.device, choices: tuple[tuple[str, Any], ...]) -> Verdict:
+def healthy_verdict(backend: str, device: torch.device, choices: tuple[tuple[str, Any], ...], _: str | None) -> Verdict:
     return healthy(device, **dict(choices)).verify(backend)
 
 
@@ -170,7 +171,7 @@ def test_a_degenerate_request_is_marked_and_its_neighbours_are_not_touched(backe
     comparison = Comparison()
     comparison.verify(case, verdict, expected)
     comparison.finish(at_least=3)
-    whole = healthy_verdict(backend, device, tuple(choices.items()))
+    whole = healthy_verdict(backend, device, tuple(choices.items()), instruction_set.in_use())
     for own, other in zip(tensors_of(verdict), tensors_of(whole), strict=True):
         assert torch.equal(own[[0, 2]], other[[0, 2]])
     if bit in (Status.NO_TOKEN, Status.INVALID_PARAMETER):
