@@ -1,8 +1,9 @@
 """From a file of prompts to a file of texts, by a run that may be ended at any time and started again.
 
 Beside the texts lies a file with the settings of the run and its seed. A run that is started again keeps the seed and
-writes what is missing, so that in the end every text is there once, and is the one that an undisturbed run writes (but
-for near-ties that a model rounds otherwise when the batch around a text is another one).
+writes what is missing, so that in the end every text is there once, from the seed that it has in an undisturbed run. It
+is the same text where the batch around it was the same or the run is exact; else a model may round its logits
+otherwise, after which the text goes on otherwise, in bfloat16 often.
 """
 
 from __future__ import annotations
@@ -146,13 +147,15 @@ def write_texts(
     append: Callable[[dict], None],
     *,
     batch_size: int = 8,
+    exact: bool = False,
     on_text: Callable[[Piece, Generation], None] | None = None,
     on_round: Callable[[Round], None] | None = None,
     **settings: Any,
 ) -> None:
     """Generate the pieces and append each record as soon as its text is finished.
 
-    on_text: called behind that. on_round: as of `generate_many`, with the numbers of the prompt and the sample.
+    batch_size, exact: as of `generate_many`. on_text: called behind each. on_round: as of `generate_many`, with the
+    numbers of the prompt and the sample.
     settings: of all texts, see `specens.jobs.Settings`.
     Raises ValueError naming the prompt where one is wrong, before anything is generated; MemoryError where memory runs
     out, KeyboardInterrupt and whatever else stops the generation, when all finished texts have been appended.
@@ -167,7 +170,7 @@ def write_texts(
 
     try:
         for generation in ensemble.generate_many(
-            jobs, batch_size=batch_size, on_round=None if on_round is None else report, **settings
+            jobs, batch_size=batch_size, exact=exact, on_round=None if on_round is None else report, **settings
         ):
             append(pieces[generation.index].record(generation))
             if on_text is not None:

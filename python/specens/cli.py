@@ -99,6 +99,7 @@ def generate(
     output: options.Output = None,
     batch_size: options.BatchSize = 8,
     samples: options.Samples = 1,
+    exact: options.Exact = False,
     trace: options.Trace = None,
     dtype: options.Dtype = "bf16",
     device: options.Device = None,
@@ -113,7 +114,7 @@ def generate(
     from specens import commands
     from specens.file_run import FileRun, Files
 
-    files = Files(input, output, trace, batch_size, samples)
+    files = Files(input, output, trace, batch_size, samples, exact)
     files.check()
     if json and files.are_many:
         raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")

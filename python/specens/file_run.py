@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a run: prompts, texts, what happened in each round; and how many texts at a time and a prompt."""
+    """The files of a run: prompts, texts, what happened in each round; how many texts at a time and a prompt.
+
+    exact: as of `SpeculativeEnsemble.generate_many`.
+    """
 
     input: Path | None = None
     output: Path | None = None
     trace: Path | None = None
     batch_size: int = 8
     samples: int = 1
+    exact: bool = False
 
     @property
     def are_many(self) -> bool:
@@ -99,6 +103,7 @@ class FileRun:
                     self._pieces,
                     self._texts.append,
                     batch_size=self._files.batch_size,
+                    exact=self._files.exact,
                     on_text=note,
                     on_round=None if trace is None else trace.write_round,
                     **self._job | {"chat": chat},

@@ -190,6 +190,7 @@ class SpeculativeEnsemble:
         *,
         batch_size: int = 8,
         samples: int = 1,
+        exact: bool = False,
         on_tokens: Callable[[int, int, list[Event]], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
         **settings: Unpack[Settings],
@@ -197,10 +198,12 @@ class SpeculativeEnsemble:
         """Generate from many prompts, `batch_size` at a time; yields each text as it is finished, with its index.
 
         Requests accept different numbers of drafts, end at different times and leave, and the next prompts take their
-        places, so the prompts may be a generator without an end. A request's text depends on its own prompt and seed
-        only, not on the batch around it.
+        places, so the prompts may be a generator without an end. Nothing of a request but the rounding of its logits
+        depends on the batch around it: in float32 its text is nearly always that of `generate` with its seed, in
+        bfloat16 often another one of the same distribution after some tokens. With `exact`, it is that in any batch.
 
         prompts: each as for `generate`, or a Job with settings of its own. samples: texts of each prompt.
+        exact: one forward for each request, so that none is rounded otherwise than alone; a batch saves no time then.
         on_tokens: called after each round with a prompt's number, the sample and the events of its tokens.
         on_round: called then too, with all that is known of the round.
         settings: of every text, see `Settings`.
@@ -209,13 +212,15 @@ class SpeculativeEnsemble:
         for name, value in (("batch_size", batch_size), ("samples", samples)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
+        if not isinstance(exact, bool):
+            raise ValueError(f"exact: expected True or False, got {exact!r}")
         make_task = TaskMaker(self, settings)
 
         def report(request: Request, events: list[Event]) -> None:
             assert on_tokens is not None
             on_tokens(request.task.index, request.task.sample, events)
 
-        batch = self._batch(batch_size, [] if on_tokens is None else [report], on_round)
+        batch = self._batch(batch_size, [] if on_tokens is None else [report], on_round, exact)
         return self._generate_many(prompts, samples, batch, make_task)
 
     def _generate_many(
@@ -255,7 +260,9 @@ class SpeculativeEnsemble:
     def _request(self, task: Task) -> Request:
         return Request(task, self.tokenizer, min(model.num_embeddings for model in self.models))
 
-    def _batch(self, size: int, reports: list[Report], on_round: Callable[[Round], None] | None) -> Batch:
+    def _batch(
+        self, size: int, reports: list[Report], on_round: Callable[[Round], None] | None, exact: bool = False
+    ) -> Batch:
         """A batch with caches of its own. reports: called after each round with a request and its new events."""
         if on_round is not None:
             reports = [*reports, Tracer(on_round, self.tokenizer).note]
@@ -264,11 +271,13 @@ class SpeculativeEnsemble:
             for each in reports:
                 each(request, events)
 
-        groups = self._groups()
-        scorers = [self._scorer(index, self.models[own[0]], own, own, size) for index, own in enumerate(groups)]
+        groups, read_together = self._groups(), 1 if exact else size
+        scorers = [
+            self._scorer(index, self.models[own[0]], own, own, read_together) for index, own in enumerate(groups)
+        ]
         drafter, outside = self.plan.drafter, None
         if self.schedule.speculates and not isinstance(drafter, int) and drafter.model is not None:
-            outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], size)
+            outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], read_together)
         return Batch(self.schedule(self.plan), scorers, size, report, outside)
 
     def _scorer(

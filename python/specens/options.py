@@ -89,6 +89,10 @@ Output = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Texts that are generated at a time.")]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="The same text in any batch: a forward for each text, so that none saves another."),
+]
 Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more than one are JSON lines.")]
 Trace = Annotated[Path | None, typer.Option("--trace", help="Write what happens in each round, for specens show.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]

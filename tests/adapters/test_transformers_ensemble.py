@@ -4,10 +4,13 @@ import pytest
 import torch
 import transformers
 from adapters.markov import LEAST_PROBABILITY, fit, logits_behind, markov_llama
+from driver.test_generation_config import GREEDY_FIELDS
 from driver.tiny_models import relative_of, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
+from specens.adapters.generation_config import HONOURED, MEANINGLESS
 from specens.adapters.transformers import ensemble as adapter
 from specens.adapters.transformers import speculative_ensemble
+from specens.adapters.transformers.settings import DONE_BY_GENERATE, SUPPORTED_VALUES
 from transformers import GenerationConfig, StoppingCriteria, TextStreamer
 
 from specens_kernels import Mixture, Sampling
@@ -73,9 +76,9 @@ def test_sampled_texts_follow_the_mixture():
 def test_sampling_parameters_are_those_of_the_config(monkeypatch, pair):
     seen = []
 
-    def generate_texts(decoder, prompts, rows, job):
+    def generate_texts(decoder, prompts, rows, job, edits):
         seen.append(job["sampling"])
-        original(decoder, prompts, rows, job)
+        original(decoder, prompts, rows, job, edits)
 
     original = adapter._generate
     monkeypatch.setattr(adapter, "_generate", generate_texts)
@@ -143,9 +146,9 @@ class Stream:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("logits_processor", {"repetition_penalty": 1.2}),
-        ("logits_processor", {"do_sample": True, "typical_p": 0.9}),
-        ("logits_processor", {"logits_processor": [transformers.TopKLogitsWarper(3)]}),
+        ("logits_processor", {"repetition_penalty": 1.2, "schedule": "tree", "tree": (2, 2)}),
+        ("guidance_scale", {"guidance_scale": 1.5}),
+        ("penalty_alpha", {"penalty_alpha": 0.5}),
         ("num_beams", {"num_beams": 2}),
         ("use_cache", {"use_cache": False}),
         ("cache_implementation", {"cache_implementation": "static"}),
@@ -171,6 +174,51 @@ def test_what_is_not_supported_is_named(pair, name, arguments):
     others = {key: value for key, value in arguments.items() if key != "inputs"}
     with pytest.raises(ValueError, match=rf"^{name}: expected "):
         generate(pair, ids, **others)
+
+
+@pytest.mark.parametrize("name", GREEDY_FIELDS)
+def test_greedy_texts_of_a_batch_are_those_of_generate_whatever_edits_the_logits(pair, name):
+    fields = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0} | GREEDY_FIELDS[name]
+    fields.pop("prompt", None)
+    if fields["max_new_tokens"] is None:
+        fields["max_length"] += PADDED.shape[1]
+    batch = {"attention_mask": MASK, **fields}
+    expected = pair[0].generate(PADDED, **batch)
+    assert torch.equal(generate(pair, PADDED, ensemble=Mixture((1.0, 0.0)), **batch), expected)
+
+
+def test_sampled_texts_follow_filters_that_the_verification_does_not_know():
+    pair = [markov_llama(0), markov_llama(1)]
+    law = torch.stack([filtered(row) for row in logits_behind(pair[0])])
+    torch.manual_seed(0)
+    settings = {"do_sample": True, "top_k": 0, "typical_p": 0.7, "max_new_tokens": 400, "ensemble": Mixture((1.0, 0.0))}
+    texts = generate(pair, torch.tensor([[1], [2]]), **settings)
+    assert fit(texts, law) > LEAST_PROBABILITY
+    assert fit(texts, logits_behind(pair[0]).softmax(-1)) < LEAST_PROBABILITY
+
+
+def filtered(row):
+    return transformers.TypicalLogitsWarper(0.7)(None, row[None].float())[0].softmax(-1)
+
+
+def test_prefix_constraints_and_processors_of_the_caller_see_their_own_row(pair):
+    def allowed(batch_id, ids):
+        return [10 + batch_id, 20 + batch_id] if len(ids) % 2 else [30 + batch_id]
+
+    class NoNine(transformers.LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            assert input_ids.shape[1] >= PADDED.shape[1]
+            return scores.index_fill(1, torch.tensor([9]), float("-inf"))
+
+    settings = {"attention_mask": MASK, "do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
+    for own in ({"prefix_allowed_tokens_fn": allowed}, {"logits_processor": [NoNine()]}):
+        expected = pair[0].generate(PADDED, **settings, **own)
+        assert torch.equal(generate(pair, PADDED, ensemble=Mixture((1.0, 0.0)), **settings, **own), expected)
+
+
+def test_every_field_of_a_generation_config_is_done_by_generate_or_refused():
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert fields == {*HONOURED, *MEANINGLESS, *SUPPORTED_VALUES, *DONE_BY_GENERATE} & fields
 
 
 def test_texts_of_different_lengths_need_a_padding_id(pair):

@@ -355,3 +355,23 @@ def test_sampled_batches_under_a_penalty_follow_the_law():
         ]
     )
     assert scipy.stats.chisquare(counts.flatten(), texts * law.flatten() / law.sum()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "lookup"])
+def test_exact_texts_are_the_same_bit_by_bit_alone_and_in_any_batch(name):
+    first = tiny_llama(0)
+    members = [model.to(torch.bfloat16) for model in (first, relative_of(first, 1), relative_of(first, 2))]
+    if name == "lookup":
+        ensemble = SpeculativeEnsemble(members[:1])
+    else:
+        ensemble = SpeculativeEnsemble(members, draft_lens=SCHEDULES[name], schedule=name.split(",")[0])
+    jobs = [Job(prompt * 2, max_new_tokens=20 + 3 * index, seed=index) for index, prompt in enumerate(PROMPTS[:5])]
+
+    def texts(jobs, **settings):
+        made = ensemble.generate_many(jobs, logprobs=True, **settings)
+        return {text.seed: (text.tokens, text.logprobs) for text in made}
+
+    alone = {job.seed: texts([job], batch_size=1)[job.seed] for job in jobs}
+    for batch_size, order in ((2, jobs), (5, jobs[::-1]), (3, jobs[2:] + jobs[:2])):
+        assert texts(order, batch_size=batch_size, exact=True) == alone
+    assert texts(jobs, batch_size=5) != alone  # rounded otherwise, which is what exact is for

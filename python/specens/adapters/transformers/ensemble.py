@@ -14,7 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from specens.adapters.logits_processors import split_processors
 from specens.adapters.transformers.row import Row
-from specens.adapters.transformers.settings import check_settings, prompts_of
+from specens.adapters.transformers.settings import check_settings, processors_of_row, prompts_of
 from specens.generate import SpeculativeEnsemble
 from specens.jobs import Job
 from specens.request import Ensemble, Event
@@ -37,8 +37,8 @@ def speculative_ensemble(
     *,
     members: Sequence[Any] = (),
     ensemble: Ensemble | None = None,
-    draft_lens: int | Sequence[int] = 1,
-    schedule: str = "alternate",
+    draft_lens: int | Sequence[int] | None = None,
+    schedule: str | None = None,
     drafter: int | None = None,
     tree: TreePlan | Sequence[int] | None = None,
     **model_kwargs: Any,
@@ -46,16 +46,18 @@ def speculative_ensemble(
     """Generate from the ensemble of a model and `members`; to be passed to its `generate` as `custom_generate`.
 
     `generate` takes what it always takes: a generation config or its fields (do_sample, temperature, top_k, top_p,
-    min_p, max_new_tokens, eos_token_id, num_return_sequences, ...), stopping criteria, a streamer for one prompt, and a
-    batch of prompts, padded on the left with an attention mask. Further arguments:
+    min_p, penalties, banned and forced tokens, max_new_tokens, eos_token_id, num_return_sequences, ...), logits
+    processors, stopping criteria, a streamer for one prompt, and a batch of prompts, padded on the left with an
+    attention mask. Temperature, top-k, top-p and min-p at the end of the processors act on the ensemble's distribution,
+    all others on the logits of every member, a row at a time: they must depend on ids and logits alone. Further:
     members: the other models of the ensemble, loaded; `model` is the first, and all share its tokenizer.
     ensemble, draft_lens, schedule, drafter, tree: as of `specens.SpeculativeEnsemble`.
 
     Stopping criteria see every token, also those that came in one round; a text ends with the first that they stop at.
     Every text has a seed from torch's global generator: `set_seed` reproduces it.
     Returns what `generate` does: int64 [batch, tokens], padded on the right, or with `return_dict_in_generate` an
-    output with `sequences`. Raises ValueError naming what is not supported: other logits processors, beams, caches of
-    the caller, scores and hidden states, inputs that are not token ids.
+    output with `sequences`. Raises ValueError naming what is not supported: logits processors that keep a state,
+    beams, caches of the caller, scores and hidden states, inputs that are not token ids.
     """
     caller = _variables_of_generate()
     streamer = caller.get("streamer") if streamer is None else streamer
@@ -66,22 +68,37 @@ def speculative_ensemble(
         raise ValueError(f"streamer: expected one prompt, got {len(input_ids)}")
     ends = generation_config._eos_token_tensor
     decoder = SpeculativeEnsemble([model, *members], None, ensemble, draft_lens, schedule, drafter=drafter, tree=tree)
+    edits, sampling = _split(logits_processor, generation_config.do_sample, decoder.schedule_name)
     job = {
         "max_new_tokens": generation_config.max_length - input_ids.shape[1],
-        "sampling": _sampling(logits_processor, generation_config.do_sample),
+        "sampling": sampling,
+        "generation_config": "none",  # what it says is in what `generate` made of it
         "stop_tokens": [] if ends is None else ends.flatten().tolist(),
     }
     prompts = prompts_of(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
     rows = [Row(ids, stopping_criteria, streamer) for ids in input_ids]
-    _generate(decoder, prompts, rows, job)
+    own = [
+        processors_of_row(edits, index, ids[: len(ids) - len(prompt)])
+        for index, (ids, prompt) in enumerate(zip(input_ids, prompts, strict=True))
+    ]
+    _generate(decoder, prompts, rows, job, own)
     if streamer is not None:
         streamer.end()
     sequences = _padded([row.ids for row in rows], generation_config._pad_token_tensor)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
-def _generate(decoder: SpeculativeEnsemble, prompts: Sequence[list[int]], rows: Sequence[Row], job: dict) -> None:
-    """Write the texts of a batch into its rows; one that a criterion has ended goes on unseen while others do."""
+def _generate(
+    decoder: SpeculativeEnsemble,
+    prompts: Sequence[list[int]],
+    rows: Sequence[Row],
+    job: dict,
+    edits: Sequence[list[Any]],
+) -> None:
+    """Write the texts of a batch into its rows; one that a criterion has ended goes on unseen while others do.
+
+    edits: the logits processors of each row.
+    """
     seeds = torch.zeros(len(rows), dtype=torch.int64)
     if not job["sampling"].greedy:  # greedy generations leave the global generator alone
         seeds = torch.randint(2**63 - 1, (len(rows),))
@@ -91,7 +108,10 @@ def _generate(decoder: SpeculativeEnsemble, prompts: Sequence[list[int]], rows: 
         if all(row.ended for row in rows):
             raise TextEndsError
 
-    jobs = [Job(prompt, seed=seed) for prompt, seed in zip(prompts, seeds.tolist(), strict=True)]
+    jobs = [
+        Job(prompt, seed=seed, logits_processors=own)
+        for prompt, seed, own in zip(prompts, seeds.tolist(), edits, strict=True)
+    ]
     try:
         for text in decoder.generate_many(jobs, batch_size=len(jobs), on_tokens=read, **job):
             rows[text.index].ended = True
@@ -99,13 +119,15 @@ def _generate(decoder: SpeculativeEnsemble, prompts: Sequence[list[int]], rows: 
         pass
 
 
-def _sampling(processors: Any, do_sample: bool) -> Sampling:
-    others, sampling = split_processors(processors)
-    if others or (processors and not do_sample):
-        names = ", ".join(type(processor).__name__ for processor in others or processors)
-        expected = "temperature, top-k, top-p and min-p only, in this order" if do_sample else "none without do_sample"
-        raise ValueError(f"logits_processor: expected {expected}; got {names}")
-    return sampling if do_sample else Sampling(temperature=0.0)
+def _split(processors: Any, do_sample: bool, schedule: str | None) -> tuple[list[Any], Sampling]:
+    """The processors that edit the logits of every member, and the sampling parameters that the others are."""
+    others, sampling = split_processors(processors) if do_sample else (list(processors), Sampling(temperature=0.0))
+    if others and schedule == "tree":
+        names = ", ".join(type(processor).__name__ for processor in others)
+        raise ValueError(
+            f"logits_processor: expected temperature, top-k, top-p and min-p only under schedule 'tree'; got {names}"
+        )
+    return others, sampling
 
 
 def _padded(texts: list[Tensor], padding: Tensor | None) -> Tensor:

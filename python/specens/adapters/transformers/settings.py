@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor, PrefixConstrainedLogitsProcessor
 
+from specens.adapters.generation_config import REFUSED
+
+DONE_BY_GENERATE = ("num_return_sequences", "max_time", "token_healing")  # before and around what it leaves to us
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {  # of the fields of a generation config that ask for something else
-    "num_beams": (None, 1),
-    "use_cache": (None, True),
-    "cache_implementation": (None, "dynamic"),
-    "cache_config": (None,),
-    "prefill_chunk_size": (None,),
-    "compile_config": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "assistant_early_exit": (None,),
-    "assistant_ensemble_weight": (None,),
-    "speculation_type": (None,),
-    "use_mtp": (None, False),
-    "penalty_alpha": (None,),
-    "dola_layers": (None,),
-    "output_scores": (None, False),
-    "output_logits": (None, False),
-    "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
-}
+    name: values for name, (values, _) in REFUSED.items() if name not in DONE_BY_GENERATE
+} | {"cache_implementation": (None, "dynamic"), "prefill_chunk_size": (None,), "compile_config": (None,)}
 INPUTS = ("attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep")
 
 
@@ -49,6 +38,39 @@ def check_settings(
             raise ValueError(f"{name}: expected only token ids and their attention mask, got {type(value).__name__}")
         if name in ("cache", "past_key_values") and value is not None and _is_of_caller(value):
             raise ValueError(f"{name}: expected None, as every member makes its own; got {type(value).__name__}")
+
+
+def processors_of_row(processors: Sequence[Any], index: int, padding: Tensor) -> list[Any]:
+    """Processors that see one row as they see it in its batch.
+
+    index: of the row. padding: its tokens before the prompt, [tokens].
+    """
+    own = [_of_row(processor, index) for processor in processors]
+    return [_Padded(processor, padding) for processor in own] if len(padding) else own
+
+
+def _of_row(processor: Any, index: int) -> Any:
+    """A processor that does for one row alone what it does for it in a batch."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if isinstance(ignored, Tensor):
+        own = copy.copy(processor)
+        own.prompt_ignore_length = int(ignored[index])
+        return own
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        allowed, prompt = processor._prefix_allowed_tokens_fn, index // processor._num_beams
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(prompt, ids), 1)
+    return processor
+
+
+class _Padded(LogitsProcessor):
+    """Shows a processor the padding before a prompt, by which it counts in a batch."""
+
+    def __init__(self, processor: Any, padding: Tensor) -> None:
+        self._processor, self._padding = processor, padding
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Of ids [1, tokens] without the padding and scores [1, vocab]."""
+        return self._processor(torch.cat([self._padding[None].to(input_ids.device), input_ids], dim=1), scores)
 
 
 def _is_of_caller(cache: Any) -> bool:
