@@ -111,7 +111,7 @@ class FileRun:
             except (KeyboardInterrupt, MemoryError) as error:
                 raise type(error)(self._report(error, shown.done)) from error
         rate = f", {num_tokens / shown.seconds:.1f} tokens/s" if num_tokens else ""
-        console.print(f"{self._total} texts{rate}", style="dim", highlight=False)
+        console.print(f"{self._total} text{'s' * (self._total != 1)}{rate}", style="dim", highlight=False)
 
     def _open_trace(self, run: dict[str, Any]) -> TraceFile | None:
         if self._files.trace is None:

@@ -72,7 +72,7 @@ def test_the_command_line_takes_a_name_alone_by_the_environment_of_transformers(
     """A lone model, prompt lookup by default, the cache by HF_HOME: `specens generate MODEL --prompt x`."""
     environment = os.environ | {"HF_HOME": str(hub_home), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("HF_HUB_CACHE", None)
-    command = [sys.executable, "-m", "specens.cli", "generate", NAME, "--prompt", "w5 w3 w8", "--max-new-tokens", "9"]
+    command = [sys.executable, "-m", "specens", "generate", NAME, "--prompt", "w5 w3 w8", "--max-new-tokens", "9"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     assert len(ran.stdout.split()) == 9

@@ -310,3 +310,16 @@ def test_the_expert_is_more_at_home_in_the_reference_than_the_base_and_leaves_it
 
 def test_the_adapter_in_the_repository_is_small():
     assert (EXPERT_FOLDER / "adapter_model.safetensors").stat().st_size < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("model.safetensors", "garbage"), ("config.json", "{"), ("model.safetensors", None)], ids=str
+)
+def test_files_that_cannot_be_read_are_named(tiny_folder, name, content):
+    (tiny_folder / name).unlink()
+    if content is not None:
+        (tiny_folder / name).write_text(content)
+    with pytest.raises(ValueError, match=r"model: expected files that can be read, got '.*/tiny': ."):
+        load_model(tiny_folder)
+    with pytest.raises(ValueError, match=r"model: expected files that can be read, got '.*/tiny': ."):
+        load_tokenizer(tiny_folder)

@@ -122,7 +122,8 @@ def load_model(
     where = _arguments(source, dtype)
     with nullcontext() if source.hub else _without_progress_bars():  # a download shows how far it is
         stored = dtype if source.adapter is None or dtype == "auto" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored)
+        with _named(spec):
+            model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored)
         wanted = model.dtype if dtype == "auto" else dtype
         if source.adapter is not None:
             model = _merge_adapter(model.float(), source.adapter).to(wanted)
@@ -136,7 +137,21 @@ def load_tokenizer(
 
     dtype: of the model, if it will be loaded too, since a GGUF file is converted with its tokenizer.
     """
-    return AutoTokenizer.from_pretrained(**_arguments(resolve_model(spec, revision), as_dtype(dtype)))
+    where = _arguments(resolve_model(spec, revision), as_dtype(dtype))
+    with _named(spec):
+        return AutoTokenizer.from_pretrained(**where)
+
+
+@contextmanager
+def _named(spec: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an error of files that cannot be read say whose they are; the libraries that read them raise anything."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"model: expected files that can be read, got {os.fspath(spec)!r}: {why}") from error
 
 
 def _arguments(source: ModelSource, dtype: str | torch.dtype) -> dict[str, Any]:
