@@ -1,4 +1,4 @@
-# make demo | test | test-full | test-triton | test-install | test-vllm | sanitize | check | bench | wheel | clean
+# make demo | test | test-full | test-triton | test-install | test-vllm | sanitize | check | bench | wheel | models | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -63,6 +63,10 @@ bench: $(VENV)/.installed
 
 wheel: $(VENV)/.installed
 	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+# docs/models.md: each causal LM architecture of the installed transformers against its own `generate`.
+models: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m zoo.table > docs/models.md
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed $(VENV)/.checkers

@@ -201,6 +201,7 @@ class SpeculativeEnsemble:
         places, so the prompts may be a generator without an end. Nothing of a request but the rounding of its logits
         depends on the batch around it: in float32 its text is nearly always that of `generate` with its seed, in
         bfloat16 often another one of the same distribution after some tokens. With `exact`, it is that in any batch.
+        Models that cannot read texts of different lengths together are always read so.
 
         prompts: each as for `generate`, or a Job with settings of its own. samples: texts of each prompt.
         exact: one forward for each request, so that none is rounded otherwise than alone; a batch saves no time then.

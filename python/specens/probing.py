@@ -67,9 +67,11 @@ def _known(model: CausalLM, name: str, probe: Callable[[CausalLM], Any]) -> Any:
 
 
 def _check_reads(model: CausalLM) -> bool:
-    cache = model.new_cache() if model.has_cache else None
     kind = type(model.base).__name__
+    if model.carries_memories:
+        raise ValueError(f"members: expected a model that keeps a text in a cache, got {kind}, which carries memories")
     try:
+        cache = model.new_cache() if model.has_cache else None
         logits = model.read(torch.tensor([_ids(model, 3)], device=model.device), cache, 0, 1)
     except Exception as error:
         message = f"members: expected a model that continues a text of tokens alone, got {kind}, which fails: {error}"

@@ -67,7 +67,7 @@ def _outcome(write: Callable[[], list[list[int]]], expected: list[list[int]] | N
     except Exception as error:  # noqa: BLE001
         return f"wrong: {type(error).__name__} {error}"
     if expected is None:
-        return f"wrong: text without end, though {reason}"
+        return f"nothing to compare with: {reason}"
     if texts == expected[: len(texts)]:
         return EQUAL
     places = [place for own, other in zip(texts, expected, strict=False) for place in _first_difference(own, other)]

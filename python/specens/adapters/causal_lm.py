@@ -81,6 +81,11 @@ class CausalLM:
         supports = getattr(self.base, "_supports_default_dynamic_cache", None)
         return self._cache_name is not None and (self.make_cache is not None or supports is None or supports())
 
+    @property
+    def carries_memories(self) -> bool:
+        """Whether forwards take and return hidden states of a text (XLNet), of which `generate` reads a part again."""
+        return "mems" in self._names
+
     def new_cache(self) -> Any:
         """An empty cache of the class that the model's layers need."""
         config = self.base.config

@@ -50,8 +50,13 @@ def growth_length(config: Any) -> int | None:
 
 
 def forget_longest(model: torch.nn.Module) -> None:
-    """Let rotary embeddings forget the longest text they saw: dynamic ones would read a shorter one by its length."""
+    """Let dynamic rotary embeddings forget the longest text they saw: they would read a shorter one by its length."""
     for module in model.modules():
-        if hasattr(module, "original_max_seq_len"):
-            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
-                setattr(module, name, module.original_max_seq_len)
+        if not hasattr(module, "original_max_seq_len"):
+            continue
+        for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+            kind = name.removesuffix("max_seq_len_cached")
+            setattr(module, name, module.original_max_seq_len)
+            frequencies = getattr(module, f"{kind}inv_freq")
+            original = getattr(module, f"{kind}original_inv_freq").to(frequencies.device)
+            module.register_buffer(f"{kind}inv_freq", original.clone(), persistent=False)
