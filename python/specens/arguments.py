@@ -32,7 +32,8 @@ from specens_kernels import (
     Typical,
 )
 
-CHAIN_RULES = ("token", "block", "typical")
+CHAIN_RULES = ("token", "block", "gumbel", "typical")
+EVERY_SCHEDULE = ("token", "gumbel")  # rules that a schedule without chains knows too
 
 
 LOOKUP_LEN = 8  # a lookup costs nothing, and forwards of some more tokens little
@@ -137,8 +138,13 @@ def with_weight_of_drafter(plan: Plan, ensemble: Ensemble | None) -> Plan:
 
 def check_rule(plan: Plan, schedule: str) -> None:
     """Raise ValueError where a schedule cannot accept by the rule of its plan."""
-    if plan.rule != "token" and schedule != "fixed":
-        raise ValueError(f"rule: expected 'token' under schedule {schedule!r}, got {plan.rule!r}; use schedule='fixed'")
+    if plan.rule not in EVERY_SCHEDULE and schedule != "fixed":
+        raise ValueError(
+            f"rule: expected {' or '.join(map(repr, EVERY_SCHEDULE))} under schedule {schedule!r}, got {plan.rule!r}; "
+            "use schedule='fixed'"
+        )
+    if plan.rule == "gumbel" and plan.tree.rule != "token":
+        raise ValueError(f"tree: expected rule 'token' beside rule='gumbel', got {plan.tree.rule!r}")
     own = plan.drafter
     adapts = not isinstance(plan.draft_lens[own if isinstance(own, int) else 0], int)
     if plan.replaces and (adapts or not (isinstance(own, int) or own.has_probabilities)):

@@ -176,6 +176,7 @@ class TaskMaker:
             logits_processors=as_processors(own.get("logits_processors", ())),
             model_processors=found.processors,
             constraint=own.get("constraint"),
+            rule=owner.plan.rule,
             index=index,
             sample=sample,
         )

@@ -62,6 +62,7 @@ class Task:
     logits_processors: called with ids [1, tokens] and logits [1, vocab] of a member, as those of transformers.
     model_processors: in their place, a function of a prompt's length that makes those of its member.
     constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next, or None.
+    rule: how drafts are accepted and tokens drawn, a rule of `specens_kernels.verify_chain`.
     index: the number of the prompt, sample: of the text among those of its prompt.
     """
 
@@ -79,6 +80,7 @@ class Task:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     model_processors: Callable[[int], Sequence[LogitsProcessor]] | None = None
     constraint: Constraint | None = None
+    rule: Any = "token"
     index: int = 0
     sample: int = 0
 
@@ -179,6 +181,10 @@ class Request:
         if prompt_len not in self._processors:
             self._processors[prompt_len] = make(prompt_len)
         return self._processors[prompt_len]
+    @property
+    def draws_by_gumbel(self) -> bool:
+        """Whether tokens are those of the best Gumbel scores, so that a seed is a text."""
+        return self.task.rule == "gumbel"
 
     def ends_at(self, token: int) -> bool:
         """Whether a text stops with this token."""

@@ -2,7 +2,8 @@
 
 Coins belong to a seed, the position of the first token that is not settled, the offset behind it and a stream. Every
 test settles at least one token, so no coin is used twice, nor by a draft and its test; and a request's coins, like its
-text, do not depend on the batch around it.
+text, do not depend on the batch around it. Under the rule "gumbel" a position has noise of its own instead, which draws
+of a draft and of the target share: the text is the one that `standard` writes with the seed.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
     for group in alike(requests):
         positions = [len(request.sequence) for request in group]
         logits = _rows(group, place, positions)
-        coins = _coins(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
+        randomness = _randomness(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
         draw = sample(
             [logits],
             sampling=sampling_of(group, logits.device),
             **edits(group, logits.device, behind_drafts=True),
             **_mask(group, positions, logits.device),
-            **coins,
+            **randomness,
             logprobs=with_probabilities,
         )
         for request, token, status in zip(group, draw.tokens.tolist(), draw.status.tolist(), strict=True):
@@ -67,7 +68,7 @@ def draw(requests: Sequence[Request], kind: str) -> None:
             **target_arguments(group, places, [rows.to(device) for rows in logits], [1] * len(group)),
             **edits(group, device),
             **_mask(group, positions, device),
-            **_coins(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
+            **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
             logprobs=group[0].task.logprobs,
         )
         for place, (request, token) in enumerate(zip(group, draw.tokens.tolist(), strict=True)):
@@ -83,11 +84,10 @@ def num_scored(request: Request) -> int:
     return max(min(request.rows[place].end for place in request.counted) - request.num_settled, 0)
 
 
-def verify(requests: Sequence[Request], *, bonus: bool = False, rule: Any = "token") -> None:
+def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
     """Test the drafts at the positions that all members have scored, and settle what the test emits.
 
     bonus: also draw a token behind a fully accepted chain, where all members have scored that position too.
-    rule: of `specens_kernels.verify_chain`.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
     with_bonus = [request for request in ready if bonus and _awaits_bonus(request)]
@@ -97,7 +97,7 @@ def verify(requests: Sequence[Request], *, bonus: bool = False, rule: Any = "tok
     ):
         for group in alike(requests):
             counts = [min(len(request.drafts), num_scored(request)) for request in group]
-            _verify_chains(group, counts, has_bonus, rule)
+            _verify_chains(group, counts, has_bonus)
 
 
 def _awaits_bonus(request: Request) -> bool:
@@ -105,13 +105,13 @@ def _awaits_bonus(request: Request) -> bool:
     return num_scored(request) > len(request.drafts) and request.may_follow(len(request.sequence))
 
 
-def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool, rule: Any) -> None:
+def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
     places, origin = _origin(group, counts)
     with_bonus = with_bonus and places == group[0].counted
     logits, layout = _chain_rows(group, places, [count + with_bonus for count in counts])
     device = logits[0].device
-    if isinstance(group[0].task.ensemble, DenseTarget):  # whose own logits have the temperature in them already
-        origin["draft_sampling"] = sampling_of(group, device)
+    if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
+        origin["draft_sampling"] = sampling_of(group, device)  # its own logits have the temperature in them already
     drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
     verdict = verify_chain(
         **target_arguments(group, places, logits, [count + with_bonus for count in counts]),
@@ -119,7 +119,7 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool, ru
         **_on_device(origin | layout, device),
         **edits(group, device),
         **coin_seeds(group, device),
-        rule=rule,
+        rule=group[0].task.rule,
         logprobs=group[0].task.logprobs,
     )
     status, accepted, tokens = verdict.status.tolist(), verdict.num_accepted.tolist(), verdict.tokens.tolist()
@@ -135,14 +135,15 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool, ru
 def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], dict[str, Any]]:
     """The places whose logits the test needs, and whose the drafts are: of members, of an outside drafter, of nobody.
 
-    A member without a weight is an outside drafter too, unless the drafts are of several members.
+    A member without a weight is an outside drafter too, unless the drafts are of several members. The rule "gumbel"
+    does not ask whose they are.
     """
     counted = group[0].counted
     proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
     lens = {"draft_lens": torch.tensor(counts)} if len(group) > 1 else {}
     drafters = {proposer for line in proposers for proposer in line}
     has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
-    if drafters == {OUTSIDE} and not has_rows:
+    if group[0].draws_by_gumbel or (drafters == {OUTSIDE} and not has_rows):
         return counted, lens
     outsiders = has_rows or (len(drafters) == 1 and not drafters <= set(counted))
     if outsiders or isinstance(group[0].task.ensemble, DenseTarget):
@@ -215,13 +216,27 @@ def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int,
     return tokens
 
 
+def draw_best_children(request: Request, logits: Tensor, count: int, level: int) -> list[int]:
+    """The tokens of a drafter's best Gumbel scores, `count` for each of its rows, logits [nodes, vocab], row by row.
+
+    level: of the children, 0 below the settled text. -1 stands where no probability is left.
+    """
+    draw = sample(
+        [logits],
+        sampling=request.task.sampling,
+        **_randomness([request] * len(logits), [level] * len(logits), DRAFT_STREAM, logits.device),
+        count=count,
+    )
+    return draw.tokens.flatten().tolist()
+
+
 def verify_draft_tree(
     request: Request, logits: Sequence[Tensor], draft: DraftTree, drafter: int, rule: str
 ) -> list[int]:
     """Test a draft tree behind the settled tokens and settle what the test emits; the accepted nodes that were settled.
 
-    logits: [1, nodes + 1, vocab] of every place; drafter: the place that drafted. What the test emits behind the end of
-    the text is dropped.
+    logits: [1, nodes + 1, vocab] of every place; drafter: the place that drafted. rule: of the tree, unless that of the
+    request is "gumbel". What the test emits behind the end of the text is dropped.
     """
     device, ensemble = logits[0].device, request.task.ensemble
     assert not isinstance(ensemble, DenseTarget)  # `specens.jobs` refuses them
@@ -229,7 +244,7 @@ def verify_draft_tree(
         [rows.to(device) for rows in logits],
         ensemble=ensemble,
         sampling=request.task.sampling,
-        rule=rule,
+        rule="gumbel" if request.draws_by_gumbel else rule,
         **draft.test_arguments(drafter, device),
         **coin_seeds([request], device),
         logprobs=request.task.logprobs,
@@ -275,9 +290,12 @@ def coin_seeds(requests: Sequence[Request], device: torch.device) -> dict[str, A
     }
 
 
-def _coins(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
-    """The arguments of `sample` that say which coin each request draws with; offsets may differ between them."""
+def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
+    """The arguments of `sample` that say what each request draws with; offsets may differ between them."""
     seeds = coin_seeds(requests, device)
+    if requests[0].draws_by_gumbel:
+        seeds["positions"] += torch.tensor(steps, device=device)
+        return seeds | {"method": "gumbel"}
     if len(set(steps)) == 1:
         return seeds | {"step": steps[0], "stream": stream}
     return {"uniforms": uniforms(**seeds, step=torch.tensor(steps, device=device), stream=stream)}

@@ -42,7 +42,6 @@ class Fixed:
                 f"draft_lens: expected no ByConfidence, since drafts of {type(self.drafter).__name__} have no "
                 f"probability; got {self.draft_len}"
             )
-        self.rule = plan.rule
         self.adds_bonus = not plan.replaces  # an assistant has no say behind a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:
@@ -62,7 +61,7 @@ class Fixed:
         batch.end_phase("score", requests)
 
         undrafted = [request for request in requests if not len(request.drafts)]
-        verify(requests, bonus=self.adds_bonus, rule=self.rule)
+        verify(requests, bonus=self.adds_bonus)
         batch.end_phase("verify", requests)
         self._add_tokens(batch, requests if self.adds_bonus else undrafted, undrafted)
 

@@ -23,8 +23,9 @@ class TreePlan:
     nodes: None, or the nodes of a tree that is grown instead: in each of at most `levels` levels the `width` nodes of
         largest path probability get `width` children, and in the end the most probable nodes are kept.
     children: "top", the drafter's most likely tokens; "sampled", drawn from its distribution without replacement; or
-        "independent", drawn with it, so that a token may come twice. At temperature 0 and in grown trees always "top".
-    rule: of `specens_kernels.verify_tree`, "token" or "traversal".
+        "independent", drawn with it, so that a token may come twice. At temperature 0 and in grown trees always "top";
+        elsewhere under the plan's rule "gumbel" always the tokens of the drafter's best Gumbel scores.
+    rule: of `specens_kernels.verify_tree`, "token" or "traversal"; the plan's rule "gumbel" stands above it.
     Raises ValueError where one is out of range.
     """
 
@@ -67,8 +68,8 @@ class Plan:
     draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and `tree`;
     under `fixed` it may be none, and all draft_lens, which are equal, are its own.
     drafter_counts: whether the drafter's distribution is a part of the target. rule: how chains are accepted, a rule of
-    `specens_kernels.verify_chain`. proposes_first: under `alternate`, who proposes after a rejection; None leaves it to
-    the schedule.
+    `specens_kernels.verify_chain`; "gumbel" is one of every schedule, `standard` and `tree` too. proposes_first: under
+    `alternate`, who proposes after a rejection; None leaves it to the schedule.
     """
 
     num_members: int

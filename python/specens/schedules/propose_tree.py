@@ -11,7 +11,7 @@ from specens.draft_tree import DraftTree
 from specens.member import Member
 from specens.request import Request
 from specens.schedules.plan import TreePlan
-from specens.verification import draw_siblings
+from specens.verification import draw_best_children, draw_siblings
 from specens_kernels import TokenTree
 
 SIBLINGS = {"top": None, "sampled": "without_replacement", "independent": "with_replacement"}
@@ -59,12 +59,15 @@ def _propose_static(request: Request, member: Member, plan: TreePlan, reads_leav
     tree = TokenTree.branching(branches)
     parents = tree.parents.tolist()
     tokens: list[int] = []
-    siblings = None if request.is_greedy else SIBLINGS[plan.children]
+    by_gumbel = request.draws_by_gumbel and not request.is_greedy
+    siblings = None if request.is_greedy or by_gumbel else SIBLINGS[plan.children]
     reader = TreeReader(request, member)
     logits = reader.rows[0][0]  # [nodes of the level above, vocab]
     for level, count in enumerate(branches):
         first = len(tokens)
-        if siblings is not None:
+        if by_gumbel:
+            tokens += draw_best_children(request, logits, count, level)
+        elif siblings is not None:
             for row in logits:
                 tokens += draw_siblings(request, row, count, len(tokens), siblings)
         else:

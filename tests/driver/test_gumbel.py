@@ -1,0 +1,117 @@
+"""Rule "gumbel": a seed is a text, whatever the drafter, its lengths, the tree, the schedule and the batch are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+from driver.test_schedules import chi_square_probability
+from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specens import SpeculativeEnsemble, TreePlan
+from specens.drafters import DraftModel, PromptLookup
+from specens.targets import Cascade
+
+from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling
+
+FULL = os.environ.get("SPECENS_TEST_FULL") == "1"
+TARGETS = {
+    "mixture": Mixture((0.5, 0.3, 0.2)),
+    "lone target": Mixture((0.0, 1.0, 0.0)),
+    "logits": LogitMixture((1.0, 1.0, -0.5)),
+    "mixture of filtered members": Mixture((0.2, 0.2, 0.6), filter="members"),
+}
+WAYS = {
+    "fixed": {"schedule": "fixed", "draft_lens": 3},
+    "fixed, drafter 2": {"schedule": "fixed", "draft_lens": 1, "drafter": 2},
+    "alternate": {"schedule": "alternate"},
+    "alternate, long chains": {"schedule": "alternate", "draft_lens": (3, 1, 2)},
+    "lookup": {"schedule": "fixed", "draft_lens": 5, "drafter": PromptLookup()},
+    "tree": {"schedule": "tree", "tree": (2, 2)},
+    "grown tree": {"schedule": "tree", "tree": TreePlan(nodes=6, width=2, levels=3)},
+}
+SAMPLINGS = st.builds(
+    Sampling,
+    st.sampled_from([0.0, 0.6, 1.0, 1.7]),
+    top_k=st.sampled_from([None, 5, 40]),
+    top_p=st.sampled_from([None, 0.5, 0.95]),
+    min_p=st.sampled_from([None, 0.05]),
+    filter_order=st.sampled_from(["transformers", "vllm"]),
+)
+
+
+@pytest.fixture(scope="module")
+def members():
+    first = tiny_llama(0)
+    return [first, relative_of(first, 1, noise=0.2), relative_of(first, 2, noise=0.2)]
+
+
+@settings(max_examples=400 if FULL else 40, deadline=None, derandomize=not FULL)
+@given(st.data())
+def test_every_way_of_speculating_writes_the_text_of_standard(members, data):
+    target = TARGETS[data.draw(st.sampled_from(sorted(TARGETS)))]
+    way = data.draw(st.sampled_from(sorted(WAYS)))
+    texts = {"seed": data.draw(st.integers(-(2**63), 2**63 - 1)), "sampling": data.draw(SAMPLINGS)}
+    texts |= {"max_new_tokens": 14, "logprobs": data.draw(st.booleans())}
+    if not way.endswith("tree") and data.draw(st.booleans()):
+        texts |= {"min_new_tokens": 6, "stop_tokens": [7, 11, 23]}
+        texts |= {"processing": Processing(repetition_penalty=1.3, frequency_penalty=0.2)}
+    one, other = (
+        SpeculativeEnsemble(members, ensemble=target, rule="gumbel", **how).generate(PROMPT, **texts)
+        for how in ({"schedule": "standard"}, WAYS[way])
+    )
+    assert one.tokens == other.tokens, way
+    assert other.statistics.accepted != [0] * 4 or way == "lookup" or len(other.tokens) < 5
+    if texts["logprobs"]:
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_a_batch_writes_the_texts_of_its_seeds_alone(members, way):
+    ensemble = SpeculativeEnsemble(members, rule="gumbel", **WAYS[way])
+    prompts = [PROMPT, [1, 2], [7] * 20, [60]]
+    together = sorted(ensemble.generate_many(prompts, batch_size=3, seed=9, max_new_tokens=12), key=lambda g: g.index)
+    standard = SpeculativeEnsemble(members, rule="gumbel", schedule="standard")
+    alone = [standard.generate(prompts[text.index], seed=text.seed, max_new_tokens=12) for text in together]
+    assert [text.tokens for text in together] == [text.tokens for text in alone]
+
+
+def test_drafters_that_are_no_members_and_contrastive_targets(members):
+    target, drafter = members[:2]
+    for ensemble, models in ((None, [target]), (Contrastive(0.3, plausibility=0.1), [target, members[2]])):
+        standard = SpeculativeEnsemble(models, ensemble=ensemble, rule="gumbel", schedule="standard")
+        how = {"schedule": "fixed", "draft_lens": 3, "drafter": DraftModel(drafter)}
+        speculating = SpeculativeEnsemble(models, ensemble=ensemble, rule="gumbel", **how)
+        one, other = (way.generate(PROMPT, seed=3, max_new_tokens=20) for way in (standard, speculating))
+        assert one.tokens == other.tokens
+        assert sum(other.statistics.accepted) > 0
+
+
+def test_cascades_draw_by_gumbel_too(members):
+    ways = ({"schedule": "standard"}, {"schedule": "fixed", "draft_lens": 3})
+    ensembles = [SpeculativeEnsemble(members[:2], ensemble=Cascade("chow", 0.3), rule="gumbel", **how) for how in ways]
+    texts = [[each.generate(PROMPT, seed=seed, max_new_tokens=12).tokens for seed in range(5)] for each in ensembles]
+    assert texts[0] == texts[1]
+
+
+def test_texts_follow_the_mixture():
+    tables = [torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)) * 2 for seed in range(2)]
+    ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], rule="gumbel", ensemble=Mixture((0.4, 0.6)))
+    rows = 0.4 * tables[0].softmax(-1) + 0.6 * tables[1].softmax(-1)
+    law = {pair: float(rows[2, pair[0]] * rows[pair[0], pair[1]]) for pair in itertools.product(range(5), repeat=2)}
+    count = 20_000 if FULL else 3_000
+    texts = ensemble.generate_many([[2]] * count, batch_size=64, seed=1, max_new_tokens=2)
+    seen = [tuple(text.tokens) for text in texts]
+    observed = torch.tensor([float(seen.count(pair)) for pair in law])
+    assert chi_square_probability(observed, count * torch.tensor(list(law.values()))) > 1e-3
+
+
+def test_the_rule_says_what_it_does_not_go_with(members):
+    with pytest.raises(ValueError, match="tree: expected rule 'token' beside rule='gumbel'"):
+        SpeculativeEnsemble(members, rule="gumbel", schedule="tree", tree=TreePlan(rule="traversal"))
+    with pytest.raises(ValueError, match="rule: expected 'token' or 'gumbel' under schedule 'alternate'"):
+        SpeculativeEnsemble(members, rule="block", schedule="alternate")
+    assert SpeculativeEnsemble(members[:1], tiny_tokenizer(), rule="gumbel").generate("w5 w3", seed=0).tokens
