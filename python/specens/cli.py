@@ -84,6 +84,7 @@ def generate(
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = None,
+    rule: options.Rule = "token",
     prompt: options.Prompt = None,
     chat: options.Chat = None,
     temperature: options.ModelTemperature = None,
@@ -134,7 +135,8 @@ def generate(
         raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
     run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
     placement = options.Placement(dtype, device, threads)
-    ensemble = _load(models, placement, mixture, draft_lens, schedule=schedule, drafter=drafter, tree=trees)
+    how = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}
+    ensemble = _load(models, placement, mixture, draft_lens, **how)
     job = commands.with_chat_of(ensemble, job)
     if run is not None:
         run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
@@ -156,6 +158,7 @@ def compare(
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = None,
+    rule: options.Rules = "token",
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -183,7 +186,7 @@ def compare(
     placement = options.Placement(dtype, device, threads)
     trees = options.parse_tree(tree, tree_nodes)
     ensemble = _load(models, placement, mixture, draft_lens, drafter=drafter)
-    interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json)
+    interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json, rule.split(","))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,10 @@ def compare(
     fixed_draft_len: int | None,
     tree: TreePlan | None,
     json: bool,
+    rules: Sequence[str],
 ) -> bool:
     """Compare and print; True if it was interrupted."""
-    ensembles = with_other_schedules(standard, fixed_draft_len, tree)
+    ensembles = with_other_schedules(standard, fixed_draft_len, tree, rules)
     comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(standard, job))
     if json:
         print_json({"models": models} | comparison.to_dict())

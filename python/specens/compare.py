@@ -32,6 +32,7 @@ class Row:
     """
 
     schedule: str
+    rule: str
     draft_lens: list[int | str]
     tokens_per_second: float
     tokens_per_second_range: tuple[float, float]
@@ -111,13 +112,17 @@ def compare(
 
 
 def with_other_schedules(
-    ensemble: SpeculativeEnsemble, fixed_draft_len: int | None = None, tree: TreePlan | Sequence[int] | None = None
+    ensemble: SpeculativeEnsemble,
+    fixed_draft_len: int | None = None,
+    tree: TreePlan | Sequence[int] | None = None,
+    rules: Sequence[str] = ("token",),
 ) -> list[SpeculativeEnsemble]:
     """An ensemble under `standard`, and with its drafter and lengths under those that suit its number of members.
 
     fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
-    without. A drafter that is no member is compared under `fixed` alone. Raises ValueError for a lone member without
-    such a drafter, and for trees where a member's cache cannot hold them.
+    without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule. A drafter that is no
+    member is compared under `fixed` alone. Raises ValueError for a lone member without such a drafter, and for trees
+    where a member's cache cannot hold them.
     """
     plan, members = ensemble.plan, ensemble.models
     is_member = isinstance(plan.drafter, int)
@@ -130,11 +135,13 @@ def with_other_schedules(
     if not is_member:  # it takes one length, and has no part in "alternate"
         lens = {name: own[0] for name, own in lens.items() if name != "alternate"}
     what = (members, ensemble.tokenizer, ensemble.ensemble)
-    standard = SpeculativeEnsemble(*what, schedule="standard")
+    standard = SpeculativeEnsemble(*what, schedule="standard", rule=rules[0])
     drafters = dict.fromkeys(lens, plan.drafter) | {"alternate": plan.proposes_first}
+    trees = {"tree": tree}
     others = [
-        SpeculativeEnsemble(*what, lens[name], name, drafter=drafters[name], tree=tree if name == "tree" else None)
+        SpeculativeEnsemble(*what, lens[name], name, drafter=drafters[name], tree=trees.get(name), rule=rule)
         for name in lens
+        for rule in rules
     ]
     return [standard, *others]
 
@@ -147,6 +154,7 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
     ideal, paper = _ideals(ensemble, acceptance, runs, baseline)
     return Row(
         schedule=name,
+        rule=str(plan.rule),
         draft_lens=[length if isinstance(length, int) else str(length) for length in plan.draft_lens],
         tokens_per_second=statistics.median(rates),
         tokens_per_second_range=(min(rates), max(rates)),

@@ -89,14 +89,16 @@ def comparison_table(comparison: Comparison) -> Table:
     table.add_column("schedule", no_wrap=True)
     for name in ("tokens/s", "speed-up", "ideal", "accepted", "forwards", "ms/forward", "other"):
         table.add_column(name, justify="right", no_wrap=True)
+    with_rules = len({row.rule for row in comparison.rows}) > 1
     for row in comparison.rows:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row, with_rules))
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, with_rule: bool) -> list[str]:
     lens = row.draft_lens[:1] if len(set(row.draft_lens)) == 1 else row.draft_lens
     drafts = row.tree or ",".join(map(str, lens))
+    drafts += f" {row.rule}" if with_rule else ""
     return [
         row.schedule if row.acceptance_rate is None else f"{row.schedule} {drafts}",
         f"{row.tokens_per_second:.1f}",

@@ -48,6 +48,14 @@ Drafter = Annotated[
         "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]. Default: 0."
     ),
 ]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="How drafts are accepted: token; gumbel (a seed is a text, whatever drafts it); under the schedule fixed "
+        "also block or typical."
+    ),
+]
+Rules = Annotated[str, typer.Option("--rule", help="token, gumbel, or both: token,gumbel.")]
 Tree = Annotated[str | None, typer.Option(help="Draft trees, with so many children on each level: 4,2,2.")]
 TreeNodes = Annotated[int | None, typer.Option(help="Draft trees of so many nodes, grown by probability.")]
 Prompt = Annotated[

@@ -6,6 +6,7 @@ import pytest
 from driver.tiny_models import PROMPT, relative_of, tiny_llama
 from specens import MemberPrompts, SpeculativeEnsemble
 from specens.compare import compare, with_other_schedules
+from specens.display import comparison_table
 from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
 from specens.member import Member
 
@@ -67,6 +68,17 @@ def test_trees_are_compared_where_they_are_asked_for(standard):
     assert (trees.ideal_speedup, trees.paper_speedup) == (None, None)
     assert 0 < trees.acceptance_rate <= 1
     assert trees.forwards[1] <= 10
+
+
+def test_two_rules_are_shown_side_by_side(standard):
+    comparison = compare(
+        with_other_schedules(standard, rules=("token", "gumbel")), PROMPT, max_new_tokens=10, repeats=1
+    )
+    shown = [(row.schedule, row.rule) for row in comparison.rows]
+    speculating = [(schedule, rule) for schedule in ("fixed", "alternate") for rule in ("token", "gumbel")]
+    assert shown == [("standard", "token"), *speculating]
+    named = list(comparison_table(comparison).columns[0].cells)
+    assert named[1:] == ["fixed 1 token", "fixed 1 gumbel", "alternate 1 token", "alternate 1 gumbel"]
 
 
 def test_members_that_share_weights_are_called_hard_to_beat():
