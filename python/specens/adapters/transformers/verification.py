@@ -13,21 +13,24 @@ from specens_kernels import Mixture, Sampling, Status, Verdict, verify_chain
 
 CHOOSES_THE_MOST_LIKELY = ("SinglePositionMultiTokenCandidateGenerator",)  # whatever the distribution it reports
 FILTERS_ITS_DRAFTS = ("AssistedCandidateGenerator", "EarlyExitCandidateGenerator")
+RULES = ("token", "gumbel")
 REPORTS_EVERY_TOKEN = (*FILTERS_ITS_DRAFTS, "UniversalSpeculativeDecodingGenerator")
 
 
 class Verification:
     """What a generation draws with, and its two meeting points with transformers: `watch` and `verify`.
 
-    config: the settings of the generation. processors: all of its logits processors.
+    config: the settings of the generation. processors: all of its logits processors. rule: of `verify_chain`, "token"
+        or "gumbel". seed: int64 [1], of the generation.
     kept: those that transformers still runs, position by position; the others are folded into the verification.
 
     With `assistant_ensemble_weight` w, every token has the distribution w * target + (1 - w) * assistant, each after
     the processors. The assistant says nothing about the token behind its last draft, so that a chain has no bonus row.
     """
 
-    def __init__(self, config: Any, processors: LogitsProcessorList) -> None:
+    def __init__(self, config: Any, processors: LogitsProcessorList, rule: str = "token") -> None:
         self.config = config
+        self.rule = rule
         self.processors = processors
         weight = getattr(config, "assistant_ensemble_weight", None)
         self.ensemble = None if weight is None else Mixture((weight, 1 - weight))
@@ -36,7 +39,7 @@ class Verification:
         self._num_accepted = 0
         self._draft_is_distributed = True
         # Of torch's global generator, so that set_seed reproduces a text; greedy generations leave it alone.
-        self._seed = torch.randint(2**63 - 1, (1,)) if config.do_sample else torch.zeros(1, dtype=torch.int64)
+        self.seed = torch.randint(2**63 - 1, (1,)) if config.do_sample else torch.zeros(1, dtype=torch.int64)
 
     def _split(self) -> tuple[list[Any], Sampling]:
         if not self.config.do_sample:
@@ -104,18 +107,20 @@ class Verification:
     def _verdict(self, drafts: Tensor, draft_logits: Tensor | None, new_logits: Tensor, num_settled: int) -> Verdict:
         members: list[Tensor] = [new_logits]
         drawn: dict[str, Any] = {}
+        by_gumbel = self.rule == "gumbel"  # who drafted plays no part then
         if self.ensemble is not None:
             if draft_logits is None:
                 raise RuntimeError(f"assistant_ensemble_weight: the assistant has no distribution at {num_settled}")
-            members, drawn = [new_logits[:, :-1], draft_logits], {"drafter": 1}
-        elif self.config.do_sample and self._draft_is_distributed and draft_logits is not None:
+            members, drawn = [new_logits[:, :-1], draft_logits], {} if by_gumbel else {"drafter": 1}
+        elif not by_gumbel and self.config.do_sample and self._draft_is_distributed and draft_logits is not None:
             drawn = {"draft_logits": draft_logits, "draft_sampling": Sampling()}  # they were processed when it drew
         return verify_chain(
             members,
             drafts,
             ensemble=self.ensemble,
             sampling=self.sampling,
-            seeds=self._seed.to(drafts.device),
+            rule=self.rule,
+            seeds=self.seed.to(drafts.device),
             positions=torch.tensor([num_settled], device=drafts.device),
             **drawn,
         )
