@@ -181,6 +181,7 @@ class Request:
         if prompt_len not in self._processors:
             self._processors[prompt_len] = make(prompt_len)
         return self._processors[prompt_len]
+
     @property
     def draws_by_gumbel(self) -> bool:
         """Whether tokens are those of the best Gumbel scores, so that a seed is a text."""
