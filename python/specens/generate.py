@@ -100,9 +100,11 @@ class SpeculativeEnsemble:
         then all members score, and there may be one. Under "alternate" the member that proposes after a rejection;
         None: that with the longest chains, of equal ones that whose last turn is longest ago.
     tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
-    rule: how the schedule "fixed" accepts drafts, as in `specens_kernels.verify_chain`: "token", "block", and what
-        changes the text: "typical", Typical, Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the
-        drafter writes, and the ensemble of the others, the assistant, replaces tokens where the rule says so.
+    rule: how drafts are accepted, as in `specens_kernels.verify_chain`: under every schedule "token" or "gumbel", by
+        which a seed is a text: the same under `standard` and with any drafter, draft length, tree and batch, as far as
+        the members' logits are the same. Under "fixed" also "block", and what changes the text: "typical", Typical,
+        Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the drafter writes, and the ensemble of
+        the others, the assistant, replaces tokens where the rule says so.
     dtype, device, revision: for members given as specs. A torch.dtype or its name, "auto" for that of each checkpoint;
         None is the GPU where there is one; a branch, tag or commit of names of the hub.
     Raises ValueError where an argument is wrong or the schedule has no use for it, where tokenizers differ, or where a

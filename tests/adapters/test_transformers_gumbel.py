@@ -36,10 +36,10 @@ def test_a_seed_is_a_text_with_any_assistant_and_with_none(target, settings):
         {"assistant_early_exit": 2},
     ]
     with enable(rule="gumbel"):
-        alone = [text(target, seed, **settings) for seed in range(4)]
-        assert len({tuple(ids[0].tolist()) for ids in alone}) == 4
+        alone = [text(target, seed, **settings) for seed in range(2)]
+        assert not torch.equal(*alone)
         for assistant in assistants:
-            assert all(torch.equal(text(target, seed, **settings, **assistant), alone[seed]) for seed in range(4))
+            assert all(torch.equal(text(target, seed, **settings, **assistant), alone[seed]) for seed in range(2))
 
 
 def test_padding_is_no_position(target):
