@@ -135,7 +135,7 @@ def generate(
         raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
     run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
     placement = options.Placement(dtype, device, threads)
-    how = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}
+    how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}
     ensemble = _load(models, placement, mixture, draft_lens, **how)
     job = commands.with_chat_of(ensemble, job)
     if run is not None:
