@@ -2,10 +2,11 @@
 // and the largest noise together reach the best score so far.
 #pragma once
 
+#include <bit>
 #include <optional>
 #include <vector>
 
-#include "parts/rows.h"
+#include "parts/sources.h"
 #include "sample/best_list.h"
 #include "sample/noise.h"
 
@@ -15,57 +16,103 @@ static_assert(block_size == group_size && tile_size % block_size == 0);
 
 constexpr int64_t blocks_per_tile = tile_size / block_size;
 
-// The noise of a row's blocks; none for greedy requests.
+// Calls visit(place) for the bits of 128 that are set.
+template <typename Visit>
+inline void for_bits(const uint64_t* bits, const Visit& visit) {
+    for (int64_t half = 0; half < 2; ++half) {
+        for (uint64_t left = bits[half]; left != 0; left &= left - 1) {
+            visit(half * 64 + std::countr_zero(left));
+        }
+    }
+}
+
+// A finite float that is below a number, unless that is below all of them.
+inline float float_below(double number) {
+    constexpr float largest = std::numeric_limits<float>::max();
+    const double below = number - std::abs(number) * 0x1p-22 - 1e-30;
+    return below > -largest ? static_cast<float>(std::min(below, double{largest})) : -largest;
+}
+
+// Ids of which a random word each is still to be drawn, many at once.
+class WaitingIds {
+  public:
+    // How many more ids are written to the place that is returned, of which `added` then tells.
+    uint32_t* room(int64_t more) {
+        if (static_cast<int64_t>(ids_.size()) < count_ + more + score_lanes) {
+            ids_.resize(2 * (count_ + more) + score_lanes);
+        }
+        return ids_.data() + count_;
+    }
+    void added(int64_t more) { count_ += more; }
+    int64_t count() const { return count_; }
+    uint32_t id(int64_t place) const { return ids_[place]; }
+    // Draws a word for each with a function of `ScoreKernels`.
+    const uint32_t* draw(NoiseKey key, void (*words)(NoiseKey, const uint32_t*, int64_t, uint32_t*)) {
+        std::fill_n(room(0), score_lanes, 0u);
+        words_.resize(ids_.size());
+        words(key, ids_.data(), count_, words_.data());
+        return words_.data();
+    }
+    void clear() { count_ = 0; }
+
+  private:
+    int64_t count_ = 0;
+    std::vector<uint32_t> ids_, words_;
+};
+
+// The noise of a row's tokens; none for greedy requests.
 class RowNoise {
   public:
     void start(const std::optional<NoiseKey>& key, int64_t vocab);
-    // Draws the numbers of a tile's blocks; threads may draw those of different tiles at once.
+    // Draws what bounds the noise of a tile's blocks; threads may do so for different tiles at once.
     void draw_tile(int64_t tile);
+    int64_t blocks() const { return blocks_; }
+    bool any() const { return key_.has_value(); }
+    const NoiseKey& key() const { return *key_; }
+    // Once their tiles are drawn: no noise of a block is larger. There is room for whole tiles of blocks.
     const float* bounds() const { return bound_.data(); }
     float bound(int64_t block) const { return bound_[block]; }
-    int64_t blocks() const { return blocks_; }
-    // A block's largest noise, as exp(-noise), and the token that has it.
-    double exp_minus_largest(int64_t block) const {
-        return any() ? specens::exp_minus_largest(high_[block], low_[block]) : 1;
+    LargestNoise largest(int64_t block) const {
+        return any() ? largest_noise(*key_, block) : LargestNoise{1, block * block_size};
     }
-    int64_t token_of_largest(int64_t block) const {
-        return block * block_size + (any() ? place_of_largest(place_[block]) : 0);
+    // value + noise
+    double score(int64_t token, double value, const LargestNoise& largest) const {
+        return any() && token != largest.token
+                   ? score(value, largest, noise_words(*key_, word_index(token), rest_stream).word[word_number(token)])
+                   : value - std::log(largest.exp_minus);
     }
-    // The first of these, of a block that was not drawn with its tile.
-    double draw_block(int64_t block);
-    // value + noise, given the block's exp(-largest)
-    double score(int64_t token, double value, double exp_minus_block_largest) const;
-    bool any() const { return key_.has_value(); }
+    // Of a token that does not have the largest noise, from its random word.
+    static double score(double value, const LargestNoise& largest, uint32_t word) {
+        return value - std::log(largest.exp_minus + minus_log_word(word));
+    }
 
   private:
     std::optional<NoiseKey> key_;
     int64_t blocks_ = 0;
-    std::vector<uint32_t> high_, low_, place_;
     std::vector<float> bound_;
 };
 
-// Blocks in falling order of their bounds at first, which raises the best score, then in order.
-class BlockOrder {
+// The bounds of a row's scores by block, and which blocks are still to be looked at.
+class BlockBounds {
   public:
-    // Of a row's blocks, (maxima - origin) * factor + noise.
-    void start(const std::vector<double>& maxima, double origin, double factor, const RowNoise& noise);
-    // The block of the largest bound, which is taken out; -1 where none is at least the limit.
+    // maxima: not above the origin, with room for whole tiles of blocks.
+    void start(const std::vector<float>& maxima, float origin, double temperature, const RowNoise& noise);
+    // The block of the largest bound, which is taken out; -1 where none reaches the limit.
     int64_t pop(double limit);
-    // Calls visit(block) in order for what is left while bound >= limit().
-    template <typename Limit, typename Visit>
-    void for_rest(const Limit& limit, const Visit& visit) const {
-        for (size_t tile = 0; tile < tile_bounds_.size(); ++tile) {
-            const size_t end = std::min(bounds_.size(), (tile + 1) * blocks_per_tile);
-            for (size_t block = tile * blocks_per_tile; tile_bounds_[tile] >= limit() && block < end; ++block) {
-                if (bounds_[block] >= limit() && bounds_[block] > -std::numeric_limits<double>::infinity()) {
-                    visit(static_cast<int64_t>(block));
-                }
-            }
+    // Calls visit(block) for what is left and reaches the limit, in order.
+    template <typename Visit>
+    void for_rest(double limit, const Visit& visit) const {
+        const auto count = static_cast<int64_t>(bounds_.size());
+        for (int64_t first = 0; first < count; first += block_size) {
+            uint64_t bits[2];
+            score_kernels().at_least(bounds_.data() + first, std::min(block_size, count - first), float_below(limit),
+                                     bits);
+            for_bits(bits, [&](int64_t place) { visit(first + place); });
         }
     }
 
   private:
-    std::vector<double> bounds_, tile_bounds_;
+    std::vector<float> bounds_, tile_bounds_;
 };
 
 }  // namespace specens

@@ -10,8 +10,9 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr float float_max = std::numeric_limits<float>::max();
-constexpr double largest_factor = 1e300;  // a smaller one only loosens bounds
-constexpr int64_t first_blocks = 4;       // of which a token each is looked at before any block as a whole
+constexpr int64_t tried_blocks =
+    3;  // of the best bounds, of which two tokens are looked at before any block as a whole
+constexpr int64_t first_blocks = 6;  // which are looked at before the others
 
 }  // namespace
 
@@ -63,9 +64,10 @@ void LogitScores::read_tile(int64_t tile) {
     if (seen.has_nan || seen.max > float_max) {
         status_ |= (seen.has_nan ? status_nan_logits : 0) | (seen.max > float_max ? status_infinite_logits : 0);
     }
-    for (int64_t begin = 0; begin < count; begin += block_size) {
-        maxima_[(first + begin) / block_size] = std::min(group_max[begin / block_size], float_max);
-    }
+    tile_maxima_[tile] = std::min(seen.max, float_max);
+    const int64_t blocks = (count + block_size - 1) / block_size;
+    std::transform(group_max, group_max + blocks, maxima_.begin() + first / block_size,
+                   [](float largest) { return largest < float_max ? largest : float_max; });
 }
 
 void LogitScores::mix_run(int64_t first, int64_t count, double* totals) const {
@@ -105,12 +107,15 @@ void LogitScores::read_mixed_tile(int64_t tile) {
         for (; index < end; ++index) {
             largest[0] = std::max(largest[0], totals[index]);
         }
-        maxima_[(first + begin) / block_size] = *std::max_element(largest, largest + 8);
+        mixed_maxima_[(first + begin) / block_size] = *std::max_element(largest, largest + 8);
     }
 }
 
 void LogitScores::read(RowNoise& noise) {
-    maxima_.resize(noise.blocks());
+    maxima_.resize(tile_count(vocab_) * blocks_per_tile);
+    tile_maxima_.resize(tile_count(vocab_));
+    std::fill(maxima_.end() - blocks_per_tile, maxima_.end(), -std::numeric_limits<float>::infinity());
+    mixed_maxima_.resize(lone() ? 0 : noise.blocks());
     int64_t tiles = tile_count(vocab_);
     for (const ExactLogits& logits : all_) {
         tiles = std::max(tiles, tile_count(logits.vocab()));
@@ -128,7 +133,15 @@ void LogitScores::read(RowNoise& noise) {
     if (plausibility_ > 0) {
         plausible_ = *std::max_element(first_maxima_.begin(), first_maxima_.end()) + std::log(plausibility_);
     }
-    origin_ = *std::max_element(maxima_.begin(), maxima_.end());
+    if (lone()) {
+        origin_ = *std::max_element(tile_maxima_.begin(), tile_maxima_.end());
+        return;
+    }
+    origin_ = *std::max_element(mixed_maxima_.begin(), mixed_maxima_.end());
+    std::transform(mixed_maxima_.begin(), mixed_maxima_.end(), maxima_.begin(), [&](double largest) {
+        return largest > -infinity ? std::min(std::nextafter(static_cast<float>(largest - origin_), 0.0f), 0.0f)
+                                   : -std::numeric_limits<float>::infinity();
+    });
 }
 
 double LogitScores::logit(int64_t token) const {
@@ -168,24 +181,74 @@ void LogitScores::for_logits_at_least(int64_t block, double limit, const Conside
     const auto below = static_cast<float>(limit);
     score_kernels().at_least(parts_[0].logits.run(first, count, scratch), count,
                              below > limit ? std::nextafter(below, -float_max) : below, bits);
-    for (int64_t half = 0; half < 2; ++half) {
-        for (uint64_t left = bits[half]; left != 0; left &= left - 1) {
-            consider(first + half * 64 + std::countr_zero(left));
-        }
-    }
+    for_bits(bits, [&](int64_t place) { consider(first + place); });
 }
 
-void LogitScores::visit(int64_t block, const RowNoise& noise, BestList& best) const {
-    const double largest = noise.exp_minus_largest(block);
-    const double least_value = best.limit() + std::log(largest);  // what the largest noise of the block lifts to it
-    if (value(maxima_[block]) < least_value) {
+// The least logit that is as good as a value.
+double LogitScores::logit_of(double value) const {
+    const double least = origin_ + value * temperature_;
+    const double below = least - (std::abs(origin_) + std::abs(least)) * 1e-14;  // products and sums are rounded
+    return std::isnan(below) ? -infinity : below;
+}
+
+void LogitScores::consider(int64_t token, const LargestNoise& largest, const RowNoise& noise, BestList& best) const {
+    best.add({noise.score(token, value(logit(token)), largest), token});
+}
+
+// Sets the tokens of a block apart that the block's largest noise would lift to the limit.
+void LogitScores::collect(int64_t block, const RowNoise& noise, BestList& best) {
+    const double limit = best.limit();
+    if (!noise.any()) {
+        for_logits_at_least(block, logit_of(limit), [&](int64_t token) { best.add({value(logit(token)), token}); });
         return;
     }
-    // products and sums are rounded
-    const double least = origin_ + least_value * temperature_;
-    const double limit = least - (std::abs(origin_) + std::abs(least)) * 1e-14;
-    for_logits_at_least(block, limit == limit ? limit : -infinity,
-                        [&](int64_t token) { consider(token, largest, noise, best); });
+    *blocks_.room(1) = static_cast<uint32_t>(block);
+    blocks_.added(1);
+    uint32_t* first = tokens_.room(block_size);
+    uint32_t* place = first;
+    for_logits_at_least(block, logit_of(limit - noise.bound(block)),
+                        [&](int64_t token) { *place++ = static_cast<uint32_t>(token); });
+    tokens_.added(place - first);
+}
+
+// The least word of a token of a block that can reach the limit, unless it has the block's largest noise: its score is
+// value - log(exp(-largest) - log(word)), so that exp(value - limit) must be at least -log(word) >= 1 - word.
+uint32_t LogitScores::least_word(int64_t block, double limit) const {
+    const double below = limit - value(lone() ? maxima_[block] : mixed_maxima_[block]);
+    if (!(below > 0)) {
+        return 0;
+    }
+    const double exp_at_least = 1 + below * (1 + below * (1.0 / 2 + below * (1.0 / 6 + below * (1.0 / 24))));
+    return static_cast<uint32_t>((1 - 1 / exp_at_least) * (0x1p32 - 2));
+}
+
+void LogitScores::settle(const RowNoise& noise, BestList& best) {
+    if (!noise.any()) {
+        return;
+    }
+    const uint32_t* words = blocks_.draw(noise.key(), score_kernels().place_words);
+    for (int64_t index = 0; index < blocks_.count(); ++index) {
+        const int64_t block = blocks_.id(index);
+        const int64_t token = block * block_size + place_of_largest(words[index]);
+        if (token < vocab_ && value(logit(token)) + noise.bound(block) >= best.limit()) {
+            consider(token, noise.largest(block), noise, best);
+        }
+    }
+    words = tokens_.draw(noise.key(), score_kernels().token_words);
+    int64_t block = -1;
+    uint32_t least = 0;
+    for (int64_t index = 0; index < tokens_.count(); ++index) {
+        const int64_t token = tokens_.id(index);
+        if (token / block_size != block) {
+            block = token / block_size;
+            least = least_word(block, best.limit());
+        }
+        if (words[index] >= least) {
+            consider(token, noise.largest(block), noise, best);
+        }
+    }
+    blocks_.clear();
+    tokens_.clear();
 }
 
 void LogitScores::find(RowNoise& noise, BestList& best) {
@@ -194,26 +257,30 @@ void LogitScores::find(RowNoise& noise, BestList& best) {
         status_ |= status_no_token;
         return;
     }
-    order_.start(maxima_, origin_, std::min(1 / temperature_, largest_factor), noise);
+    bounds_.start(maxima_, lone() ? static_cast<float>(origin_) : 0.0f, temperature_, noise);
     taken_.clear();
-    const auto wanted = std::max<size_t>(first_blocks, best.count());
-    for (int64_t block = 0; taken_.size() < wanted && (block = order_.pop(best.limit())) >= 0;) {
+    const auto tried = std::max<size_t>(tried_blocks, best.count());
+    for (int64_t block = 0; taken_.size() < std::max<size_t>(first_blocks, tried);) {
+        block = bounds_.pop(best.limit());
+        if (block < 0) {
+            break;
+        }
         taken_.push_back(block);
-        const double largest = noise.exp_minus_largest(block);
-        for_logits_at_least(block, maxima_[block], [&](int64_t token) { consider(token, largest, noise, best); });
-        const int64_t lifted = noise.token_of_largest(block);
-        if (lifted < vocab_) {
-            consider(lifted, largest, noise, best);
+        if (taken_.size() <= tried) {
+            const LargestNoise largest = noise.largest(block);
+            const double most = lone() ? maxima_[block] : mixed_maxima_[block];
+            for_logits_at_least(block, most, [&](int64_t token) { consider(token, largest, noise, best); });
+            if (largest.token < vocab_) {
+                consider(largest.token, largest, noise, best);
+            }
         }
     }
     for (const int64_t block : taken_) {
-        visit(block, noise, best);
+        collect(block, noise, best);
     }
-    order_.for_rest([&] { return best.limit(); }, [&](int64_t block) { visit(block, noise, best); });
-}
-
-void LogitScores::consider(int64_t token, double exp_minus_largest, const RowNoise& noise, BestList& best) const {
-    best.add({noise.score(token, value(logit(token)), exp_minus_largest), token});
+    settle(noise, best);
+    bounds_.for_rest(best.limit(), [&](int64_t block) { collect(block, noise, best); });
+    settle(noise, best);
 }
 
 void LogitScores::find_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best) {
@@ -224,15 +291,16 @@ void LogitScores::find_among(const std::vector<int64_t>& tokens, RowNoise& noise
     }
     origin_ = *std::max_element(logits_.begin(), logits_.end());
     int64_t block = -1;
-    double largest = 1;
     for (size_t index = 0; index < tokens.size(); ++index) {
         if (tokens[index] / block_size != block) {
             block = tokens[index] / block_size;
-            largest = noise.draw_block(block);
+            if (index == 0 || tokens[index - 1] / tile_size != tokens[index] / tile_size) {
+                noise.draw_tile(tokens[index] / tile_size);
+            }
         }
         const double own = value(logits_[index]);
-        if (own - std::log(largest) >= best.limit()) {
-            best.add({noise.score(tokens[index], own, largest), tokens[index]});
+        if (own + noise.bound(block) >= best.limit()) {
+            best.add({noise.score(tokens[index], own, noise.largest(block)), tokens[index]});
         }
     }
 }

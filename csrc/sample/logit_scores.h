@@ -35,8 +35,11 @@ class LogitScores {
     // sum_i weight_i * logit_i of a run, in `totals`; edited logits are rounded up.
     void mix_run(int64_t first, int64_t count, double* totals) const;
     double logit(int64_t token) const;
-    void visit(int64_t block, const RowNoise& noise, BestList& best) const;
-    void consider(int64_t token, double exp_minus_largest, const RowNoise& noise, BestList& best) const;
+    void collect(int64_t block, const RowNoise& noise, BestList& best);
+    void settle(const RowNoise& noise, BestList& best);
+    void consider(int64_t token, const LargestNoise& largest, const RowNoise& noise, BestList& best) const;
+    uint32_t least_word(int64_t block, double limit) const;
+    double logit_of(double value) const;
     template <typename Consider>
     void for_logits_at_least(int64_t block, double limit, const Consider& consider) const;
     double value(double logit) const { return (logit - origin_) / temperature_; }
@@ -49,11 +52,14 @@ class LogitScores {
     std::vector<float> first_maxima_;  // of member 0's tiles
     double temperature_ = 1;
     int64_t vocab_ = 0;
-    std::vector<double> maxima_;  // of blocks
+    std::vector<float> tile_maxima_;
+    std::vector<float> maxima_;         // of blocks, relative to the origin where logits are mixed
+    std::vector<double> mixed_maxima_;  // of blocks, where they are
     std::vector<double> logits_;
     std::vector<int64_t> taken_;
-    BlockOrder order_;
-    double origin_ = 0;
+    BlockBounds bounds_;
+    WaitingIds blocks_, tokens_;
+    double origin_ = 0;  // the largest logit
     std::atomic<int32_t> status_{status_ok};
 };
 

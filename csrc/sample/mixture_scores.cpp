@@ -58,7 +58,7 @@ void MixtureScores::find(const TargetRow& target, const std::vector<LogitRow>& r
     }
     for (const Part& part : parts_) {
         const int64_t token = part.softmax->most_likely();
-        consider(token, noise.exp_minus_largest(token / block_size), best);
+        consider(token, noise.largest(token / block_size), best);
     }
     for (auto tile = tile_bounds_.begin();;) {
         tile = std::max_element(tile_bounds_.begin(), tile_bounds_.end());
@@ -98,8 +98,8 @@ void MixtureScores::visit_tile(int64_t tile, BestList& best) {
 
 // Where a token's probability reaches a limit, some part of the mixture is at least an equal share of that.
 void MixtureScores::visit_block(int64_t block, int64_t in_tile, BestList& best) {
-    const double largest = noise_->exp_minus_largest(block);
-    const double limit = best.limit() + std::log(largest) - std::log(parts_.size());
+    const LargestNoise largest = noise_->largest(block);
+    const double limit = best.limit() + std::log(largest.exp_minus) - std::log(parts_.size());
     uint64_t found[2] = {0, 0};
     for (const Part& part : parts_) {
         const int64_t first = in_tile * block_size;
@@ -120,8 +120,8 @@ void MixtureScores::visit_block(int64_t block, int64_t in_tile, BestList& best) 
     }
 }
 
-void MixtureScores::consider(int64_t token, double exp_minus_largest, BestList& best) {
-    const double score = noise_->score(token, target_->mixed_logprob(token), exp_minus_largest);
+void MixtureScores::consider(int64_t token, const LargestNoise& largest, BestList& best) {
+    const double score = noise_->score(token, target_->mixed_logprob(token), largest);
     if (score >= best.limit() && target_->keeps(token)) {
         best.add({score, token});
     }
@@ -157,8 +157,8 @@ void MixtureScores::weigh_exactly(const std::vector<LogitRow>& rows, double temp
                                         (logits.logit(own.token) - largest) / temperature
                                   : -infinity);
         }
-        const double largest = noise_->exp_minus_largest(own.token / block_size);
-        best.add({noise_->score(own.token, log_sum(terms_), largest), own.token});
+        const LargestNoise noise = noise_->largest(own.token / block_size);
+        best.add({noise_->score(own.token, log_sum(terms_), noise), own.token});
     }
 }
 

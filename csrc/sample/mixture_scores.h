@@ -28,7 +28,7 @@ class MixtureScores {
     };
     void visit_tile(int64_t tile, BestList& best);
     void visit_block(int64_t block, int64_t in_tile, BestList& best);
-    void consider(int64_t token, double exp_minus_largest, BestList& best);
+    void consider(int64_t token, const LargestNoise& largest, BestList& best);
     void weigh_exactly(const std::vector<LogitRow>& rows, double temperature, BestList& best);
 
     const TargetRow* target_ = nullptr;

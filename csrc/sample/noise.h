@@ -13,25 +13,36 @@ namespace specens {
 
 constexpr uint32_t maximum_stream = 3;
 constexpr uint32_t rest_stream = 4;
+constexpr int64_t tokens_per_word = block_size / 4;
 
-// exp(-noise) of a block's largest, from its first two words.
-inline double exp_minus_largest(uint32_t high, uint32_t low) {
-    const auto bits = static_cast<double>((uint64_t{high >> 5} << 26) + (low >> 6));
-    const double unit = std::min((bits + 0.5) * 0x1p-53, 1 - 0x1p-53);
-    return -std::log(unit) / static_cast<double>(block_size);
+inline PhiloxCounter noise_words(NoiseKey key, uint32_t index, uint32_t stream) {
+    return philox4x32_10(
+        {{static_cast<uint32_t>(key.position), static_cast<uint32_t>(key.position >> 32), index, stream}},
+        {{static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)}});
 }
+
+// The largest noise of a block, and the token that has it.
+struct LargestNoise {
+    double exp_minus;  // exp(-noise)
+    int64_t token;
+};
 
 inline int64_t place_of_largest(uint32_t word) { return word >> 25; }
 
-// exp(-noise) of a token that is not the place of its block's largest, whose exp(-noise) is given.
-inline double exp_minus_noise(NoiseKey key, int64_t token, double exp_minus_largest) {
-    constexpr int64_t tokens_per_word = block_size / 4;
-    const auto index = static_cast<uint32_t>(token / block_size * tokens_per_word + token % tokens_per_word);
-    const PhiloxCounter counter{
-        {static_cast<uint32_t>(key.position), static_cast<uint32_t>(key.position >> 32), index, rest_stream}};
-    const PhiloxKey philox_key{{static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)}};
-    const uint32_t word = philox4x32_10(counter, philox_key).word[token % block_size / tokens_per_word];
-    return exp_minus_largest - std::log((word + 0.5) * 0x1p-32);
+inline LargestNoise largest_noise(NoiseKey key, int64_t block) {
+    const PhiloxCounter words = noise_words(key, static_cast<uint32_t>(block), maximum_stream);
+    const auto bits = static_cast<double>((uint64_t{words.word[0] >> 5} << 26) + (words.word[1] >> 6));
+    const double unit = std::min((bits + 0.5) * 0x1p-53, 1 - 0x1p-53);
+    return {-std::log(unit) / static_cast<double>(block_size), block * block_size + place_of_largest(words.word[2])};
 }
+
+// Where the random numbers of a token are.
+inline uint32_t word_index(int64_t token) {
+    return static_cast<uint32_t>(token / block_size * tokens_per_word + token % tokens_per_word);
+}
+inline uint8_t word_number(int64_t token) { return static_cast<uint8_t>(token % block_size / tokens_per_word); }
+
+// -log of a token's own number; exp(-noise) is that of its block's largest plus this.
+inline double minus_log_word(uint32_t word) { return -std::log((word + 0.5) * 0x1p-32); }
 
 }  // namespace specens

@@ -12,22 +12,23 @@ struct NoiseKey {
     uint64_t seed, position;
 };
 
-// What random numbers say of each block.
-struct BlockNoise {
-    uint32_t *high, *low, *place;  // the first three words
-    float* bound;                  // not below the block's largest noise
-};
+constexpr int64_t score_lanes = 16;  // arrays have room for multiples of it
 
 struct ScoreKernels {
-    // The noise of blocks first .. first + count - 1.
-    void (*block_noise)(NoiseKey key, int64_t first, int64_t count, const BlockNoise& out);
+    // out[i] = at least the largest noise of block first + i
+    void (*block_bounds)(NoiseKey key, int64_t first, int64_t count, float* out);
+    // out[i] = the random word of a token that does not have its block's largest noise
+    void (*token_words)(NoiseKey key, const uint32_t* tokens, int64_t count, uint32_t* out);
+    // out[i] = the word that says which token of a block has the largest
+    void (*place_words)(NoiseKey key, const uint32_t* blocks, int64_t count, uint32_t* out);
     // bits[i / 64] gets bit i % 64 where values[i] >= limit; up to block_size values, the rest of 2 words is 0
     void (*at_least)(const float* values, int64_t count, float limit, uint64_t* bits);
     // totals[i] += weight * logits[i], where NaN counts as -inf, +inf as the largest float; -inf where the logit is
     void (*mix)(const float* logits, int64_t count, double weight, double* totals);
-    // bounds[i] = (maxima[i] - origin) * factor + noise[i], -inf where the maximum is; returns the largest
-    double (*score_bounds)(const double* maxima, int64_t count, double origin, double factor, const float* noise,
-                           double* bounds);
+    // bounds[i] = at least (maxima[i] - origin) / 2 * factor + noise[i], where no maximum is above the origin; -inf
+    // where it is. tile_bounds[i] = the largest of 16 of them.
+    void (*score_bounds)(const float* maxima, int64_t count, float origin, float factor, const float* noise,
+                         float* bounds, float* tile_bounds);
 };
 
 const ScoreKernels& score_kernels();  // of the instruction set in use

@@ -20,6 +20,11 @@ struct Lanes {
     static Lanes set(uint32_t word) {
         return make([=](int) { return _mm256_set1_epi64x(word); });
     }
+    static Lanes load(const uint32_t* from) {
+        return make([=](int index) {
+            return _mm256_cvtepu32_epi64(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 4 * index)));
+        });
+    }
     static Lanes count_from(uint32_t first) {
         const __m256i rising = _mm256_setr_epi64x(0, 1, 2, 3);
         return make([=](int index) { return _mm256_add_epi32(_mm256_set1_epi64x(first + 4 * index), rising); });

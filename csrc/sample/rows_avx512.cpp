@@ -16,6 +16,10 @@ struct Lanes {
     __m512i half[2];
 
     static Lanes set(uint32_t word) { return {_mm512_set1_epi64(word), _mm512_set1_epi64(word)}; }
+    static Lanes load(const uint32_t* from) {
+        return {_mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))),
+                _mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 8)))};
+    }
     static Lanes count_from(uint32_t first) {
         const __m512i low = _mm512_add_epi32(_mm512_set1_epi64(first), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
         return {low, _mm512_add_epi32(low, _mm512_set1_epi64(8))};

@@ -22,6 +22,9 @@ struct Lanes {
     static Lanes set(uint32_t word) {
         return make([=](int) { return word; });
     }
+    static Lanes load(const uint32_t* from) {
+        return make([=](int index) { return from[index]; });
+    }
     static Lanes count_from(uint32_t first) {
         return make([=](int index) { return first + static_cast<uint32_t>(index); });
     }
