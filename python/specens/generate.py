@@ -206,7 +206,7 @@ class SpeculativeEnsemble:
         Models that cannot read texts of different lengths together are always read so.
 
         prompts: each as for `generate`, or a Job with settings of its own. samples: texts of each prompt.
-        exact: one forward for each request, so that none is rounded otherwise than alone; a batch saves no time then. Of
+        exact: one forward for each request, so that none is rounded otherwise than alone; a batch saves no time. Of
             two bf16 models of 4 layers and width 256, on one thread, a batch of 8 took 4.5 times as long.
         on_tokens: called after each round with a prompt's number, the sample and the events of its tokens.
         on_round: called then too, with all that is known of the round.
