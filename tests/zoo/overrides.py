@@ -10,6 +10,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dory": {"layer_types": ATTENTION * 2, "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
     "dots1": {"n_routed_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "emu3": {"text_config": {"pad_token_id": 60, "bos_token_id": 60, "eos_token_id": 60}},
+    "gemma4": {"text_config": {"pad_token_id": 60}},
+    "gemma4_unified": {"text_config": {"pad_token_id": 60}},
     "falcon_h1": {"mamba_n_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
     "granitemoehybrid": {"layers_block_type": HYBRID, "mamba_n_heads": 8},
@@ -25,3 +28,20 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
 }
+
+# What the general sizes do not build: these want sizes of their own, parts for images or sound, or further packages.
+NOT_BUILT = (
+    "cohere_compass_text",
+    "dbrx",
+    "dots3_note",
+    "dots3_note_text",
+    "gemma3n",
+    "gemma3n_text",
+    "gemma4_assistant",
+    "gemma4_unified_assistant",
+    "mllama",
+    "musicgen",
+    "musicgen_melody",
+    "qwen4_exp",
+    "qwen4_exp_text",
+)

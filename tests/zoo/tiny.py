@@ -80,14 +80,17 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     own = dict(OVERRIDES.get(model_type, {}))
     base = own.pop("base", {})
-    return config_class(**(_shrunk(config_class(**base)) | base | own))
+    text = own.pop("text_config", {})
+    return config_class(**(_shrunk(config_class(**base), text) | base | own))
 
 
-def _shrunk(config: PretrainedConfig) -> dict[str, Any]:
+def _shrunk(config: PretrainedConfig, text: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a configuration; text: own ones of the part that reads text, if it is one of several."""
     settings: dict[str, Any] = {}
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
-            settings[name] = type(value)(**_shrunk(value)) if name != "vision_config" else value
+            own = text if name == "text_config" else {}
+            settings[name] = value if name == "vision_config" else type(value)(**(_shrunk(value, {}) | own))
         elif name in SIZE_OF and (_is_size(value) or (value is None and name in DERIVED)):
             settings[name] = SIZE_OF[name]
         elif name in NO_ENDS:
