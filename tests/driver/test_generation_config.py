@@ -201,7 +201,7 @@ def test_a_field_that_cannot_be_honoured_is_refused_where_it_is_set(model, name)
     for value in REFUSED[name][0]:
         setattr(model.generation_config, name, value)
         ensemble.generate(PROMPT, max_new_tokens=1)
-    setattr(model.generation_config, name, {"use_cache": False, "cache_implementation": "static"}.get(name, 3))
+    setattr(model.generation_config, name, {"cache_implementation": "static"}.get(name, 3))
     with pytest.raises(ValueError, match=rf"^{name}: expected .* in a generation config, got"):
         ensemble.generate(PROMPT, max_new_tokens=1)
     ensemble.generate(PROMPT, max_new_tokens=1, generation_config="none")

@@ -34,7 +34,6 @@ NOT_BUILT = (
     "cohere_compass_text",
     "dbrx",
     "dots3_note",
-    "dots3_note_text",
     "gemma3n",
     "gemma3n_text",
     "gemma4_assistant",

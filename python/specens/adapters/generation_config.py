@@ -56,7 +56,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {  # the values that ask for n
     "output_hidden_states": ((None, False), "call the model itself"),
     "cache_implementation": ((None, "dynamic", "dynamic_full", "hybrid"), "give a CausalLM with make_cache="),
     "cache_config": ((None,), "give a CausalLM with make_cache="),
-    "use_cache": ((None, True), "every member has a cache"),
     "prompt_lookup_num_tokens": ((None,), "give drafter=PromptLookup()"),
     "assistant_early_exit": ((None,), "give drafter=LayerSkip(exit_layer=...)"),
     "assistant_ensemble_weight": ((None,), "give ensemble=Mixture(...)"),
@@ -75,7 +74,14 @@ MEANINGLESS = {
         "how transformers drafts; here a drafter says it",
     ),
     **dict.fromkeys(
-        ("max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile", "continuous_batching_config"),
+        (
+            "max_cache_len",
+            "prefill_chunk_size",
+            "compile_config",
+            "disable_compile",
+            "continuous_batching_config",
+            "use_cache",
+        ),
         "how transformers computes; the text does not depend on it",
     ),
     "renormalize_logits": "distributions are normalised in any case",
