@@ -74,15 +74,20 @@ def speculation(draft_model: Path) -> dict[str, dict[str, Any] | None]:
 
 @pytest.fixture
 def run_engine(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """run_engine(model, batches, speculative, plug_in, **engine): the finished process; its result is in `texts`."""
+    """run_engine(model, batches, speculative, plug_in, rule, **engine): a finished process; its result is `texts`."""
 
     def run(
-        model: Path, batches: list, speculative: dict | None = None, plug_in: bool = True, **engine: Any
+        model: Path,
+        batches: list,
+        speculative: dict | None = None,
+        plug_in: bool = True,
+        rule: str = "",
+        **engine: Any,
     ) -> subprocess.CompletedProcess:
         out = tmp_path / "out.json"
         out.unlink(missing_ok=True)
         job = {"model": str(model), "batches": batches, "speculative": speculative, "engine": engine, "out": str(out)}
-        settings = {"SPECENS_VLLM": str(int(plug_in)), **QUIET, **ONE_THREAD}
+        settings = {"SPECENS_VLLM": str(int(plug_in)), "SPECENS_VLLM_RULE": rule, **QUIET, **ONE_THREAD}
         command = [sys.executable, str(Path(__file__).parent / "engine.py")]
         run = subprocess.run(
             command, input=json.dumps(job), env=os.environ | settings, capture_output=True, text=True, timeout=600

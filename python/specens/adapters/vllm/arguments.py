@@ -15,6 +15,19 @@ logger = logging.getLogger(__name__)
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy to vLLM
 WHERE_NO_TOKEN = 0  # what vLLM emits of a row without a possible token
 PADDING = -1
+DRAW = 4  # by how much vLLM moves the generator of a request on a GPU in each step
+
+
+def chain_rule(asked: str, rejection_sample_method: str) -> str:
+    """The rule of `verify_chain` for SPECENS_VLLM_RULE and vLLM's own setting; rates of "synthetic" come before it."""
+    if asked == "gumbel":
+        if rejection_sample_method != "standard":
+            raise ValueError(
+                "rejection_sample_method: expected 'standard' with SPECENS_VLLM_RULE=gumbel, which accepts drafts "
+                f"in its own way, got {rejection_sample_method!r}"
+            )
+        return asked
+    return "block" if rejection_sample_method == "block" else "token"
 
 
 def sampling(
@@ -117,6 +130,7 @@ def coins(
     generators: of the requests that have a seed. Their coins follow from that seed and first_positions, the absolute
     position [batch] of each round's first draft: not from the batch, nor from how often a generator was used. Where
     the positions are not known, they are drawn from the generators. Any other request gets a new seed each round.
+    Generators on a GPU move as in vLLM's sampler, as vLLM moves them back where it throws a token away.
     """
     largest = 2**63 - 1
     seeds = torch.randint(-largest, largest, (batch,), dtype=torch.int64, device=device)
@@ -132,6 +146,10 @@ def coins(
             for generator in generators.values()
         ]
         positions[requests] = torch.cat(drawn).to(device)
+        return seeds, positions
+    for generator in generators.values():
+        if generator.device.type != "cpu":  # one of a CPU has no offset
+            generator.set_offset(generator.get_offset() + DRAW)
     return seeds, positions
 
 
@@ -140,13 +158,18 @@ def _as_int64(seed: int) -> int:
 
 
 def emitted(verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """tokens int64 [batch, draft_len + 1], padded with -1, and how many, int64 [batch]: at least one a request.
+    """tokens int64 [batch, draft_len + 1], padded with -1, and how many, int64 [batch]: at least one a request."""
+    first = some_token(verdict.tokens[:, 0])
+    return torch.cat((first[:, None], verdict.tokens[:, 1:]), 1), verdict.num_tokens.clamp(min=1)
 
-    A request that emits nothing, since no token is possible, would be scheduled for ever: it gets token 0, as from
-    vLLM's own sampler. On a CPU, where looking costs nothing, a warning says so.
+
+def some_token(tokens: Tensor) -> Tensor:
+    """Tokens [batch], but 0 instead of -1: of a request for which no token is possible.
+
+    It would be scheduled for ever, and gets token 0 from vLLM's own sampler too. On a CPU, where looking costs nothing,
+    a warning says so.
     """
-    nothing = verdict.num_tokens == 0
+    nothing = tokens < 0
     if nothing.device.type == "cpu" and bool(nothing.any()):
         logger.warning("no token is possible for %d request(s): token %d instead", int(nothing.sum()), WHERE_NO_TOKEN)
-    first = torch.where(nothing, WHERE_NO_TOKEN, verdict.tokens[:, 0])
-    return torch.cat((first[:, None], verdict.tokens[:, 1:]), 1), verdict.num_tokens.clamp(min=1)
+    return torch.where(nothing, WHERE_NO_TOKEN, tokens)

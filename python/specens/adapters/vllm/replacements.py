@@ -21,14 +21,17 @@ class Replacement(NamedTuple):
     make: Callable[[Callable], Callable]
 
 
-def install() -> None:
-    """Replace what README.md lists, in this process. A second call changes nothing."""
+def install(rule: str) -> None:
+    """Replace what README.md lists, in this process. A second call changes nothing.
+
+    rule: "token", where a configured one does not take its place, or "gumbel", for all sampling.
+    """
     import vllm
 
     check_version(vllm.__version__)
     from specens.adapters.vllm import v1, v2
 
-    replace_all([*v1.replacements(), *v2.replacements()])
+    replace_all([*v1.replacements(rule), *v2.replacements(rule)])
 
 
 def replace_all(replacements: Sequence[Replacement]) -> None:

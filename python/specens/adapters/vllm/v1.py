@@ -4,50 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm import SamplingParams
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS, LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import (
-    LogitBiasLogitsProcessor,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
+from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.ops.bad_words import apply_bad_words_with_drafts
 from vllm.v1.sample.rejection_sampler import RejectionSampler
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 
 from specens.adapters.vllm import arguments
 from specens.adapters.vllm.replacements import Replacement
-from specens_kernels import Sampling, Synthetic, target_logprobs, verify_chain
+from specens.adapters.vllm.v1_edits import edited_by_vllm, folded_edits, needs_vllm, processed_logprobs, sampling_of
+from specens_kernels import Sampling, Synthetic, sample, verify_chain
 
-FIRST_POSITIONS = "first_draft_positions"  # left by the runner on its rejection sampler, for the round
+FIRST_POSITIONS = "first_draft_positions"  # left by the runner on its samplers, for the round
 
 
-def replacements() -> list[Replacement]:
-    """What is replaced in vLLM, with the parameters that it is known to have."""
+def replacements(rule: str) -> list[Replacement]:
+    """What is replaced in vLLM, with the parameters that it is known to have; rule: "token" or "gumbel"."""
     runner = gpu_model_runner.GPUModelRunner
     validate = ("self", "speculative_config")
     build = ("vllm_config", "device", "is_pin_memory", "is_pooling_model", "custom_logitsprocs")
     forward = ("self", "metadata", "draft_probs", "logits", "sampling_metadata")
+    draws = ("self", "logits", "sampling_metadata", "logprobs_mode_override")
+    by_gumbel = [Replacement(Sampler, "sample", draws, _drawing_by_gumbel)] if rule == "gumbel" else []
+    construct = ("self", "sampler", "spec_config", "device")
     return [
-        Replacement(RejectionSampler, "__init__", ("self", "sampler", "spec_config", "device"), _keeping_its_rule),
+        Replacement(RejectionSampler, "__init__", construct, partial(_keeping_its_rule, rule)),
         Replacement(RejectionSampler, "forward", forward, _verifying),
-        Replacement(runner, "_sample", ("self", "logits", "spec_decode_metadata"), _sampling_by_position),
+        Replacement(
+            runner, "_sample", ("self", "logits", "spec_decode_metadata"), partial(_sampling_by_position, rule)
+        ),
         Replacement(gpu_model_runner, "build_logitsprocs", build, _with_all_processors),
         Replacement(SamplingParams, "_validate_spec_decode", validate, _allowing_all_parameters),
+        *by_gumbel,
     ]
 
 
-def _keeping_its_rule(original: Callable) -> Callable:
+def _keeping_its_rule(rule: str, original: Callable) -> Callable:
     def construct(self: Any, sampler: Any, spec_config: Any = None, device: torch.device | None = None) -> None:
+        kept = arguments.chain_rule(rule, getattr(spec_config, "rejection_sample_method", "standard"))
         original(self, sampler, spec_config, device)
-        self.rule = "block" if getattr(spec_config, "rejection_sample_method", None) == "block" else "token"
+        self.rule = kept
         self.synthetic_rates = self.synthetic_conditional_rates.tolist() if self.synthetic_mode else None
 
     return construct
@@ -78,26 +84,65 @@ def _with_all_processors(original: Callable) -> Callable:
     return build
 
 
-def _sampling_by_position(original: Callable) -> Callable:
+def _sampling_by_position(rule: str, original: Callable) -> Callable:
     """Rounds learn where they are; one in which no request has a draft is a round as well.
 
-    So all tokens of a request with a seed come from that seed and their positions, whoever else has drafts.
+    So all tokens of a request with a seed come from that seed and their positions, whoever else has drafts. By the rule
+    "gumbel" an engine without speculation has such rounds only, unless vLLM's own sampler has something to add.
     """
 
-    def sample(self: Any, logits: Tensor, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
-        rejection_sampler = getattr(self, "rejection_sampler", None)
-        if rejection_sampler is None:
+    def sample_round(self: Any, logits: Tensor, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
+        speculative, gumbel = self.speculative_config is not None, rule == "gumbel"
+        if not speculative and not gumbel:
             return original(self, logits, spec_decode_metadata)
         if spec_decode_metadata is None:
-            if self.input_batch.sampling_metadata.logprob_token_ids:
+            batch, rows = self.input_batch.sampling_metadata, self.query_start_loc.gpu[1 : logits.shape[0] + 1] - 1
+            if batch.logprob_token_ids or (not speculative and needs_vllm(batch)):
+                if gumbel:
+                    setattr(self.sampler, FIRST_POSITIONS, self.positions[rows] + 1)
                 return original(self, logits, None)
-            batch = logits.shape[0]
-            spec_decode_metadata = no_drafts(self.query_start_loc.gpu[1 : batch + 1] - 1)
+            spec_decode_metadata = no_drafts(rows)
+        if not hasattr(self, "rejection_sampler"):
+            self.rejection_sampler = RejectionSampler(self.sampler, device=logits.device)
         first_rows = arguments.row_offsets(spec_decode_metadata.cu_num_sampled_tokens)[:-1]
-        setattr(rejection_sampler, FIRST_POSITIONS, self.positions[spec_decode_metadata.logits_indices[first_rows]] + 1)
+        positions = self.positions[spec_decode_metadata.logits_indices[first_rows]] + 1
+        setattr(self.rejection_sampler, FIRST_POSITIONS, positions)
         return original(self, logits, spec_decode_metadata)
 
-    return sample
+    return sample_round
+
+
+def _drawing_by_gumbel(original: Callable) -> Callable:
+    """vLLM's sampler keeps its edits and reports, but not its draws."""
+
+    def draw_and_report(
+        self: Any, logits: Tensor, sampling_metadata: SamplingMetadata, logprobs_mode_override: str | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        first_positions = self.__dict__.pop(FIRST_POSITIONS, None)
+        tokens = drawn_by_gumbel(self, logits, sampling_metadata, first_positions)
+        reports = sampling_metadata.max_num_logprobs is not None or sampling_metadata.logprob_token_ids
+        if not reports or (logprobs_mode_override or self.logprobs_mode) not in PROCESSED_LOGPROBS_MODES:
+            return tokens, None
+        return tokens, original(self, logits, sampling_metadata, logprobs_mode_override)[1]
+
+    return draw_and_report
+
+
+def drawn_by_gumbel(
+    sampler: Sampler, logits: Tensor, batch: SamplingMetadata, first_positions: Tensor | None
+) -> Tensor:
+    """Tokens int64 [batch] of the best scores, of logits [batch, vocab] that vLLM has edited; not changed."""
+    sampling = sampling_of(batch, logits.shape[1])
+    others = [kind for kind in map(type, batch.logitsprocs.argmax_invariant) if kind is not MinPLogitsProcessor]
+    if others and not sampling.greedy:  # between temperature and top-k
+        logits = sampler.apply_temperature(logits.clone(), batch.temperature, batch.all_random)
+        for processor in batch.logitsprocs.argmax_invariant:
+            logits = processor.apply(logits)
+        temperature = torch.as_tensor(sampling.temperature)
+        sampling = replace(sampling, temperature=(temperature > 0).float(), min_p=None)
+    seeds, positions = arguments.coins(batch.generators, first_positions, logits.shape[0], logits.device)
+    draw = sample(logits, sampling=sampling, seeds=seeds, positions=positions, method="gumbel")
+    return arguments.some_token(draw.tokens)
 
 
 def no_drafts(logits_indices: Tensor) -> SpecDecodeMetadata:
@@ -140,9 +185,9 @@ def verify(
     num_requests = len(metadata.num_draft_tokens)
     edits = folded_edits(metadata, batch, logits.device)
     rows = edited_by_vllm(logits, metadata, batch)
-    min_p = _processor(batch, MinPLogitsProcessor)
-    min_p = None if min_p is None or not min_p.min_p_count else min_p.min_p.view(-1)
-    sampling = arguments.sampling(batch.temperature, batch.top_k, batch.top_p, min_p, logits.shape[1])
+    sampling, rule = sampling_of(batch, logits.shape[1]), rule_of(sampler, metadata.max_spec_len)
+    if rule == "gumbel":
+        draft_probs = None  # how drafts were drawn plays no part
     coinless = sampling.greedy and not sampler.synthetic_mode
     seeds, positions = None, None
     if not coinless:
@@ -154,7 +199,7 @@ def verify(
         draft_logits=arguments.draft_logits(draft_probs),
         draft_sampling=None if draft_probs is None else Sampling(),
         process_drafts=False,  # vLLM's drafters know of the temperature alone
-        rule=rule_of(sampler, metadata.max_spec_len),
+        rule=rule,
         row_offsets=arguments.row_offsets(metadata.cu_num_sampled_tokens),
         max_draft_len=metadata.max_spec_len,
         seeds=seeds,
@@ -167,91 +212,6 @@ def verify(
     if sampler.is_processed_logprobs_mode:
         logits = processed_logprobs(rows, metadata, sampling, edits)
     return SamplerOutput(tokens, _reported(sampler, metadata, logits, batch.max_num_logprobs, tokens))
-
-
-def _processor(batch: SamplingMetadata, kind: type) -> Any:
-    return next((processor for processor in batch.logitsprocs.all if type(processor) is kind), None)
-
-
-def _left_to_vllm(batch: SamplingMetadata) -> bool:
-    """Whether end tokens may come before min_tokens where a grammar would leave nothing else."""
-    lengths = _processor(batch, MinTokensLogitsProcessor)
-    return lengths is not None and any(asked[3] for asked in lengths.min_toks.values())
-
-
-def folded_edits(metadata: SpecDecodeMetadata, batch: SamplingMetadata, device: torch.device) -> dict[str, Any]:
-    """The arguments `processing` and `allowed` of `verify_chain`, where a request asks for them."""
-    num_requests = len(metadata.num_draft_tokens)
-    lengths, biases = _processor(batch, MinTokensLogitsProcessor), _processor(batch, LogitBiasLogitsProcessor)
-    penalties = None
-    if not batch.no_penalties:
-        strengths = (batch.repetition_penalties, batch.frequency_penalties, batch.presence_penalties)
-        penalties = (*strengths, batch.prompt_token_ids, batch.output_token_ids)
-    edits: dict[str, Any] = {
-        "processing": arguments.processing(
-            penalties,
-            {} if biases is None else biases.biases,
-            {} if lengths is None or _left_to_vllm(batch) else lengths.min_toks,
-            num_requests,
-            device,
-        )
-    }
-    if batch.allowed_token_ids_mask is not None:
-        owners = arguments.requests_of_rows([count + 1 for count in metadata.num_draft_tokens], device)
-        edits["allowed"] = arguments.allowed_bits(batch.allowed_token_ids_mask)[owners]
-    return edits
-
-
-def edited_by_vllm(logits: Tensor, metadata: SpecDecodeMetadata, batch: SamplingMetadata) -> Tensor:
-    """A float32 copy of the logits with what `verify_chain` does not fold, or the logits where there is no such thing.
-
-    That is bad words, the budget of thinking tokens, and min_tokens together with a grammar.
-    """
-    known = {MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor}
-    unknown = [type(processor).__name__ for processor in batch.logitsprocs.all if type(processor) not in known]
-    if unknown:
-        raise ValueError(f"logitsprocs: expected those of vLLM with speculative decoding, got {', '.join(unknown)}")
-    thinking = batch.thinking_budget_state_holder
-    if thinking is not None and not thinking.has_tracked_requests():
-        thinking = None
-    if not batch.bad_words_token_ids and thinking is None and not _left_to_vllm(batch):
-        return logits
-    rows, num_rows = logits.to(torch.float32, copy=True), [count + 1 for count in metadata.num_draft_tokens]
-    if batch.bad_words_token_ids:
-        past = texts_before_rows(batch.output_token_ids, batch.spec_token_ids, num_rows)
-        apply_bad_words_with_drafts(rows, batch.bad_words_token_ids, past, num_rows)
-    if _left_to_vllm(batch):
-        rows = _processor(batch, MinTokensLogitsProcessor).apply_with_spec_decode(rows, num_rows)
-    if thinking is not None:
-        thinking.update_state(batch.output_token_ids, batch.spec_token_ids, repeat_indices=None)
-        for indices, bonus in ((metadata.bonus_logits_indices, True), (metadata.target_logits_indices, False)):
-            rows[indices.long()] = thinking.apply_to_logits(rows[indices.long()], bonus, batch.spec_token_ids)
-    return rows
-
-
-def texts_before_rows(outputs: list[list[int]], drafts: list[list[int]] | None, num_rows: list[int]) -> list[list[int]]:
-    """What each request has written before each of its rows: its output and the drafts before the row."""
-    drafts = drafts or [[] for _ in outputs]
-    return [
-        [*outputs[request], *drafts[request][:row]] for request, count in enumerate(num_rows) for row in range(count)
-    ]
-
-
-def processed_logprobs(rows: Tensor, metadata: SpecDecodeMetadata, sampling: Sampling, edits: dict[str, Any]) -> Tensor:
-    """Log target distribution [drafts + batch, vocab]; of greedy requests, at temperature 1."""
-    device = rows.device
-    owners = arguments.requests_of_rows([count + 1 for count in metadata.num_draft_tokens], device)
-    first = arguments.row_offsets(metadata.cu_num_sampled_tokens)[:-1].long()
-    first_draft = arguments.row_offsets(metadata.cu_num_draft_tokens)[:-1].long()
-    steps = torch.arange(metadata.max_spec_len + 1, device=device)
-    padded = (first[:, None] + steps).clamp(max=rows.shape[0] - 1)
-    drafts = metadata.draft_token_ids
-    drafts = torch.cat((drafts, drafts.new_zeros(1)))[(first_draft[:, None] + steps[:-1]).clamp(max=drafts.shape[0])]
-    temperature = torch.as_tensor(sampling.temperature, device=device).expand(first.shape)
-    sampling = replace(sampling, temperature=torch.where(temperature == 0, 1.0, temperature))
-    edits = {name: edit[padded] if name == "allowed" else edit for name, edit in edits.items()}
-    logprobs = target_logprobs(rows[padded], sampling=sampling, draft_tokens=drafts, **edits)
-    return logprobs[owners, torch.arange(rows.shape[0], device=device) - first[owners]]
 
 
 def _reported(

@@ -1,8 +1,9 @@
-"""The V2 model runner of vLLM, on GPUs: its rejection sampler."""
+"""The V2 model runner of vLLM, on GPUs: its rejection sampler and, by the rule "gumbel", its sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,38 +12,100 @@ from torch import Tensor
 
 from specens.adapters.vllm import arguments
 from specens.adapters.vllm.replacements import Replacement
-from specens_kernels import Sampling, verify_chain
+from specens_kernels import Sampling, sample, verify_chain
 
 # vLLM's drafter draws by Philox from the same seeds and positions: another key keeps its numbers apart from the coins.
+# The rule "gumbel" is lossless whatever the drafts depend on, and a seed gives V1's text.
 SEED_SALT = 0x5370_6563_456E_73
+ROWS = ("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids", "expanded_local_pos")
+CONTEXT = (*ROWS, "seq_lens_upper_bound_np")  # what vLLM's sampler and its logits processors are told of a step
 
 
-def replacements() -> list[Replacement]:
-    """What is replaced in vLLM, with the parameters that it is known to have."""
+def replacements(rule: str) -> list[Replacement]:
+    """What is replaced in vLLM, with the parameters that it is known to have; rule: "token" or "gumbel"."""
+    from vllm.v1.watermarking.gpu_sampler import GPUWatermarkSampler
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     rows = ("self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits")
     requests = ("idx_mapping", "idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos")
-    return [
-        Replacement(
-            RejectionSampler,
-            "_verify",
-            (*rows, *requests, "seq_lens_upper_bound_np", "verify_draft_sampled"),
-            _verifying,
-        )
+    verifies = (*rows, *requests, "seq_lens_upper_bound_np", "verify_draft_sampled")
+    constructs = ("self", "sampler", "spec_config", "device", "watermark_key")
+    deduplicates = ("deduplicate_contexts", "deduplicate_contexts_max_history")
+    watermarks = ("self", "watermarker", "args", *deduplicates, "kwargs")
+    by_gumbel = [
+        Replacement(Sampler, "sample", ("self", "logits", *CONTEXT, "return_logprobs"), _drawing_by_gumbel),
+        Replacement(GPUWatermarkSampler, "__init__", watermarks, _refused),
     ]
+    return [
+        Replacement(RejectionSampler, "__init__", constructs, partial(_keeping_its_rule, rule)),
+        Replacement(RejectionSampler, "_verify", verifies, _verifying),
+        *(by_gumbel if rule == "gumbel" else []),
+    ]
+
+
+def _keeping_its_rule(rule: str, original: Callable) -> Callable:
+    def construct(self: Any, sampler: Any, spec_config: Any, device: torch.device, **settings: Any) -> None:
+        self.rule = arguments.chain_rule(rule, spec_config.rejection_sample_method)
+        original(self, sampler, spec_config, device, **settings)
+
+    return construct
+
+
+def _refused(_original: Callable) -> Callable:
+    def construct(*_arguments: Any, **_settings: Any) -> None:
+        raise ValueError(
+            "watermark_config: expected none with SPECENS_VLLM_RULE=gumbel, whose draws carry no watermark"
+        )
+
+    return construct
 
 
 def _verifying(original: Callable) -> Callable:
     def verify_or_leave(self: Any, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
         if self.synthetic_conditional_rates is not None or self.watermark_key is not None:
             return original(self, *call)
-        from vllm.config.model import PROCESSED_LOGPROBS_MODES
-        from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
-
-        return verify(self, LogitsContext, PROCESSED_LOGPROBS_MODES, *call)
+        return verify(self, *_of_vllm(), *call)
 
     return verify_or_leave
+
+
+def _drawing_by_gumbel(_original: Callable) -> Callable:
+    def draw(self: Any, logits: Tensor, *context: Any, **_reports: bool) -> tuple[Tensor, Tensor]:
+        return draw_by_gumbel(self, *_of_vllm(), logits, dict(zip(CONTEXT, context, strict=True)))
+
+    return draw
+
+
+def _of_vllm() -> tuple[Callable[..., Any], Any]:
+    from vllm.config.model import PROCESSED_LOGPROBS_MODES
+    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
+
+    return LogitsContext, PROCESSED_LOGPROBS_MODES
+
+
+def draw_by_gumbel(
+    sampler: Any,
+    make_context: Callable[..., Any],
+    processed_modes: Any,
+    logits: Tensor,
+    context: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """A step of vLLM without drafts: tokens int64 [rows] of the best scores, and logits to report from.
+
+    logits: [rows, vocab]. context, by the names in CONTEXT: expanded_idx_mapping and pos [rows], the slot of a row's
+    request and the position of the token that went into the row, and more for vLLM's logits processors.
+    """
+    slots, slots_on_host = context["expanded_idx_mapping"], context["idx_mapping_np"]
+    states = sampler.sampling_states
+    draw = sample(
+        edited_by_vllm(sampler, logits, slots_on_host, lambda: make_context(**context)),
+        sampling=sampling_of(states, slots, slots_on_host, logits.shape[1]),
+        seeds=states.seeds.gpu[slots],
+        positions=context["pos"].long() + 1,
+        method="gumbel",
+    )
+    return arguments.some_token(draw.tokens), reported(sampler, processed_modes, logits, context)
 
 
 def verify(
@@ -77,6 +140,11 @@ def verify(
         "pos": pos,
         "seq_lens_upper_bound_np": seq_lens_upper_bound_np,
     }
+    rule, seeds = rejection_sampler.rule, sampler.sampling_states.seeds.gpu[idx_mapping]
+    if rule == "gumbel":
+        draft_logits = None  # how drafts were drawn plays no part
+    else:
+        seeds = seeds ^ SEED_SALT
     temperature = sampler.sampling_states.temperature.gpu[idx_mapping]
     verdict = verify_chain(
         edited_by_vllm(sampler, logits, idx_mapping_np, lambda: make_context(**context)),
@@ -86,15 +154,20 @@ def verify(
         draft_slots=None if draft_logits is None else idx_mapping,
         draft_sampling=None if draft_logits is None else Sampling(temperature),
         process_drafts=False,
-        rule="block" if rejection_sampler.use_block_verification else "token",
+        rule=rule,
         row_offsets=cu_num_logits,
-        seeds=sampler.sampling_states.seeds.gpu[idx_mapping] ^ SEED_SALT,
+        seeds=seeds,
         positions=pos[cu_num_logits[:-1].long()].long() + 1,
     )
     tokens, num_tokens = arguments.emitted(verdict)
+    return reported(sampler, processed_modes, logits, context), tokens, num_tokens.int()
+
+
+def reported(sampler: Any, processed_modes: Any, logits: Tensor, context: dict[str, Any]) -> Tensor:
+    """The logits to report from: as they came, or behind all that shapes the distribution."""
     if sampler.logprobs_mode in processed_modes or sampler.return_sampling_mask:
-        logits = sampler.apply_sampling_params(logits, **context)
-    return logits, tokens, num_tokens.int()
+        return sampler.apply_sampling_params(logits, **context)
+    return logits
 
 
 def padded_drafts(tokens: Tensor, row_offsets: Tensor, draft_len: int) -> Tensor:
