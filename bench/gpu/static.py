@@ -25,7 +25,13 @@ ARCHITECTURES = (80, 90, 100)
 WARP_SIZE = 32
 ROOMS = ("sample", "target_logprobs", "uniforms", "verify_chain")
 # kernels that read whole rows of logits, and those of them whose loops, if they have any, go over the vocabulary
-LOGIT_READERS = ("_statistics_kernel", "_filter_kernel", "_target_logprobs_kernel", "_residual_kernel")
+LOGIT_READERS = (
+    "_statistics_kernel",
+    "_filter_kernel",
+    "_target_logprobs_kernel",
+    "_residual_kernel",
+    "_maxima_kernel",
+)
 VOCABULARY_LOOPS = ("_statistics_kernel", "_filter_kernel", "_target_logprobs_kernel")
 WIDEST, TABLE_WIDTH = 16, 200
 REGISTERS, REGISTER_UNIT, LARGEST_WARPS = 65536, 256, 64  # of a multiprocessor, per warp, warps at once

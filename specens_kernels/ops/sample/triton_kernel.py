@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from specens_kernels.arguments import TARGET_LOGPROBS, Coins, Report, Rule, Stream, Unpacker, ready_for_kernels
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    Coins,
+    Report,
+    Rule,
+    Stream,
+    Unpacker,
+    ready_for_kernels,
+)
 from specens_kernels.ops.sample.reference import one_step
+from specens_kernels.ops.sample.triton_scores import draw_found
+from specens_kernels.ops.sample.triton_scores import launches as launches_of_scores
+from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_kernel import Call, decide, launches, new_outcome
-from specens_kernels.ops.verify_chain.triton_report import new_results, raw_view
+from specens_kernels.ops.verify_chain.triton_report import ReportView, new_results, raw_view, report_launches
 from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.examples import example_coins, example_targets
-from specens_kernels.parts.launches import AotVariant, aot_variant
+from specens_kernels.parts.launches import AotVariant, aot_variant, run
 from specens_kernels.parts.rules import new_rule
-from specens_kernels.parts.statistics import new_statistics
-from specens_kernels.parts.target import batch_of, target_view
+from specens_kernels.parts.scores import score_view
+from specens_kernels.parts.statistics import Statistics, new_statistics
+from specens_kernels.parts.target import TargetView, batch_of, target_view
 from specens_kernels.types import RuleKind
 
 TOKEN_RULE = Rule(int(RuleKind.TOKEN), 0.0, 0.0)  # without drafts every rule is a plain draw
@@ -27,13 +41,59 @@ def launch(*flat: Any) -> list[Tensor]:
     unpacker = Unpacker(flat)
     arguments = unpacker.target()
     coins, stream, report = unpacker.group(Coins), unpacker.group(Stream), unpacker.group(Report)
-    if stream.best > 0:
-        raise RuntimeError("this backend does not have the method 'gumbel'")
     ready = ready_for_kernels(one_step(unpacker.weighted(arguments)))
     target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))
+    if stream.best > 0:
+        return best_tokens(target, raw_view(ready, report, 1), coins, stream, report)
     call = Call(target, raw_view(ready, report, 1), DraftView(), TOKEN_RULE, coins, stream.step, stream.stream, report)
     _, _, _, next_token, status, *reported = decide(call)
     return [next_token, status, *(values[:, 0] for values in reported)]
+
+
+def best_tokens(
+    target: TargetView, raw: TargetView | None, coins: CoinView, stream: Stream, report: Report
+) -> list[Tensor]:
+    """Those of the best scores, int64 [batch, best]; the same."""
+    batch, device = batch_of(target), target.logits[0].device
+    shape, draft = (batch, stream.best), DraftView()
+    tokens = torch.empty(shape, dtype=torch.int64, device=device)
+    status = torch.empty(batch, dtype=torch.int32, device=device)
+    statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
+    logprobs = torch.empty(shape, dtype=torch.float32, device=device) if report.logprobs != NO_LOGPROBS else None
+    scores = score_view(target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None))
+    found = draw_found(tokens, logprobs if told else None, status, stream.step)
+    run(launches_of_scores(found, scores, statistics, target, draft), tokens)
+    if report.logprobs == NO_LOGPROBS:
+        return [tokens, status]
+    return [tokens, status, logprobs, *_report_rows(tokens, logprobs, statistics, target, raw, report)]
+
+
+def _report_rows(
+    tokens: Tensor,
+    logprobs: Tensor | None,
+    statistics: Statistics,
+    target: TargetView,
+    raw: TargetView | None,
+    report: Report,
+) -> list[Tensor]:
+    """Write the raw log-probability of each token, and return the most likely tokens of each row."""
+    batch, device = tokens.shape[0], tokens.device
+    top = [torch.empty(batch, 1, report.top, dtype=dtype, device=device) for dtype in (torch.int64, torch.float32)]
+    top = top if report.top > 0 else []
+    if raw is not None:
+        found_one = (tokens[:, 0] >= 0).long()
+        statistics, target = new_statistics(raw, DraftView()), raw
+        run(statistics_launches(statistics, raw, DraftView(draft_len=1, lens=found_one)), tokens)
+        for column in range(tokens.shape[1]):
+            own = tokens[:, column : column + 1].contiguous()
+            values = torch.empty_like(own, dtype=torch.float32)
+            view = ReportView(own, 1, values, None, None, 0)
+            run(report_launches(view, statistics, raw), tokens)
+            logprobs[:, column : column + 1] = values
+    if report.top > 0:
+        view = ReportView(tokens[:, :1].contiguous(), 1, None, *top, report.top)
+        run(report_launches(view, statistics, target), tokens)
+    return [values[:, 0] for values in top]
 
 
 def aot_variants() -> list[AotVariant]:
@@ -47,4 +107,12 @@ def aot_variants() -> list[AotVariant]:
         rule = new_rule(statistics, DraftView(), TOKEN_RULE, batch_of(target))
         *_, draw = launches(outcome, statistics, target, DraftView(), rule, example_coins(index), 0, 2)
         variants.append(aot_variant(draw))
+        statistics, coins = new_statistics(target, DraftView()), example_coins(0)
+        scores = score_view(target, statistics, coins.seeds, coins.positions, False)
+        tokens, status = (
+            torch.empty(8, 4, dtype=torch.int64, device="meta"),
+            torch.empty(8, dtype=torch.int32, device="meta"),
+        )
+        *_, best = launches_of_scores(draw_found(tokens, None, status, 1), scores, statistics, target, DraftView())
+        variants.append(aot_variant(best))
     return variants

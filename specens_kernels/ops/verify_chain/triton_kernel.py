@@ -23,6 +23,8 @@ from specens_kernels.arguments import (
     Rule,
     ready_for_kernels,
 )
+from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
+from specens_kernels.ops.sample.triton_scores import launches as score_launches
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
@@ -48,6 +50,7 @@ from specens_kernels.parts.examples import (
 )
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, target_share
+from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
 from specens_kernels.parts.target import TargetView, batch_of, target_view
@@ -235,13 +238,7 @@ def decide(call: Call, results: Sequence[Tensor] | None = None) -> Sequence[Tens
     outcome = new_outcome(results, statistics, call.rule.kind, report.logprobs == TARGET_LOGPROBS)
     rule = new_rule(statistics, draft, call.rule, batch_of(target))
     run(launches(outcome, statistics, target, draft, rule, call.coins, call.first_step, call.stream), results[0])
-    if call.raw is not None:
-        logprobs, *top = results[5:]
-        view = ReportView(outcome.tokens, draft.draft_len + 1, logprobs, *(top or (None, None)), report.top)
-        run(raw_report_launches(view, call.raw, outcome.num_tokens), outcome.tokens)
-    elif report.top > 0:
-        view = ReportView(outcome.tokens, draft.draft_len + 1, None, *results[6:], report.top)
-        run(report_launches(view, statistics, target), outcome.tokens)
+    _report(results, draft.draft_len + 1, statistics, target, call.raw, report)
     return results
 
 
@@ -263,12 +260,50 @@ def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> Sequence[Tenso
     draft = draft_view(target, ready_for_kernels(arguments.draft))
     kind, report = RuleKind(arguments.rule.kind), arguments.report
     if kind == RuleKind.GUMBEL:
-        raise RuntimeError("this backend does not have the rule 'gumbel'")
+        return _by_scores(arguments, target, without_distribution(draft), raw_view(ready, report, steps), out)
     if not kind.subtracts and not kind.compares:
         draft = without_distribution(draft)
     coins = CoinView(None, None, None) if kind.compares else CoinView(*ready_for_kernels(arguments.coins))
     call = Call(target, raw_view(ready, report, steps), draft, arguments.rule, coins, 0, STREAM_NEXT, report)
     return decide(call, out)
+
+
+def _by_scores(
+    arguments: ChainArguments,
+    target: TargetView,
+    draft: DraftView,
+    raw: TargetView | None,
+    out: Sequence[Tensor] | None,
+) -> Sequence[Tensor]:
+    """Under the rule gumbel, which weighs nothing against what drafts were drawn from."""
+    report, columns = arguments.report, draft.draft_len + 1
+    results = out if out is not None else new_results(batch_of(target), columns, report, target.logits[0].device)
+    statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
+    coins = ready_for_kernels(arguments.coins)
+    scores = score_view(target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None))
+    found = chain_found(results, told)
+    run(score_launches(found, scores, statistics, target, draft), results[0])
+    _report(results, columns, statistics, target, raw, report)
+    return results
+
+
+def _report(
+    results: Sequence[Tensor],
+    columns: int,
+    statistics: Statistics,
+    target: TargetView,
+    raw: TargetView | None,
+    report: Report,
+) -> None:
+    """Tell what needs another pass over the rows of emitted tokens."""
+    tokens, num_tokens = results[0], results[2]
+    if raw is not None:
+        logprobs, *top = results[5:]
+        view = ReportView(tokens, columns, logprobs, *(top or (None, None)), report.top)
+        run(raw_report_launches(view, raw, num_tokens), tokens)
+    elif report.top > 0:
+        view = ReportView(tokens, columns, None, *results[6:], report.top)
+        run(report_launches(view, statistics, target), tokens)
 
 
 def aot_variants() -> list[AotVariant]:
@@ -279,12 +314,26 @@ def aot_variants() -> list[AotVariant]:
     found: list[Launch] = []
     for index, target in enumerate(example_targets()):
         found += _example_launches(target, example_draft(target, index), index, RuleKind.TOKEN)
-    lone, _, contrast = filtered_targets()
+    lone, mixture, contrast = filtered_targets()
     *_, masses, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
     for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
         behind = _example_launches(lone, example_draft(lone, 0), 0, kind)
         found += [launch for launch in behind if launch.kernel in (shares_kernel, entropy_kernel)]
-    return [aot_variant(launch) for launch in [*found, masses, residual, draw, *_other_launches()]]
+    found += [masses, residual, draw, *_other_launches()]
+    for target in (*example_targets()[::2], edited_target(), lone, mixture):
+        found += _example_score_launches(target)
+    return [aot_variant(launch) for launch in found]
+
+
+def _example_score_launches(target: TargetView) -> list[Launch]:
+    """The kernels of the rule gumbel alone."""
+    drafts = example_draft(target, 3) if target.row_offsets is None else packed_draft(target, False)
+    draft, report = without_distribution(drafts), Report(NO_LOGPROBS, 0)
+    statistics, coins = new_statistics(target, draft), example_coins(0)
+    results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
+    scores = score_view(target, statistics, coins.seeds, coins.positions, False)
+    own = score_launches(chain_found(results, False), scores, statistics, target, draft)
+    return [launch for launch in own if launch.kernel in SCORE_KERNELS]
 
 
 def _other_launches() -> Iterator[Launch]:

@@ -1,0 +1,138 @@
+"""What makes Gumbel scores of logits on a GPU: exact values of a lone model's or of mixed logits, in float64."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.parts.gumbel import NOISE_BLOCK
+from specens_kernels.parts.sampling import INFINITY
+from specens_kernels.parts.statistics import Statistics
+from specens_kernels.parts.target import (
+    TargetView,
+    batch_of,
+    clean,
+    everywhere,
+    marks_of,
+    member_weight,
+    mix_reads,
+    raw_logits,
+    target_temperature,
+)
+
+TILE = 4096  # tokens that a program of the pass reads
+MOST_AT_ONCE = 256  # tokens that a search weighs, which is what registers hold
+
+
+class ScoreView(NamedTuple):
+    """What the pass leaves for a search, and what makes scores of logits. *_rest: what float32 leaves of a number."""
+
+    maxima: Tensor  # float32 [rows, blocks] of a lone model, float64 of mixed logits
+    marks: Tensor  # int32 [rows, tiles]
+    first_maxima: Tensor  # float32 [rows, tiles]: member 0's
+    seeds: Tensor | None  # int64 [batch]
+    positions: Tensor | None  # int64 [batch]
+    temperature_rest: float
+    weight_rests: tuple[float, ...]
+    plausibility_rest: float
+    blocks: int
+    tiles: int
+    HAS_SEEDS: tl.constexpr
+    LONE: tl.constexpr  # no logits are mixed
+    EXACT: tl.constexpr  # a value is a logit over the temperature, not a logarithm of a probability
+    FROM_STATISTICS: tl.constexpr
+    TOLD: tl.constexpr  # log-probabilities under the target are
+    TILE: tl.constexpr
+    BLOCK: tl.constexpr  # tokens of which a search knows a bound
+    PART: tl.constexpr  # of them at once
+    COUNT: tl.constexpr  # the power of two from their number
+
+
+def score_view(
+    target: TargetView, statistics: Statistics, seeds: Tensor | None, positions: Tensor | None, told: bool
+) -> ScoreView:
+    """Unwritten. told: whether log-probabilities under the target are."""
+    one = len(target.logits) == 1
+    plain = target.weight_rows is None and target.weights[0] == 1 and target.log_plausibility is None
+    lone = one and (target.MIXTURE.value or plain)
+    exact = lone or not target.MIXTURE.value
+    from_statistics = not exact or statistics.TARGET_SLOTS.value > 0
+    rows, device = batch_of(target) * target.steps, target.logits[0].device
+    tile = min(TILE, max(NOISE_BLOCK.value, triton.next_power_of_2(target.vocab)))
+    blocks, tiles = triton.cdiv(target.vocab, NOISE_BLOCK.value), triton.cdiv(target.vocab, tile)
+    plausibility = target.log_plausibility or 0.0
+    block = statistics.BLOCK_VOCAB.value if from_statistics else NOISE_BLOCK.value
+    return ScoreView(
+        maxima=torch.empty(rows, blocks, dtype=torch.float32 if lone else torch.float64, device=device),
+        marks=torch.empty(rows, tiles, dtype=torch.int32, device=device),
+        first_maxima=torch.empty(rows, tiles, dtype=torch.float32, device=device),
+        seeds=seeds,
+        positions=positions,
+        temperature_rest=target.temperature - _float32(target.temperature),
+        weight_rests=tuple(weight - _float32(weight) for weight in target.weights),
+        plausibility_rest=plausibility - _float32(plausibility),
+        blocks=blocks,
+        tiles=tiles,
+        HAS_SEEDS=tl.constexpr(seeds is not None),
+        LONE=tl.constexpr(lone),
+        EXACT=tl.constexpr(exact),
+        FROM_STATISTICS=tl.constexpr(from_statistics),
+        TOLD=tl.constexpr(told),
+        TILE=tl.constexpr(tile),
+        BLOCK=tl.constexpr(block),
+        PART=tl.constexpr(min(block, MOST_AT_ONCE)),
+        COUNT=tl.constexpr(statistics.BLOCK_COUNT.value if from_statistics else triton.next_power_of_2(blocks)),
+    )
+
+
+def _float32(number: float) -> float:
+    return struct.unpack("f", struct.pack("f", number))[0]
+
+
+@triton.jit
+def exact_rate(scores, target, request):
+    """1 / temperature, float64; 1 for greedy requests and those out of range."""
+    temperature = target_temperature(target, request).to(tl.float64)
+    if target.temperatures is None:
+        temperature += tl.full([], scores.temperature_rest, tl.float32).to(tl.float64)
+    return 1.0 / tl.where(temperature > 0, temperature, 1.0)
+
+
+@triton.jit
+def _exact_weight(scores, target, request, member: tl.constexpr):
+    weight = member_weight(target, request, member).to(tl.float64)
+    if target.weight_rows is None:
+        weight += tl.full([], scores.weight_rests[member], tl.float32).to(tl.float64)
+    return weight
+
+
+@triton.jit
+def score_logits(scores, target, request, step, tokens, threshold):
+    """Clean logits of tokens int32, a lone model's or mixed: float32 or float64; their marks and member 0's logits."""
+    if scores.LONE:
+        raw = raw_logits(target, 0, request, step, tokens, tokens >= 0)
+        return clean(raw), marks_of(raw), raw
+    else:
+        total = tl.where(tokens < target.vocab, 0.0, -INFINITY).to(tl.float64)
+        marks = tokens & 0
+        first = tl.zeros(tokens.shape, tl.float32)
+        for member in tl.static_range(len(target.logits)):
+            weight = _exact_weight(scores, target, request, member)
+            read = everywhere(mix_reads(target, member, weight), tokens)
+            raw = raw_logits(target, member, request, step, tokens, read)
+            logits = clean(raw)
+            if member == 0:
+                first = logits
+            used = everywhere(weight != 0, tokens)
+            marks |= tl.where(used, marks_of(raw), 0)
+            excluded = used & (logits == -INFINITY)
+            term = tl.where(used & (logits > -INFINITY), logits, 0.0).to(tl.float64) * weight
+            total = tl.where(excluded, -INFINITY, total + term)
+            if member == 0 and target.log_plausibility is not None:
+                total = tl.where(logits.to(tl.float64) < threshold, -INFINITY, total)
+        return total, marks, first
