@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import specens_kernels
@@ -14,7 +15,7 @@ from bench import bounds, peers
 from bench.case import DTYPES, Bars, Case, Options, chosen_shapes
 from bench.check import check_tokens
 from bench.inputs import ACCEPTANCES, FILTERED, PLAIN, ChainInputs, bytes_of_needed_rows, chain_inputs
-from specens_kernels import Sampling
+from specens_kernels import Sampling, Verdict
 
 DRAFT_LEN = 5
 FIXED_COST = ((1, 16),)  # nothing to read: what a call costs by itself
@@ -45,6 +46,10 @@ class Setting:
 
 
 BOTH = ("natural", "all")
+GUMBEL_SHAPES = ((1, 32000), (1, 262144), (8, 128256), (32, 151936))
+GUMBEL_BARS = {"natural": {vocab: 1.2 for _, vocab in GUMBEL_SHAPES}, "all": {262144: 2.2, 128256: 1.7, 151936: 1.7}}
+GUMBEL_SPREAD = 2.0  # standard deviation of the logits
+NATURAL_LEN = 2  # accepted drafts
 SETTINGS = (
     Setting("fixed cost", PLAIN, False, FIXED_COST, ("natural",), {}, seconds_bar=15e-6),
     Setting("no filter", PLAIN, False, SHAPES, BOTH, {"natural": 1.5, "all": 2.5}, speedup_bar=SPEEDUP),
@@ -60,6 +65,44 @@ def cases(options: Options) -> Iterator[Case]:
             for acceptance in setting.acceptances:
                 for batch, vocab in chosen_shapes(options, setting.shapes):
                     yield _case(options, setting, acceptance, dtype, batch, vocab)
+    for dtype in options.dtypes:
+        for acceptance in BOTH:
+            for batch, vocab in chosen_shapes(options, GUMBEL_SHAPES):
+                yield _gumbel_case(options, acceptance, dtype, batch, vocab)
+
+
+def _gumbel_case(options: Options, acceptance: str, dtype: str, batch: int, vocab: int) -> Case:
+    """A lone model under the rule gumbel, whose drafts are told by nobody's logits."""
+    generator = torch.Generator().manual_seed(batch * vocab)
+    logits = (torch.randn(batch, DRAFT_LEN + 1, vocab, generator=generator) * GUMBEL_SPREAD).to(DTYPES[dtype])
+    drafts = torch.zeros(batch, DRAFT_LEN, dtype=torch.int64)
+    keys = {"seeds": torch.arange(batch), "positions": torch.full((batch,), 100)}
+
+    def verify(backend: str | None, one: slice = slice(None)) -> Verdict:
+        own = {name: values[one] for name, values in keys.items()}
+        return specens_kernels.verify_chain(logits[one], drafts[one], rule="gumbel", backend=backend, **own)
+
+    for step in range(DRAFT_LEN):
+        drafts[:, step] = verify(options.backend).tokens[:, step]
+    if acceptance == "natural":
+        drafts[:, NATURAL_LEN] = (drafts[:, NATURAL_LEN] + 1) % vocab
+    accepted = NATURAL_LEN if acceptance == "natural" else DRAFT_LEN
+    ratio = GUMBEL_BARS[acceptance].get(vocab)
+    return Case(
+        shape={"batch": batch, "vocab": vocab, "draft_len": DRAFT_LEN},
+        setting={"rule": "gumbel", "target": "single", "acceptance": acceptance, "mean_accepted": accepted},
+        dtype=dtype,
+        run=lambda: verify(options.backend),
+        result=lambda verdict: verdict.tokens,
+        check=lambda tokens: check_tokens(
+            tokens, lambda request, _: verify("reference", slice(request, request + 1)).tokens[0]
+        ),
+        bounds=bounds.reading([logits]),
+        bytes_needed=(accepted + 1) * batch * vocab * logits.element_size(),
+        rivals={},
+        bars=Bars(ratio, None, None, over=()),
+        table="rule gumbel",
+    )
 
 
 def _case(options: Options, setting: Setting, acceptance: str, dtype: str, batch: int, vocab: int) -> Case:
