@@ -27,7 +27,7 @@ from specens_kernels.parts.states import log_probability, target_state
 from specens_kernels.parts.statistics import NOWHERE, Statistics, union
 from specens_kernels.parts.target import TargetView, batch_of, everywhere, target_is_valid
 
-PASS_WARPS, DECIDE_WARPS = 8, 8
+PASS_WARPS, DECIDE_WARPS = 8, 16
 
 
 class Found(NamedTuple):
