@@ -32,6 +32,7 @@ from specens_kernels.ops.verify_chain import triton_kernel as verify_chain_kerne
 BATCH, DRAFT_LEN, VOCAB = 1, 5, 131072
 UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 3
 FILTERED_READS, FILTERED_LAUNCHES = 3.5, 6
+GUMBEL_READS, GUMBEL_LAUNCHES = 1.1, 2  # the blocks that are looked at are read twice
 TEMPORARIES = 0.01  # of the logits
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 TABLE_WIDTH = 160
@@ -146,6 +147,15 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
         verify(
             f"one member, outside drafts, {rule}", [members[0], outside], (None, None), rule=rule, draft_logits=outside
         )
+    keys = {"seeds": torch.arange(BATCH), "positions": torch.full((BATCH,), 100)}
+    for name, own, ensemble in (
+        ("one member", members[:1], None),
+        ("logit mixture of two", members[:2], LogitMixture((1.0, 0.5))),
+    ):
+        picked = lambda own=own, ensemble=ensemble: verify_chain(  # noqa: E731
+            own, tokens, rule="gumbel", ensemble=ensemble, backend="triton", **keys
+        )
+        found.append(Setting("verify_chain", f"{name}, gumbel", own, picked, GUMBEL_READS, GUMBEL_LAUNCHES))
     row = [members[0][:, 0].contiguous()]
     coin = coins["uniforms"][:, 0].contiguous()
     for name, sampling, bars in (("one member", Sampling(), plain), ("one member, filtered", FILTERED, filtered)):

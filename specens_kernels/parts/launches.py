@@ -16,6 +16,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.int8: "*i8",
 }
 ALIGNMENT = 16  # of addresses, and of numbers that Triton is told to be multiples of it
 Path = tuple[int, ...]

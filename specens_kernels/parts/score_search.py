@@ -116,7 +116,7 @@ def search_scores(scores, statistics, target, request, step, position, BEST: tl.
     else:
         status = 0
         for tile in range(scores.tiles):
-            status |= tl.load(scores.marks + row * scores.tiles + tile)
+            status |= tl.load(scores.marks + row * scores.tiles + tile).to(tl.int32)
         threshold = _plausible(scores, target, row)
         blocks = tl.arange(0, scores.COUNT)
         maxima = tl.load(scores.maxima + row * scores.blocks + blocks, mask=blocks < scores.blocks, other=-INFINITY)

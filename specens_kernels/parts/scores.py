@@ -32,9 +32,9 @@ MOST_AT_ONCE = 256  # tokens that a search weighs, which is what registers hold
 class ScoreView(NamedTuple):
     """What the pass leaves for a search, and what makes scores of logits. *_rest: what float32 leaves of a number."""
 
-    maxima: Tensor  # float32 [rows, blocks] of a lone model, float64 of mixed logits
-    marks: Tensor  # int32 [rows, tiles]
-    first_maxima: Tensor  # float32 [rows, tiles]: member 0's
+    maxima: Tensor  # [rows, blocks]: as the logits of a lone model, float32 if edited or mixed
+    marks: Tensor  # int8 [rows, tiles]: status bits
+    first_maxima: Tensor  # float32 [rows, tiles]: member 0's, where that tells plausibility
     seeds: Tensor | None  # int64 [batch]
     positions: Tensor | None  # int64 [batch]
     temperature_rest: float
@@ -66,11 +66,15 @@ def score_view(
     tile = min(TILE, max(NOISE_BLOCK.value, triton.next_power_of_2(target.vocab)))
     blocks, tiles = triton.cdiv(target.vocab, NOISE_BLOCK.value), triton.cdiv(target.vocab, tile)
     plausibility = target.log_plausibility or 0.0
+    # the largest logit of a lone model is one of them
+    kept = target.logits[0].dtype if lone and not target.EDITED.value else torch.float32
     block = statistics.BLOCK_VOCAB.value if from_statistics else NOISE_BLOCK.value
     return ScoreView(
-        maxima=torch.empty(rows, blocks, dtype=torch.float32 if lone else torch.float64, device=device),
-        marks=torch.empty(rows, tiles, dtype=torch.int32, device=device),
-        first_maxima=torch.empty(rows, tiles, dtype=torch.float32, device=device),
+        maxima=torch.empty(rows, blocks, dtype=kept, device=device),
+        marks=torch.empty(rows, tiles, dtype=torch.int8, device=device),
+        first_maxima=torch.empty(
+            rows if target.log_plausibility is not None else 0, tiles, dtype=torch.float32, device=device
+        ),
         seeds=seeds,
         positions=positions,
         temperature_rest=target.temperature - _float32(target.temperature),

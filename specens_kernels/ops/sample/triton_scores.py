@@ -101,9 +101,13 @@ def _maxima_kernel(
     tokens = tile * scores.TILE + tl.arange(0, scores.TILE)
     logits, marks, first = score_logits(scores, target, request, step, tokens, -INFINITY)
     maxima = tl.max(tl.reshape(logits, [scores.TILE // NOISE_BLOCK, NOISE_BLOCK]), 1)
+    if not scores.LONE:
+        nearest = maxima.to(tl.float32)
+        upwards = nearest + tl.abs(nearest) * 1.3e-7 + 1e-37
+        maxima = tl.where(nearest.to(tl.float64) < maxima, upwards, nearest)
     block = tile * (scores.TILE // NOISE_BLOCK) + tl.arange(0, scores.TILE // NOISE_BLOCK)
     tl.store(scores.maxima + row * scores.blocks + block, maxima, mask=block < scores.blocks)
-    tl.store(scores.marks + row * scores.tiles + tile, union(marks, 0, 16))
+    tl.store(scores.marks + row * scores.tiles + tile, union(marks, 0, 16).to(tl.int8))
     if target.log_plausibility is not None:
         tl.store(scores.first_maxima + row * scores.tiles + tile, tl.max(first, 0))
 
