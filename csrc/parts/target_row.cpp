@@ -60,7 +60,8 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
         share = alive_ ? share / total : 0;
     }
     status_ |= !alive_ ? status_no_token : dead_member ? status_member_without_token : 0;
-    if (filtered_ && alive_) {
+    filtered_ = filtered_ && alive_;
+    if (filtered_) {
         filter_mixture(filter);
     }
 }

@@ -281,6 +281,9 @@ void LogitScores::find(RowNoise& noise, BestList& best) {
     settle(noise, best);
     bounds_.for_rest(best.limit(), [&](int64_t block) { collect(block, noise, best); });
     settle(noise, best);
+    if (best.list().empty()) {  // all that is left is not plausible
+        status_ |= status_no_token;
+    }
 }
 
 void LogitScores::find_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best) {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
-from specens.adapters.load import load_model, load_tokenizer
+from specens.adapters.load import DTYPE, check_unused, is_spec, load_model, load_tokenizer, pinned
 from specens.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.drafters import Drafter, PromptLookup
 from specens.kv_cache import check_capacity
@@ -166,7 +166,7 @@ def check_rule(plan: Plan, schedule: str) -> None:
 def load_members(
     members: Sequence[Any],
     tokenizer: Any | None,
-    dtype: str | torch.dtype,
+    dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     revision: str | None,
 ) -> tuple[list[CausalLM], Any | None]:
@@ -174,19 +174,22 @@ def load_members(
 
     Raises ValueError where a spec cannot be loaded, or where its tokenizer differs from the ensemble's.
     """
+    if not any(map(is_spec, members)):
+        check_unused(dtype=dtype, device=device, revision=revision)
+    dtype = DTYPE if dtype is None else dtype
     loaded: dict[str, CausalLM] = {}
     models = []
     for index, member in enumerate(members):
-        if not isinstance(member, (str, os.PathLike)):
+        if not is_spec(member):
             models.append(member if isinstance(member, CausalLM) else CausalLM(member))
             continue
-        spec = os.fspath(member)
-        own = load_tokenizer(spec, revision=revision, dtype=dtype)
+        spec = pinned(member, revision)
+        own = load_tokenizer(spec, dtype=dtype)
         tokenizer = own if tokenizer is None else tokenizer
         if own.get_vocab() != tokenizer.get_vocab():
             raise ValueError(f"members: the tokenizer of member {index}, {spec}, differs from that of the ensemble")
         if spec not in loaded:
-            loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device, revision=revision))
+            loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device))
         models.append(loaded[spec])
     return models, tokenizer
 

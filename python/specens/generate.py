@@ -105,8 +105,9 @@ class SpeculativeEnsemble:
         the members' logits are the same. Under "fixed" also "block", and what changes the text: "typical", Typical,
         Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the drafter writes, and the ensemble of
         the others, the assistant, replaces tokens where the rule says so.
-    dtype, device, revision: for members given as specs. A torch.dtype or its name, "auto" for that of each checkpoint;
-        None is the GPU where there is one; a branch, tag or commit of names of the hub.
+    dtype, device, revision: for members given as specs, refused where there is none. A torch.dtype or its name, "auto"
+        for that of each checkpoint, None for bfloat16; None is the GPU where there is one; a branch, tag or commit of
+        names of the hub.
     Raises ValueError where an argument is wrong or the schedule has no use for it, where tokenizers differ, or where a
         member's cache cannot be rolled back as its schedule needs.
     """
@@ -122,7 +123,7 @@ class SpeculativeEnsemble:
         drafter: int | Drafter | None = None,
         tree: TreePlan | Sequence[int] | None = None,
         rule: Rule = "token",
-        dtype: str | torch.dtype = torch.bfloat16,
+        dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         revision: str | None = None,
     ) -> None:

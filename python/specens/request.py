@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,16 @@ from specens.processors import LogitsProcessor
 from specens.statistics import OUTSIDE, Statistics
 from specens.targets import DenseTarget
 from specens.text_stream import TextStream
-from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, Status
+from specens_kernels import (
+    Contrastive,
+    DecisionTree,
+    LogitMixture,
+    Mixture,
+    Processing,
+    Replacement,
+    Sampling,
+    Status,
+)
 
 Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
 
@@ -135,6 +145,7 @@ class Request:
         self._text = TextStream(tokenizer, task.stop_strings, skip_special_tokens=task.skip_special_tokens)
         self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
         self._processors: dict[int, Sequence[LogitsProcessor]] = {}
+        self._excluded_at: int | None = None
         self._num_delivered = 0
         self._tested: list[Draft] = []
 
@@ -193,9 +204,26 @@ class Request:
 
     def may_follow(self, position: int) -> bool:
         """Whether a token can stand at a position: not behind an end, nor behind a draft that cannot be accepted."""
+        if self._excluded_at is not None and self.num_settled <= self._excluded_at < position:
+            return False
         if self._masks is not None:
             return self._masks.at(position, self.sequence, self.num_settled) is not None
         return not any(map(self.ends_at, self.sequence[self.num_settled : position]))
+
+    def note_processed(self, position: int, given: Tensor, edited: Tensor) -> None:
+        """Remember where processors exclude a draft: nothing stands behind it, so none is asked about that.
+
+        given, edited: the logits [vocab] of a member at a position. Members with prompts of their own may exclude
+        different tokens, and CoSD's rules and dense targets may keep a draft that each member excludes.
+        """
+        task = self.task
+        if isinstance(task.rule, Replacement | DecisionTree) or isinstance(task.ensemble, DenseTarget):
+            return
+        if position >= len(self.sequence):
+            return
+        token, alike = self.sequence[position], all(prompt == task.prompts[0] for prompt in task.prompts)
+        if alike and token < len(given) and given[token] > -math.inf and edited[token] == -math.inf:
+            self._excluded_at = position
 
     def mask(self, position: int) -> Tensor:
         """The bit mask of the tokens that may stand at a position, by the request's constraint.
@@ -278,6 +306,7 @@ class Request:
     def forget_drafts(self) -> None:
         """Drop the drafts under test, and every row: the text in front of them is another one now."""
         self.drafts = Chain()
+        self._excluded_at = None
         if self._masks is not None:
             self._masks.keep(self.num_settled)
         for rows in self.rows:

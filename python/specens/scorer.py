@@ -162,4 +162,6 @@ def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) ->
         useful = processors if request.may_follow(position) else ()
         before = ids[:, : len(prompt) + position]
         edited.append(process(useful, before, row, is_first=position == 0))
+        if useful:
+            request.note_processed(position, row, edited[-1][0])
     return torch.cat(edited)

@@ -9,7 +9,8 @@ import torch
 from driver.kinds_of_tokenizers import tokenizer_of
 from driver.tiny_models import PROMPT, record_members, relative_of, tiny_llama, tiny_tokenizer
 from specens import MemberPrompts, SpeculativeEnsemble
-from specens.drafters import DraftModel
+from specens.adapters.causal_lm import CausalLM
+from specens.drafters import DraftModel, OtherTokenizer
 from specens.prompts import prompts_for_members
 
 from specens_kernels import Contrastive, Mixture, Sampling
@@ -350,6 +351,45 @@ def test_members_may_carry_an_adapter_that_is_not_merged(pair):
     members = [[adapted, pair[1]], [merged.merge_and_unload(), pair[1]]]
     texts = [SpeculativeEnsemble(pair).generate(PROMPT, max_new_tokens=30, sampling=GREEDY).tokens for pair in members]
     assert texts[0] == texts[1]
+
+
+def test_members_with_different_active_adapters_of_one_model_are_different_models():
+    """Each writes with the adapter that was active when it was given, whichever is active elsewhere."""
+    settings = {"r": 4, "init_lora_weights": False, "target_modules": ["q_proj", "v_proj"]}
+    model = peft.get_peft_model(tiny_llama(0), peft.LoraConfig(**settings), adapter_name="first")
+    model.add_adapter("second", peft.LoraConfig(**settings))
+    members, expected = [], []
+    for name in ("first", "second"):
+        model.set_adapter(name)
+        ids = torch.tensor([PROMPT])
+        text = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+        expected.append(text[0, len(PROMPT) :].tolist())
+        members.append(CausalLM(model))
+    assert expected[0] != expected[1]
+    assert not members[0].is_same_as(members[1])
+    assert members[1].is_same_as(CausalLM(model))
+    for active in ("first", "second"):
+        model.set_adapter(active)
+        for schedule, weights, text in (
+            ("fixed", (0, 1), expected[1]),
+            ("alternate", (1, 0), expected[0]),
+            ("standard", (0, 1), expected[1]),
+        ):
+            ensemble = SpeculativeEnsemble(members, None, Mixture(weights), 3, schedule)
+            many = ensemble.generate_many([PROMPT, PROMPT[:2]], max_new_tokens=20, sampling=GREEDY, batch_size=2)
+            assert next(one for one in many if one.index == 0).tokens == text
+        assert model.active_adapters == [active]
+
+
+def test_what_is_for_specs_is_refused_beside_loaded_models(pair):
+    for name, value in (("dtype", "fp16"), ("device", "cpu"), ("revision", "main")):
+        with pytest.raises(ValueError, match=f"^{name}: expected none beside loaded models, .* got '{value}'"):
+            SpeculativeEnsemble(pair, **{name: value})
+    for name, value in (("dtype", "fp16"), ("device", "cpu")):
+        with pytest.raises(ValueError, match=f"^{name}: expected none beside loaded models"):
+            DraftModel(pair[1], **{name: value})
+        with pytest.raises(ValueError, match=f"^{name}: expected none beside loaded models"):
+            OtherTokenizer(pair[1], tiny_tokenizer(), **{name: value})
 
 
 def test_ids_of_a_tokenizer_without_an_embedding_are_refused_only_where_they_are_read(pair):

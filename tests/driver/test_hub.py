@@ -6,6 +6,7 @@ import sys
 
 import huggingface_hub.constants
 import pytest
+import specens.arguments
 import torch
 from driver.tiny_models import tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
@@ -47,6 +48,26 @@ def test_a_name_loads_from_the_cache_at_the_revision_that_is_asked_for():
     assert device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert load_tokenizer(f"{NAME}@old").get_vocab() == tiny_tokenizer().get_vocab()
     assert resolve_model(NAME).hub == (NAME, COMMITS["main"])
+
+
+@pytest.mark.usefixtures("cached")
+def test_model_and_tokenizer_are_of_one_commit_however_the_branch_moves(hub_home, monkeypatch):
+    """A push between the two look-ups would pair a tokenizer with the weights of another commit."""
+    branch = hub_home / "hub" / f"models--{NAME.replace('/', '--')}" / "refs" / "main"
+    loaded = []
+
+    def load(spec, **arguments):
+        branch.write_text(COMMITS["old"])
+        loaded.append(spec)
+        return load_tokenizer(spec, **arguments)
+
+    monkeypatch.setattr(specens.arguments, "load_tokenizer", load)
+    try:
+        ensemble = SpeculativeEnsemble([NAME, NAME], dtype="fp16", schedule="standard")
+    finally:
+        branch.write_text(COMMITS["main"])
+    assert loaded[0] == f"{NAME}@{COMMITS['main']}"
+    assert torch.equal(ensemble.models[0].model.lm_head.weight.cpu(), tiny_llama(0).lm_head.weight.half())
 
 
 @pytest.mark.usefixtures("cached")

@@ -174,3 +174,26 @@ def test_a_processor_is_not_called_behind_a_stop_token(model):
 def test_wrong_processors_are_named(model, given, message):
     with pytest.raises(ValueError, match=f"logits_processors: {message}"):
         SpeculativeEnsemble([model], schedule="standard").generate(PROMPT, logits_processors=given)
+
+
+GRAMMAR = {token: [(token * 7 + step) % VOCAB for step in (1, 2, 3)] for token in range(VOCAB)}
+
+
+@pytest.mark.parametrize("rule", ["token", "gumbel"])
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_a_prefix_function_is_asked_only_behind_what_it_allows(model, num_members, rule):
+    """Drafts of a lookup know nothing of it; what stands behind one that it excludes is no text of its language."""
+
+    def allowed(_, ids):
+        own = ids[len(PROMPT) - 1 :].tolist()
+        assert all(after in GRAMMAR[before] for before, after in itertools.pairwise(own)), own
+        return GRAMMAR[own[-1]]
+
+    members = [model, relative_of(model, 1)][:num_members]
+    lookup = SpeculativeEnsemble(members, schedule="fixed", drafter=PromptLookup(), rule=rule)
+    plain = SpeculativeEnsemble(members, schedule="standard", rule=rule)
+    processor = logits_process.PrefixConstrainedLogitsProcessor(allowed, 1)
+    settings = {"max_new_tokens": 40, "sampling": GREEDY, "logits_processors": [processor]}
+    own, other = (ensemble.generate(PROMPT, **settings) for ensemble in (lookup, plain))
+    assert own.tokens == other.tokens
+    assert sum(own.statistics.drafted) > sum(own.statistics.accepted)

@@ -17,6 +17,7 @@ from specens_kernels import (
     LogitMixture,
     Mixture,
     Sampling,
+    Synthetic,
     Typical,
     Verdict,
     sample,
@@ -255,3 +256,38 @@ def test_a_draft_keeps_the_default_sampling_where_the_target_has_another(backend
     expected = accepted("reference", draft_sampling=Sampling())
     assert torch.equal(accepted(backend, draft_sampling=Sampling()), expected)
     assert not torch.equal(accepted(backend), expected)
+
+
+@pytest.mark.parametrize("temperature", [1e10, 1e38, 1e100, 1e300])
+def test_filters_rank_by_logits_however_large_the_temperature(backend, temperature):
+    """Probabilities that round alike are no ties: top-k, a small top-p and min-p of 1 keep the largest logits."""
+    if backend == "triton" and temperature > 1e30:
+        pytest.skip("the kernels of Triton take float32 parameters")
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 300, generator=generator)
+    two = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.topk(2).indices, True)
+    for settings, kept in (
+        ({"top_k": 2}, two),
+        ({"top_p": 1.5 / 300}, two),
+        ({"min_p": 1.0}, logits == logits.amax(1, keepdim=True)),
+    ):
+        for ensemble in (None, Mixture((1.0,), filter="members"), LogitMixture((1.0,))):
+            sampling = Sampling(temperature, **settings)
+            result = target_logprobs(logits, sampling=sampling, ensemble=ensemble, backend=backend)
+            assert torch.equal(result > -torch.inf, kept), (settings, ensemble)
+
+
+def test_a_row_without_a_token_has_no_probability_under_a_filter(backend):
+    """A rule that accepts whatever the target says asks for the log-probability of a draft there."""
+    verdict = verify_chain(
+        torch.full((1, 2, 5), -torch.inf),
+        torch.tensor([[3]]),
+        ensemble=Mixture((1.0,)),
+        sampling=Sampling(top_k=3),
+        rule=Synthetic((1.0,)),
+        uniforms=torch.zeros(1, 2, dtype=torch.float64),
+        logprobs=True,
+        backend=backend,
+    )
+    expected = verdict._replace(logprobs=torch.tensor([[-torch.inf, 0.0]]))
+    assert torch.equal(verdict.logprobs, expected.logprobs)

@@ -18,6 +18,7 @@ from specens_kernels import (
     Mixture,
     Processing,
     Sampling,
+    Status,
     Verdict,
     sample,
     verify_chain,
@@ -147,6 +148,18 @@ def test_rows_of_unusual_logits_get_the_tokens_and_the_status_of_the_reference(b
         members = [logits] if ensemble is None else [logits, logits]
         expected = sample(members, backend="reference", **arguments)
         assert_alike(sample(members, backend=backend, **arguments), expected, temperature)
+
+
+def test_a_row_whose_plausible_tokens_are_all_excluded_has_no_token(backend):
+    """As the expert's token at the top is one that the amateur, at -inf, excludes."""
+    expert, amateur = torch.zeros(2, 70), torch.ones(2, 70)
+    expert[:, 33], amateur[0, 33] = 9.0, -torch.inf
+    arguments = {"seeds": torch.arange(2), "positions": torch.arange(2), "method": "gumbel"}
+    for temperature in (1.0, 0.0):
+        given = arguments | {"sampling": Sampling(temperature), "ensemble": Contrastive(0.2, 0.1)}
+        drawn = sample([expert, amateur], backend=backend, **given)
+        assert drawn.tokens.tolist() == [-1, 33]
+        assert drawn.status.tolist() == [Status.NO_TOKEN, 0]
 
 
 def test_equal_logits_at_a_small_temperature_are_drawn_by_their_noise(backend):

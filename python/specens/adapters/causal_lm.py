@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 
 from specens.adapters import rope
-from specens.adapters.identity import input_device, same_function, unwrapped
+from specens.adapters.identity import active_adapters, input_device, same_function, unwrapped, with_adapters
 
 MASKED_ATTENTION = ("sdpa", "eager")
 
@@ -22,7 +22,7 @@ class CausalLM:
     """One loaded model: forward on a cache, and the facts about it that a member asks for.
 
     model: a causal LM of transformers, or one compiled by torch.compile or wrapped by PEFT; generations put it into
-        eval mode for their time.
+        eval mode for their time. The adapters that are active now are so in each of its forwards.
     make_cache: an empty cache from the model's configuration; None takes a DynamicCache.
     keeps_hidden: whether `hidden` holds what went into the output layer in the last forward, [batch, rows, width].
     Raises ValueError for a PEFT model whose adapter puts virtual tokens before a text.
@@ -35,6 +35,7 @@ class CausalLM:
         self.hidden: Tensor | None = None
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise ValueError("members: expected a PEFT adapter of weights, got one of virtual tokens (prompt learning)")
+        self._adapters = active_adapters(model)
         names = inspect.signature(self.base.forward).parameters
         self._names = frozenset(names)
         self._cache_name = next((name for name in ("cache", "past_key_values") if name in names), None)
@@ -129,7 +130,14 @@ class CausalLM:
 
     def is_same_as(self, other: CausalLM) -> bool:
         """Whether a forward of the one may stand for a forward of the other."""
-        return self.make_cache is other.make_cache and same_function(self.model, other.model)
+        if self.make_cache is not other.make_cache or self._active_names != other._active_names:
+            return False
+        with with_adapters(self._adapters), with_adapters(other._adapters):  # what is active elsewhere is no difference
+            return same_function(self.model, other.model)
+
+    @property
+    def _active_names(self) -> list[list[str]]:
+        return [names for _, names in self._adapters]
 
     def read(self, texts: Tensor, cache: Any, num_cached: int, rows: int, **attention: Tensor) -> Tensor:
         """Logits [batch, rows, vocab] of the last `rows` positions of texts [batch, length].
@@ -176,7 +184,7 @@ class CausalLM:
     def _call(self, inputs: dict[str, Any], rows: int) -> Tensor:
         if self._slices_logits:
             inputs["logits_to_keep"] = rows
-        with self._hidden_kept(rows) if self.keeps_hidden else nullcontext():
+        with with_adapters(self._adapters), self._hidden_kept(rows) if self.keeps_hidden else nullcontext():
             output = self.model(**inputs)
         return output.logits[:, -rows:]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 PLAIN = (bool, int, float, str, torch.dtype, type(None))
+ACTIVE = "_active_adapter"  # of a layer of PEFT; its `set_adapter` changes what is trained, too
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
@@ -16,6 +19,30 @@ def unwrapped(model: Any) -> Any:
     model = getattr(model, "_orig_mod", model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     return getattr(model, "_orig_mod", model)
+
+
+def active_adapters(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]]:
+    """The layers that can switch adapters, as PEFT makes them, and which of theirs are active."""
+    layers = [module for module in model.modules() if hasattr(module, ACTIVE) and hasattr(module, "base_layer")]
+    return [(layer, _names(layer)) for layer in layers]
+
+
+@contextmanager
+def with_adapters(adapters: Sequence[tuple[torch.nn.Module, Any]]) -> Iterator[None]:
+    """Have these adapters active, whatever is active elsewhere, and let that be as it was."""
+    others = [(layer, getattr(layer, ACTIVE), names) for layer, names in adapters if _names(layer) != names]
+    for layer, _, names in others:
+        setattr(layer, ACTIVE, names)
+    try:
+        yield
+    finally:
+        for layer, before, _ in others:
+            setattr(layer, ACTIVE, before)
+
+
+def _names(layer: torch.nn.Module) -> list[str]:
+    active = getattr(layer, ACTIVE)
+    return [active] if isinstance(active, str) else list(active)
 
 
 def same_function(first: torch.nn.Module, second: torch.nn.Module) -> bool:

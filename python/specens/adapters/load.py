@@ -38,6 +38,7 @@ DTYPES = {
     "fp16": torch.float16,
     "float16": torch.float16,
 }
+DTYPE = torch.bfloat16  # of members given as specs, where none is asked for
 PACKAGE_PREFIX = "package:"
 STALE_SECONDS = 3600
 SOURCES = "specens_sources.json"  # in a converted copy: of which files it is one
@@ -56,6 +57,21 @@ class ModelSource:
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+
+def is_spec(model: Any) -> bool:
+    """Whether a model is still to be loaded."""
+    return isinstance(model, (str, os.PathLike))
+
+
+def check_unused(**given: Any) -> None:
+    """Raise ValueError naming the first argument that is not None: of loaded models they change nothing."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected none beside loaded models, which it does not change; got {str(value)!r}; "
+                "load them with it"
+            )
 
 
 def as_dtype(dtype: str | torch.dtype, name: str = "dtype") -> str | torch.dtype:
@@ -101,6 +117,18 @@ def resolve_model(spec: str | os.PathLike[str], revision: str | None = None) -> 
     return replace(_resolve_base(base, revision), adapter=_resolve_adapter(adapter, text))
 
 
+def pinned(spec: str | os.PathLike[str], revision: str | None = None) -> str:
+    """The spec with the commit of a name of the hub, looked up once, so that all that is loaded by it is of that one.
+
+    Raises ValueError as `resolve_model`.
+    """
+    source = resolve_model(spec, revision)
+    if source.hub is None:
+        return os.fspath(spec)
+    adapter = "" if source.adapter is None else f"+{source.adapter}"
+    return "@".join(source.hub) + adapter
+
+
 def load_model(
     spec: str | os.PathLike[str],
     *,
@@ -140,6 +168,14 @@ def load_tokenizer(
     where = _arguments(resolve_model(spec, revision), as_dtype(dtype))
     with _named(spec):
         return AutoTokenizer.from_pretrained(**where)
+
+
+def load_both(
+    spec: str | os.PathLike[str], dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and its tokenizer, of one commit. Raises as `load_model`; dtype: None is bfloat16."""
+    spec, dtype = pinned(spec), DTYPE if dtype is None else dtype
+    return load_model(spec, dtype=dtype, device=device), load_tokenizer(spec, dtype=dtype)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
-from specens.adapters.load import load_model, load_tokenizer
+from specens.adapters.load import check_unused, is_spec, load_both
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.member import MemberDrafter
 from specens.probing import reading_of
@@ -45,13 +44,16 @@ class DraftModel(MemberDrafter):
         model: Any,
         place: int = 0,
         *,
-        dtype: str | torch.dtype = torch.bfloat16,
+        dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__(OUTSIDE)
-        is_spec = isinstance(model, (str, os.PathLike))
-        self._tokenizer = load_tokenizer(model) if is_spec else None
-        self.model = as_outside_model(load_model(model, dtype=dtype, device=device) if is_spec else model)
+        self._tokenizer = None
+        if is_spec(model):
+            model, self._tokenizer = load_both(model, dtype, device)
+        else:
+            check_unused(dtype=dtype, device=device)
+        self.model = as_outside_model(model)
         self.prompt_of = place
 
     def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:

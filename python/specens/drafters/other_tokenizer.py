@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specens.adapters.causal_lm import CausalLM
-from specens.adapters.load import load_model, load_tokenizer
+from specens.adapters.load import check_unused, is_spec, load_both
 from specens.detokenizer import REPLACEMENT
 from specens.drafters.drafter import Drafter
 from specens.member import Member
@@ -63,12 +63,14 @@ class OtherTokenizer(Drafter):
         tokenizer: Any | None = None,
         *,
         probabilities: bool = False,
-        dtype: str | torch.dtype = torch.bfloat16,
+        dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        if isinstance(model, str):
-            tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-            model = load_model(model, dtype=dtype, device=device)
+        if is_spec(model):
+            model, own = load_both(model, dtype, device)
+            tokenizer = own if tokenizer is None else tokenizer
+        else:
+            check_unused(dtype=dtype, device=device)
         if tokenizer is None:
             raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")
         self.has_probabilities = self.estimates = probabilities

@@ -37,8 +37,11 @@ def log_softmax(scores: Tensor) -> Tensor:
 
 
 def heated(scores: Tensor, heat: Tensor) -> Tensor:
-    """Log-softmax at a temperature [batch], however small; scores [batch, steps, vocab]."""
-    return log_softmax((scores - scores.amax(-1, keepdim=True)) / heat[:, None, None])
+    """Scores [batch, steps, vocab] at a temperature [batch], however small or large; 0 at the largest of a row.
+
+    They are log-probabilities but for a constant: subtracting that would round the scores of a large temperature alike.
+    """
+    return torch.nan_to_num((scores - scores.amax(-1, keepdim=True)) / heat[:, None, None], nan=-math.inf)
 
 
 class Filters(NamedTuple):
@@ -82,39 +85,42 @@ def invalid_weights(weights: Tensor, ensemble: int) -> Tensor:
     return invalid
 
 
-def renormalise(logprobs: Tensor, kept: Tensor) -> Tensor:
-    """The distribution of the kept tokens."""
-    return log_softmax(torch.where(kept, logprobs, -math.inf))
+def keep(scores: Tensor, kept: Tensor) -> Tensor:
+    """The scores of the kept tokens."""
+    return torch.where(kept, scores, -math.inf)
 
 
-def top_k_filter(logprobs: Tensor, top_k: Tensor) -> Tensor:
+def top_k_filter(scores: Tensor, top_k: Tensor) -> Tensor:
     """Keep every token that is not below the k-th largest."""
-    vocab = logprobs.shape[-1]
+    vocab = scores.shape[-1]
     rank = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
-    ordered = logprobs.sort(-1, descending=True).values
+    ordered = scores.sort(-1, descending=True).values
     kth = ordered.gather(-1, (rank - 1)[:, None, None].expand(*ordered.shape[:2], 1))
-    return renormalise(logprobs, logprobs >= kth)
+    return keep(scores, scores >= kth)
 
 
-def top_p_filter(logprobs: Tensor, top_p: Tensor) -> Tensor:
+def top_p_filter(scores: Tensor, top_p: Tensor) -> Tensor:
     """Keep the smallest set of the most probable tokens whose mass reaches top_p, and all that tie with its last."""
-    ordered = logprobs.sort(-1, descending=True).values
-    before = (ordered.exp().cumsum(-1) < top_p[:, None, None]).sum(-1, keepdim=True)
-    last = ordered.gather(-1, before.clamp(max=logprobs.shape[-1] - 1))
-    return renormalise(logprobs, (logprobs >= last) | (top_p >= 1)[:, None, None])
+    ordered = scores.sort(-1, descending=True).values
+    before = (log_softmax(ordered).exp().cumsum(-1) < top_p[:, None, None]).sum(-1, keepdim=True)
+    last = ordered.gather(-1, before.clamp(max=scores.shape[-1] - 1))
+    return keep(scores, (scores >= last) | (top_p >= 1)[:, None, None])
 
 
-def min_p_filter(logprobs: Tensor, min_p: Tensor) -> Tensor:
+def min_p_filter(scores: Tensor, min_p: Tensor) -> Tensor:
     """Keep every token with at least min_p times the largest probability."""
-    return renormalise(logprobs, logprobs >= logprobs.amax(-1, keepdim=True) + min_p.log()[:, None, None])
+    return keep(scores, scores >= scores.amax(-1, keepdim=True) + min_p.log()[:, None, None])
 
 
-def filtered(logprobs: Tensor, filters: Filters) -> Tensor:
-    """Distributions [batch, steps, vocab] after all filters, each on the one before, renormalised."""
+def filtered(scores: Tensor, filters: Filters) -> Tensor:
+    """Log-probabilities [batch, steps, vocab] after all filters, each on the one before, renormalised.
+
+    scores: log-probabilities but for a constant of each row.
+    """
     if filters.min_p_first:
-        logprobs = min_p_filter(logprobs, filters.min_p)
-    logprobs = top_p_filter(top_k_filter(logprobs, filters.top_k), filters.top_p)
-    return logprobs if filters.min_p_first else min_p_filter(logprobs, filters.min_p)
+        scores = min_p_filter(scores, filters.min_p)
+    scores = top_p_filter(top_k_filter(scores, filters.top_k), filters.top_p)
+    return log_softmax(scores if filters.min_p_first else min_p_filter(scores, filters.min_p))
 
 
 def mixture_logprobs(logprobs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +175,7 @@ def ensemble_logprobs(target: Target, drafts: Tensor | Paths | None = None) -> D
         members = [heated(member, own.heat) for member in logits]
         if target.filter_members:
             members = [filtered(member, own.filters) for member in members]
-        logprobs, bits = mixture_logprobs(torch.stack(members), share)
+        logprobs, bits = mixture_logprobs(log_softmax(torch.stack(members)), share)
         status = status | bits
         most_likely = logprobs.argmax(-1)  # the filters of greedy requests are off
         if not target.filter_members:
