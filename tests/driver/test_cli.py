@@ -7,8 +7,8 @@ import sys
 import pytest
 from driver.tiny_models import save_pair, tiny_tokenizer
 from specens.cli import app
-from specens.member import Member
 from specens.presets import PRESETS
+from specens.scorer import Scorer
 from typer.testing import CliRunner
 
 JOB = ["--prompt", "w5 w3 w8", "--max-new-tokens", "20", "--seed", "1", "--dtype", "fp32"]
@@ -133,16 +133,16 @@ def test_no_prompt_is_an_error(models):
 
 
 def interrupt_forward(monkeypatch, number):
-    """Let the forward with this number, counted over all members, meet a Ctrl-C."""
-    score, calls = Member.score, []
+    """Let the forward of a text with this number, counted over all members, meet a Ctrl-C."""
+    score, calls = Scorer.score, []
 
-    def interrupted_score(self, sequence, rows):
+    def interrupted_score(self, requests):
         calls.append(1)
         if len(calls) == number:
             raise KeyboardInterrupt
-        return score(self, sequence, rows)
+        return score(self, requests)
 
-    monkeypatch.setattr(Member, "score", interrupted_score)
+    monkeypatch.setattr(Scorer, "score", interrupted_score)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
