@@ -139,4 +139,6 @@ def search_scores(scores, statistics, target, request, step, position, BEST: tl.
             best, chosen = _merge(best, chosen, tl.where(values > -INFINITY, values + noise, -INFINITY), tokens)
         bounds = tl.where(index == block, -INFINITY, bounds)
         reached = tl.max(bounds, 0)
+    found = tl.max(tl.where(tl.arange(0, BEST) < WANTED, best, -INFINITY), 0)
+    status |= tl.where(found > -INFINITY, 0, NO_TOKEN)  # all that is left may not be plausible
     return best, chosen, status

@@ -41,7 +41,8 @@ def heated(scores: Tensor, heat: Tensor) -> Tensor:
 
     They are log-probabilities but for a constant: subtracting that would round the scores of a large temperature alike.
     """
-    return torch.nan_to_num((scores - scores.amax(-1, keepdim=True)) / heat[:, None, None], nan=-math.inf)
+    shifted = (scores - scores.amax(-1, keepdim=True)) / heat[:, None, None]
+    return torch.where(shifted.isnan(), -math.inf, shifted)
 
 
 class Filters(NamedTuple):
