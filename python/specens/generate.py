@@ -149,14 +149,15 @@ class SpeculativeEnsemble:
     def from_preset(cls, name: str, members: Sequence[Any], **arguments: Any) -> SpeculativeEnsemble:
         """A published method by its name, see `specens methods`.
 
-        arguments: as of the class, in place of what the method chooses.
+        arguments: as of the class, in place of what the method chooses; under schedule="standard" what
+        it chooses of drafts is left out.
         Raises ValueError where there is no such method, or it is for other members, or needs an argument.
         """
         method = preset(name)
         method.check_members(name, len(members))
         if method.needs is not None and method.needs not in arguments:
             raise ValueError(f"{method.needs}: expected one for {name}, got none")
-        return cls(members, **(method.settings | arguments))
+        return cls(members, **(method.settings_under(arguments.get("schedule")) | arguments))
 
     def generate(
         self,

@@ -43,6 +43,13 @@ class Preset:
         """Its schedule, which is a word already."""
         return self.settings["schedule"]
 
+    def settings_under(self, schedule: str | None) -> dict[str, Any]:
+        """Its settings, but under the schedule `standard` none of drafts; a rule that changes the target stays."""
+        if schedule != "standard":
+            return self.settings
+        unused = {"drafter", "tree", "draft_lens"} | ({"rule"} if self.lossless else set())
+        return {name: value for name, value in self.settings.items() if name not in unused}
+
     def to_dict(self) -> dict[str, Any]:
         """What it is, in words, for JSON."""
         words = ("source", "members", "drafter", "topology", "target", "acceptance", "schedule")

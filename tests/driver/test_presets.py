@@ -78,6 +78,13 @@ def test_arguments_take_the_place_of_what_a_method_chooses(family):
     assert ensemble.plan.drafter == 0
 
 
+@pytest.mark.parametrize("name", ["speculative-decoding", "block-verification", "specinfer", "speculative-ensemble"])
+def test_another_schedule_takes_no_drafts_of_the_preset_and_warns_of_none(name, family, recwarn):
+    ensemble = SpeculativeEnsemble.from_preset(name, family[:2], schedule="standard")
+    assert ensemble.schedule_name == "standard"
+    assert not recwarn.list
+
+
 def test_wrong_presets_are_named(family):
     with pytest.raises(ValueError, match=r"preset: expected one of speculative-decoding, .*; got 'magic'"):
         SpeculativeEnsemble.from_preset("magic", family)
