@@ -37,6 +37,8 @@ DEGENERATES = ("-inf", "nan", "+inf", "dead row")
 # `make test-full` takes ten times as many random problems, and for Triton the shapes that the interpreter is slow at.
 FULL = bool(os.environ.get("SPECENS_TEST_FULL"))
 FULL_FACTOR = 10
+# What torch traces of an operator is its schema and its fake kernel, which backends share; make test-full traces all.
+TRACED_BACKENDS = ["cpp", "triton"] if FULL else ["cpp"]
 
 
 @dataclass(frozen=True)

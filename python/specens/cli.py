@@ -26,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes leave 20 columns of 80 for the words, and cut longer ones
 )
 
 # The prompts of a file are checked for themselves, and so is the seed.
@@ -71,7 +72,7 @@ def about(version: Version = False) -> None:
     """Text from speculative ensembles of language models."""
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Generate text from an ensemble of models.")
 def generate(
     context: typer.Context,
     models: options.Models,
@@ -146,7 +147,7 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Measure the same job under every schedule.")
 def compare(
     models: options.Models,
     weights: options.Weights = None,
@@ -191,7 +192,7 @@ def compare(
         raise typer.Exit(INTERRUPTED)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Predict which schedule is the fastest.")
 def plan(
     models: options.Models,
     weights: options.Weights = None,
@@ -234,7 +235,7 @@ def plan(
     commands.plan(models, ensemble, job, commands.PlanFor(longest, lookup, drafter or "lookup"), plot, json)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Make an HTML page of a trace.")
 def show(
     trace: Traced,
     output: Annotated[Path | None, typer.Option(help="Default: TRACE.html. Standard output: -")] = None,
@@ -256,7 +257,7 @@ def show(
     Output().print(str(page), highlight=False, soft_wrap=True)
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="List the published methods.")
 def methods(json: options.Json = False) -> None:
     """List published methods by what they choose on five axes; `SpeculativeEnsemble.from_preset` builds each."""
     from specens.display import methods_table
@@ -268,7 +269,7 @@ def methods(json: options.Json = False) -> None:
         Output().print(methods_table(PRESETS))
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Show versions, backends and hardware.")
 def doctor(json: options.Json = False) -> None:
     """Show versions, backends and hardware, and why something is missing."""
     from specens.doctor import examine, report_dict, report_table

@@ -1,6 +1,7 @@
 """The command `specens` with input as it comes: odd bytes, other names, long prompts, places that are none."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -198,3 +199,12 @@ def test_compare_and_plan_sample_as_generate_does(models, command):
     assert all(0 <= rate <= 1 for rate in same)
     for option, value in (("--top-k", "-7"), ("--top-p", "2"), ("--min-p", "nan"), ("--temperature", "inf")):
         assert option[2:].replace("-", "_") in refused(command, *models, *short, option, value)
+
+
+@pytest.mark.parametrize("command", ["", "generate", "compare", "plan", "show", "methods", "doctor"])
+def test_no_word_of_a_help_page_is_cut_in_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    page = run(*command.split(), "--help").output
+    assert max(map(len, page.splitlines())) <= 80
+    assert "…" not in page
+    assert not re.search(r"\w\.\.\.$", page, re.MULTILINE)

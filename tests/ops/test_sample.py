@@ -12,6 +12,7 @@ from cases import (
     DTYPES,
     ENSEMBLES,
     LAYOUTS,
+    TRACED_BACKENDS,
     Recipe,
     build,
     far_apart,
@@ -153,6 +154,7 @@ def test_elements_beyond_two_to_the_31_are_read(backend, device, tmp_path: Path)
     assert_equal(replace(case, member_logits=[logits]).sample(backend), case.sample(backend))
 
 
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(backend, device):
     operator = getattr(torch.ops.specens, f"sample_{backend}").default
     for recipe in (MIXED, replace(MIXED, ensemble="none", seeded=False, temperature=1.0)):
@@ -170,6 +172,7 @@ def test_fake_tensors_get_the_shapes_of_real_ones(backend, device):
         assert (own.shape, own.dtype, own.device) == (other.shape, other.dtype, other.device)
 
 
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_it_compiles_to_one_graph_with_everything_built_inside(backend, device):
     def draft_and_verify(first: Tensor, second: Tensor, temperatures: Tensor, weights: Tensor, seeds: Tensor):
         coins = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": backend}

@@ -12,6 +12,7 @@ from cases import (
     DTYPES,
     ENSEMBLES,
     LAYOUTS,
+    TRACED_BACKENDS,
     Case,
     Recipe,
     build,
@@ -134,6 +135,7 @@ def test_elements_beyond_two_to_the_31_are_read(backend, device, tmp_path: Path)
     assert torch.equal(replace(case, member_logits=[logits]).target_logprobs(backend), case.target_logprobs(backend))
 
 
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(backend, device):
     operator = getattr(torch.ops.specens, f"target_logprobs_{backend}").default
     for recipe in (replace(MIXED, batch=1), replace(MIXED, batch=1, ensemble="plausible", temperature=1.0)):
@@ -150,6 +152,7 @@ def test_fake_tensors_get_the_shape_of_real_ones(backend, device):
     assert (result.shape, result.dtype, result.device) == (expected.shape, expected.dtype, expected.device)
 
 
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_it_compiles_to_one_graph_with_everything_built_inside(backend, device):
     def score(first: Tensor, second: Tensor, temperatures: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         members, sampling = [first, second], Sampling(temperature=temperatures)

@@ -15,6 +15,7 @@ from cases import (
     ENSEMBLES,
     FULL,
     LAYOUTS,
+    TRACED_BACKENDS,
     Recipe,
     build,
     far_apart,
@@ -223,6 +224,7 @@ def test_elements_beyond_two_to_the_31_are_read(backend, device, tmp_path: Path)
     assert_equal(replace(twice, member_logits=[requests]).verify(backend), twice.verify(backend))
 
 
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(everything, backend, device):
     operator = getattr(torch.ops.specens, f"verify_chain_{backend}").default
     others = (Recipe(1, 1, drafter="outside", seeded=False), Recipe(1, 1, drafter="one-hot"))
@@ -241,6 +243,7 @@ def test_fake_tensors_get_the_shapes_of_real_ones(everything, backend, device):
         assert (own.shape, own.dtype, own.device) == (other.shape, other.dtype, other.device)
 
 
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_it_compiles_to_one_graph_with_everything_built_inside(everything, backend, device):
     def step(first: Tensor, second: Tensor, tokens: Tensor, temperatures: Tensor, weights: Tensor, seeds: Tensor):
         coins = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": backend}
