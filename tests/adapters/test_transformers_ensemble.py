@@ -150,7 +150,6 @@ class Stream:
         ("guidance_scale", {"guidance_scale": 1.5}),
         ("penalty_alpha", {"penalty_alpha": 0.5}),
         ("num_beams", {"num_beams": 2}),
-        ("use_cache", {"use_cache": False}),
         ("cache_implementation", {"cache_implementation": "static"}),
         ("prompt_lookup_num_tokens", {"prompt_lookup_num_tokens": 2}),
         ("output_scores", {"output_scores": True, "return_dict_in_generate": True}),

@@ -100,7 +100,8 @@ def test_a_full_disk_is_one_clear_line():
 @pytest.mark.parametrize("seconds", [0.3, 1.5])
 def test_ctrl_c_before_anything_is_there_is_one_line(models, seconds):
     arguments = [*SPECENS, "compare", *models, *JOB, "--max-new-tokens", "150000"]
-    start = f"import time, os, signal, threading; threading.Timer({seconds}, os.kill, (os.getpid(), 2)).start(); "
+    start = "import time, os, signal, threading; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    start += f"threading.Timer({seconds}, os.kill, (os.getpid(), 2)).start(); "
     start += f"from specens.__main__ import main; import sys; sys.argv = {arguments[2:]}; main()"
     done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=60)
     assert done.returncode == 130
@@ -108,12 +109,21 @@ def test_ctrl_c_before_anything_is_there_is_one_line(models, seconds):
     assert done.stderr.count("\n") <= 1
 
 
+def heed_ctrl_c():
+    """A shell lets what it starts in the background ignore Ctrl-C, and its children with it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_second_ctrl_c_loses_nothing(models):
     arguments = [*SPECENS, "generate", *models, "--prompt", "w5", *JOB, "--max-new-tokens", "150000", "--json"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": heed_ctrl_c}
+    with subprocess.Popen(arguments, **pipes) as process:
         threading.Timer(8, process.send_signal, (signal.SIGINT,)).start()
         threading.Timer(8.02, process.send_signal, (signal.SIGINT,)).start()
-        printed, complaints = process.communicate(timeout=60)
+        limit = threading.Timer(60, process.kill)  # so that a failure ends
+        limit.start()
+        printed, complaints = process.communicate()
+        limit.cancel()
     assert process.returncode == 130
     assert json.loads(printed)["interrupted"]
     assert b"Traceback" not in complaints
