@@ -7,6 +7,7 @@ import warnings
 import transformers
 
 from zoo.outcomes import EQUAL, outcomes
+from zoo.overrides import NOT_BUILT
 from zoo.tiny import MODEL_TYPES, tiny_model
 
 HEAD = """# Models
@@ -26,7 +27,9 @@ def line(model_type: str) -> tuple[str, str]:
     try:
         model = tiny_model(model_type)
     except Exception as error:  # noqa: BLE001, whatever a configuration fails with
-        return f"| {model_type} |" + " not built |" * len(SCHEDULES), f"not built here: {_short(error)}"
+        known = f"{NOT_BUILT[model_type]}: " if model_type in NOT_BUILT else ""
+        row = f"| {model_type} |" + " not built |" * len(SCHEDULES)
+        return row, f"not built here: {known}{_short(error)}"
     found = outcomes(model)
     cells = " | ".join(found[name].split(":")[0] for name in SCHEDULES)
     reasons = sorted({outcome for outcome in found.values() if outcome != EQUAL})

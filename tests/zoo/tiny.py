@@ -31,7 +31,8 @@ SIZES: list[tuple[int, str]] = [
     (
         32,
         "hidden_size d_model n_embd dim emb_dim embedding_size word_embed_proj_dim embedding_dim mamba_d_ssm "
-        "attention_hidden_size lru_width hidden_size_global input_embedding_size output_embedding_size",
+        "attention_hidden_size lru_width hidden_size_global input_embedding_size output_embedding_size "
+        "adapter_input_size adapter_out_dim",
     ),
     (
         16,
@@ -81,7 +82,7 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     own = dict(OVERRIDES.get(model_type, {}))
     base = own.pop("base", {})
     text = own.pop("text_config", {})
-    return config_class(**(_shrunk(config_class(**base), text) | base | own))
+    return config_class(**(_shrunk(config_class(**base), text) | own))
 
 
 def _shrunk(config: PretrainedConfig, text: dict[str, Any]) -> dict[str, Any]:
