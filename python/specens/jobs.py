@@ -74,10 +74,10 @@ class Settings(TypedDict, total=False):
         again for a position whose draft was rejected; those that need more are refused (`specens.processors`), others
         that keep a state are noticed where a second call for the first row says something else. Never called behind a
         stop token or a draft that the constraint excludes.
-    constraint: a function of the generated tokens that returns the bit mask int32 [words] of
-        the tokens that may come next, in the layout of xgrammar, or None where the text is complete, which ends it. It
-        is asked behind drafts, and again for a text that is shorter or goes on otherwise once they are rejected; never
-        behind a stop token, behind its own end, or behind a token that its mask excludes.
+    constraint: a function of the generated tokens that returns the bit mask int32 [words] of the tokens that may come
+        next, in the layout of xgrammar, or None where the text is complete, which ends it. It is asked behind drafts,
+        and again for a text that is shorter or goes on otherwise once they are rejected; never behind a stop token,
+        behind its own end, or behind a token that its mask excludes.
     """
 
     max_new_tokens: int | None

@@ -90,12 +90,9 @@ def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
     bonus: also draw a token behind a fully accepted chain, where all members have scored that position too.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
-    with_bonus = [request for request in ready if bonus and _awaits_bonus(request)]
-    for requests, has_bonus in (
-        (with_bonus, True),
-        ([request for request in ready if request not in with_bonus], False),
-    ):
-        for group in alike(requests):
+    with_bonus = {request: bonus and _awaits_bonus(request) for request in ready}  # before anything is settled
+    for has_bonus in (True, False):
+        for group in alike([request for request in ready if with_bonus[request] is has_bonus]):
             counts = [min(len(request.drafts), num_scored(request)) for request in group]
             _verify_chains(group, counts, has_bonus)
 

@@ -13,6 +13,7 @@ from specens.arguments import group_by_weights
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from specens_kernels import LogitMixture, Mixture, Sampling
+from zoo.tiny import tiny_model as tiny_of_zoo
 
 GREEDY = Sampling(temperature=0.0)
 LONG = [1, 7] * 20
@@ -83,6 +84,12 @@ def test_positions_reach_as_far_as_the_scaling_of_rotary_embeddings(settings, mo
     assert len(ensemble.generate(PROMPT, max_new_tokens=most - len(PROMPT)).tokens) == most - len(PROMPT)
     with pytest.raises(ValueError, match=f"max_new_tokens: expected at most {most - len(PROMPT)}"):
         ensemble.generate(PROMPT, max_new_tokens=most - len(PROMPT) + 1)
+
+
+def test_positions_of_a_model_that_reads_more_than_text_are_those_of_its_text_part():
+    model = tiny_of_zoo("gemma3")
+    assert model.config.text_config is not model.config
+    assert CausalLM(model).max_positions == model.config.text_config.max_position_embeddings > 0
 
 
 @pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "gated_delta"])

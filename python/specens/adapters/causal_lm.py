@@ -69,7 +69,7 @@ class CausalLM:
     def text_config(self) -> Any:
         """Of the part of the model that reads text."""
         config: Any = self.base.config
-        return config.gettext_config(decoder=True) if hasattr(config, "gettext_config") else config
+        return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
     @property
     def end_of_sequence(self) -> set[int]:
@@ -153,7 +153,7 @@ class CausalLM:
             inputs[str(self._cache_name)] = cache
         return self._call(inputs, rows)
 
-    @property
+    @cached_property
     def _has_contract(self) -> bool:
         own = getattr(self.base, "prepare_inputs_for_generation", None)
         general = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
