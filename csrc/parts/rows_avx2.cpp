@@ -15,9 +15,9 @@ struct Vector {
 
     struct NanSeen {
         __m256 mask;
-        void add(Vector x) {
-            mask = _mm256_or_ps(mask, _mm256_or_ps(_mm256_cmp_ps(x.low, x.low, _CMP_UNORD_Q),
-                                                   _mm256_cmp_ps(x.high, x.high, _CMP_UNORD_Q)));
+        void add(Vector x, Vector y) {
+            mask = _mm256_or_ps(mask, _mm256_or_ps(_mm256_cmp_ps(x.low, y.low, _CMP_UNORD_Q),
+                                                   _mm256_cmp_ps(x.high, y.high, _CMP_UNORD_Q)));
         }
         bool any() const { return _mm256_movemask_ps(mask) != 0; }
     };

@@ -16,9 +16,9 @@ struct Vector {
     __m512 value;
 
     struct NanSeen {
-        __mmask16 mask;
-        void add(Vector x) { mask |= _mm512_cmp_ps_mask(x.value, x.value, _CMP_UNORD_Q); }
-        bool any() const { return mask != 0; }
+        __mmask16 ordered = 0xFFFF;
+        void add(Vector x, Vector y) { ordered = _mm512_mask_cmp_ps_mask(ordered, x.value, y.value, _CMP_ORD_Q); }
+        bool any() const { return ordered != 0xFFFF; }
     };
     struct SignSeen {
         __m512i bits;

@@ -29,9 +29,9 @@ struct Vector {
 
     struct NanSeen {
         bool seen;
-        void add(const Vector& x) {
-            for (float v : x.value) {
-                seen |= v != v;
+        void add(const Vector& x, const Vector& y) {
+            for (int lane = 0; lane < 16; ++lane) {
+                seen |= (x.value[lane] != x.value[lane]) | (y.value[lane] != y.value[lane]);
             }
         }
         bool any() const { return seen; }

@@ -11,15 +11,17 @@ void RowNoise::start(const std::optional<NoiseKey>& key, int64_t vocab) {
     key_ = key;
     blocks_ = (vocab + block_size - 1) / block_size;
     bound_.resize(tile_count(vocab) * blocks_per_tile);
+    places_.resize(bound_.size());
     if (!any()) {
         std::fill(bound_.begin(), bound_.end(), 0.0f);
     }
 }
 
-void RowNoise::draw_tile(int64_t tile) {
-    const int64_t first = tile * blocks_per_tile;
-    if (any() && first < blocks_) {
-        score_kernels().block_bounds(*key_, first, blocks_per_tile, bound_.data() + first);
+void RowNoise::draw_tiles(int64_t begin, int64_t end) {
+    const int64_t first = begin * blocks_per_tile;
+    const int64_t count = std::min(end * blocks_per_tile, static_cast<int64_t>(bound_.size())) - first;
+    if (any() && count > 0) {
+        score_kernels().block_bounds(*key_, first, count, bound_.data() + first, places_.data() + first);
     }
 }
 

@@ -33,8 +33,8 @@ inline float float_below(double number) {
     return below > -largest ? static_cast<float>(std::min(below, double{largest})) : -largest;
 }
 
-// Ids of which a random word each is still to be drawn, many at once.
-class WaitingIds {
+// Tokens of which a random word each is still to be drawn, many at once.
+class WaitingTokens {
   public:
     // How many more ids are written to the place that is returned, of which `added` then tells.
     uint32_t* room(int64_t more) {
@@ -46,11 +46,10 @@ class WaitingIds {
     void added(int64_t more) { count_ += more; }
     int64_t count() const { return count_; }
     uint32_t id(int64_t place) const { return ids_[place]; }
-    // Draws a word for each with a function of `ScoreKernels`.
-    const uint32_t* draw(NoiseKey key, void (*words)(NoiseKey, const uint32_t*, int64_t, uint32_t*)) {
+    const uint32_t* draw(NoiseKey key) {
         std::fill_n(room(0), score_lanes, 0u);
         words_.resize(ids_.size());
-        words(key, ids_.data(), count_, words_.data());
+        score_kernels().token_words(key, ids_.data(), count_, words_.data());
         return words_.data();
     }
     void clear() { count_ = 0; }
@@ -64,14 +63,17 @@ class WaitingIds {
 class RowNoise {
   public:
     void start(const std::optional<NoiseKey>& key, int64_t vocab);
-    // Draws what bounds the noise of a tile's blocks; threads may do so for different tiles at once.
-    void draw_tile(int64_t tile);
+    // Draws what bounds the noise of the blocks of some tiles, the faster the more there are; threads may do so for
+    // different tiles at once.
+    void draw_tiles(int64_t begin, int64_t end);
     int64_t blocks() const { return blocks_; }
     bool any() const { return key_.has_value(); }
     const NoiseKey& key() const { return *key_; }
     // Once their tiles are drawn: no noise of a block is larger. There is room for whole tiles of blocks.
     const float* bounds() const { return bound_.data(); }
     float bound(int64_t block) const { return bound_[block]; }
+    // Which of its block's tokens has the largest noise.
+    uint32_t place(int64_t block) const { return places_[block]; }
     LargestNoise largest(int64_t block) const {
         return any() ? largest_noise(*key_, block) : LargestNoise{1, block * block_size};
     }
@@ -90,6 +92,7 @@ class RowNoise {
     std::optional<NoiseKey> key_;
     int64_t blocks_ = 0;
     std::vector<float> bound_;
+    std::vector<uint32_t> places_;
 };
 
 // The bounds of a row's scores by block, and which blocks are still to be looked at.
@@ -99,6 +102,7 @@ class BlockBounds {
     void start(const std::vector<float>& maxima, float origin, double temperature, const RowNoise& noise);
     // The block of the largest bound, which is taken out; -1 where none reaches the limit.
     int64_t pop(double limit);
+    bool reaches(int64_t block, double limit) const { return bounds_[block] >= float_below(limit); }
     // Calls visit(block) for what is left and reaches the limit, in order.
     template <typename Visit>
     void for_rest(double limit, const Visit& visit) const {

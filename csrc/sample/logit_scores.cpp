@@ -10,9 +10,13 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr float float_max = std::numeric_limits<float>::max();
-constexpr int64_t tried_blocks =
-    3;  // of the best bounds, of which two tokens are looked at before any block as a whole
-constexpr int64_t first_blocks = 6;  // which are looked at before the others
+constexpr size_t tried_blocks = 6;  // of the best bounds, which set a first limit
+
+// The largest float that is not above a number.
+float float_at_most(double number) {
+    const auto nearest = static_cast<float>(number);
+    return nearest > number ? std::nextafter(nearest, -std::numeric_limits<float>::infinity()) : nearest;
+}
 
 }  // namespace
 
@@ -89,7 +93,7 @@ void LogitScores::read_mixed_tile(int64_t tile) {
     }
     const int64_t first = tile * tile_size;
     const int64_t count = std::min(tile_size, vocab_ - first);
-    if (count <= 0) {
+    if (count <= 0 || plausibility_ > 0) {
         return;
     }
     alignas(64) double totals[tile_size];
@@ -112,42 +116,62 @@ void LogitScores::read_mixed_tile(int64_t tile) {
 }
 
 void LogitScores::read(RowNoise& noise) {
-    maxima_.resize(tile_count(vocab_) * blocks_per_tile);
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    maxima_.assign(tile_count(vocab_) * blocks_per_tile, none);
     tile_maxima_.resize(tile_count(vocab_));
-    std::fill(maxima_.end() - blocks_per_tile, maxima_.end(), -std::numeric_limits<float>::infinity());
     mixed_maxima_.resize(lone() ? 0 : noise.blocks());
     int64_t tiles = tile_count(vocab_);
     for (const ExactLogits& logits : all_) {
         tiles = std::max(tiles, tile_count(logits.vocab()));
     }
     for_tiles(tiles, true, [&](int64_t begin, int64_t end) {
+        if (plausibility_ == 0) {
+            noise.draw_tiles(begin, end);
+        }
         for (int64_t tile = begin; tile < end; ++tile) {
-            if (lone()) {
-                read_tile(tile);
-            } else {
+            if (!lone()) {
                 read_mixed_tile(tile);
+            } else if (tile < tile_count(vocab_)) {
+                read_tile(tile);
             }
-            noise.draw_tile(tile);
         }
     });
-    if (plausibility_ > 0) {
-        plausible_ = *std::max_element(first_maxima_.begin(), first_maxima_.end()) + std::log(plausibility_);
-    }
     if (lone()) {
         origin_ = *std::max_element(tile_maxima_.begin(), tile_maxima_.end());
         return;
     }
+    if (plausibility_ > 0) {
+        origin_ = *std::max_element(first_maxima_.begin(), first_maxima_.end());
+        return;
+    }
     origin_ = *std::max_element(mixed_maxima_.begin(), mixed_maxima_.end());
-    std::transform(mixed_maxima_.begin(), mixed_maxima_.end(), maxima_.begin(), [&](double largest) {
-        return largest > -infinity ? std::min(std::nextafter(static_cast<float>(largest - origin_), 0.0f), 0.0f)
-                                   : -std::numeric_limits<float>::infinity();
+    std::transform(mixed_maxima_.begin(), mixed_maxima_.end(), maxima_.begin(), [&](double mixed) {
+        return mixed > -infinity ? std::min(std::nextafter(static_cast<float>(mixed - origin_), 0.0f), 0.0f) : none;
     });
 }
 
-double LogitScores::logit(int64_t token) const {
-    if (plausibility_ > 0 && all_[0].logit(token) < plausible_) {
-        return -infinity;
+// The tokens to which member 0 gives at least `plausibility` times what it gives its most likely.
+void LogitScores::find_plausible() {
+    alignas(64) float scratch[block_size];
+    const double least = origin_ + std::log(plausibility_);
+    plausible_.clear();
+    for (int64_t block = 0; block * block_size < vocab_; ++block) {
+        const int64_t first = block * block_size;
+        if (first_maxima_[first / tile_size] < float_at_most(least)) {
+            continue;
+        }
+        uint64_t bits[2];
+        const int64_t count = std::min(block_size, vocab_ - first);
+        score_kernels().at_least(all_[0].run(first, count, scratch), count, float_at_most(least), bits);
+        for_bits(bits, [&](int64_t place) {
+            if (all_[0].logit(first + place) >= least) {
+                plausible_.push_back(first + place);
+            }
+        });
     }
+}
+
+double LogitScores::logit(int64_t token) const {
     if (lone()) {
         return parts_[0].logits.logit(token);
     }
@@ -170,7 +194,7 @@ void LogitScores::for_logits_at_least(int64_t block, double limit, const Conside
         alignas(64) double totals[block_size];
         mix_run(first, count, totals);
         for (int64_t index = 0; index < count; ++index) {
-            if (totals[index] >= limit) {
+            if (totals[index] >= std::max(limit, std::numeric_limits<double>::lowest())) {
                 consider(first + index);
             }
         }
@@ -178,9 +202,8 @@ void LogitScores::for_logits_at_least(int64_t block, double limit, const Conside
     }
     alignas(64) float scratch[block_size];
     uint64_t bits[2];
-    const auto below = static_cast<float>(limit);
     score_kernels().at_least(parts_[0].logits.run(first, count, scratch), count,
-                             below > limit ? std::nextafter(below, -float_max) : below, bits);
+                             std::max(float_at_most(limit), -float_max), bits);
     for_bits(bits, [&](int64_t place) { consider(first + place); });
 }
 
@@ -189,6 +212,14 @@ double LogitScores::logit_of(double value) const {
     const double least = origin_ + value * temperature_;
     const double below = least - (std::abs(origin_) + std::abs(least)) * 1e-14;  // products and sums are rounded
     return std::isnan(below) ? -infinity : below;
+}
+
+// The token of a block that has the block's largest noise.
+void LogitScores::consider_lifted(int64_t block, const RowNoise& noise, BestList& best) const {
+    const LargestNoise largest = noise.largest(block);
+    if (largest.token < vocab_) {
+        consider(largest.token, largest, noise, best);
+    }
 }
 
 void LogitScores::consider(int64_t token, const LargestNoise& largest, const RowNoise& noise, BestList& best) const {
@@ -202,8 +233,6 @@ void LogitScores::collect(int64_t block, const RowNoise& noise, BestList& best) 
         for_logits_at_least(block, logit_of(limit), [&](int64_t token) { best.add({value(logit(token)), token}); });
         return;
     }
-    *blocks_.room(1) = static_cast<uint32_t>(block);
-    blocks_.added(1);
     uint32_t* first = tokens_.room(block_size);
     uint32_t* place = first;
     for_logits_at_least(block, logit_of(limit - noise.bound(block)),
@@ -222,19 +251,9 @@ uint32_t LogitScores::least_word(int64_t block, double limit) const {
     return static_cast<uint32_t>((1 - 1 / exp_at_least) * (0x1p32 - 2));
 }
 
+// Scores what was set apart, but for the tokens that have their block's largest noise.
 void LogitScores::settle(const RowNoise& noise, BestList& best) {
-    if (!noise.any()) {
-        return;
-    }
-    const uint32_t* words = blocks_.draw(noise.key(), score_kernels().place_words);
-    for (int64_t index = 0; index < blocks_.count(); ++index) {
-        const int64_t block = blocks_.id(index);
-        const int64_t token = block * block_size + place_of_largest(words[index]);
-        if (token < vocab_ && value(logit(token)) + noise.bound(block) >= best.limit()) {
-            consider(token, noise.largest(block), noise, best);
-        }
-    }
-    words = tokens_.draw(noise.key(), score_kernels().token_words);
+    const uint32_t* words = tokens_.draw(noise.key());
     int64_t block = -1;
     uint32_t least = 0;
     for (int64_t index = 0; index < tokens_.count(); ++index) {
@@ -247,50 +266,77 @@ void LogitScores::settle(const RowNoise& noise, BestList& best) {
             consider(token, noise.largest(block), noise, best);
         }
     }
-    blocks_.clear();
     tokens_.clear();
+}
+
+// Takes the blocks of the best bounds, and scores a token or more of each.
+void LogitScores::try_best_blocks(const RowNoise& noise, BestList& best) {
+    candidates_.clear();
+    for (const size_t tried = std::max(tried_blocks, best.count()); candidates_.size() < tried;) {
+        const int64_t block = bounds_.pop(best.limit());
+        if (block < 0) {
+            break;
+        }
+        candidates_.push_back(block);
+        if (noise.any()) {
+            consider_lifted(block, noise, best);
+        } else {
+            const double most = lone() ? maxima_[block] : mixed_maxima_[block];
+            for_logits_at_least(block, most, [&](int64_t token) { best.add({value(logit(token)), token}); });
+        }
+    }
+}
+
+// The best score mostly is where some block's largest noise lies: those of the blocks that could have it set a limit
+// which few blocks reach.
+void LogitScores::race_blocks(const RowNoise& noise, BestList& best) {
+    bounds_.start(maxima_, lone() ? static_cast<float>(origin_) : 0.0f, temperature_, noise);
+    try_best_blocks(noise, best);
+    const size_t tried = candidates_.size();
+    bounds_.for_rest(best.limit(), [&](int64_t block) { candidates_.push_back(block); });
+    const double factor = 1 / temperature_;
+    for (size_t index = tried; noise.any() && index < candidates_.size(); ++index) {
+        const int64_t block = candidates_[index];
+        const int64_t token = block * block_size + noise.place(block);
+        if (token < vocab_ && (logit(token) - origin_) * factor + noise.bound(block) >= best.limit()) {
+            consider_lifted(block, noise, best);
+        }
+    }
+    for (size_t index = 0; index < candidates_.size(); ++index) {
+        if (index < tried || bounds_.reaches(candidates_[index], best.limit())) {
+            collect(candidates_[index], noise, best);
+        }
+    }
+    if (noise.any()) {
+        settle(noise, best);
+    }
 }
 
 void LogitScores::find(RowNoise& noise, BestList& best) {
     read(noise);
-    if (origin_ == -infinity) {
-        status_ |= status_no_token;
-        return;
+    if (origin_ > -infinity && plausibility_ > 0) {
+        find_plausible();
+        race_among(plausible_, noise, best);
+    } else if (origin_ > -infinity) {
+        race_blocks(noise, best);
     }
-    bounds_.start(maxima_, lone() ? static_cast<float>(origin_) : 0.0f, temperature_, noise);
-    taken_.clear();
-    const auto tried = std::max<size_t>(tried_blocks, best.count());
-    for (int64_t block = 0; taken_.size() < std::max<size_t>(first_blocks, tried);) {
-        block = bounds_.pop(best.limit());
-        if (block < 0) {
-            break;
-        }
-        taken_.push_back(block);
-        if (taken_.size() <= tried) {
-            const LargestNoise largest = noise.largest(block);
-            const double most = lone() ? maxima_[block] : mixed_maxima_[block];
-            for_logits_at_least(block, most, [&](int64_t token) { consider(token, largest, noise, best); });
-            if (largest.token < vocab_) {
-                consider(largest.token, largest, noise, best);
-            }
-        }
-    }
-    for (const int64_t block : taken_) {
-        collect(block, noise, best);
-    }
-    settle(noise, best);
-    bounds_.for_rest(best.limit(), [&](int64_t block) { collect(block, noise, best); });
-    settle(noise, best);
-    if (best.list().empty()) {  // all that is left is not plausible
+    if (best.list().empty()) {
         status_ |= status_no_token;
     }
 }
 
 void LogitScores::find_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best) {
     plausibility_ = 0;  // all of these are plausible
+    race_among(tokens, noise, best);
+}
+
+void LogitScores::race_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best) {
     logits_.clear();
     for (const int64_t token : tokens) {
         logits_.push_back(logit(token));
+    }
+    if (logits_.empty()) {
+        return;
     }
     origin_ = *std::max_element(logits_.begin(), logits_.end());
     int64_t block = -1;
@@ -298,7 +344,7 @@ void LogitScores::find_among(const std::vector<int64_t>& tokens, RowNoise& noise
         if (tokens[index] / block_size != block) {
             block = tokens[index] / block_size;
             if (index == 0 || tokens[index - 1] / tile_size != tokens[index] / tile_size) {
-                noise.draw_tile(tokens[index] / tile_size);
+                noise.draw_tiles(tokens[index] / tile_size, tokens[index] / tile_size + 1);
             }
         }
         const double own = value(logits_[index]);

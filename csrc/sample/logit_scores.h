@@ -31,6 +31,10 @@ class LogitScores {
     void read(RowNoise& noise);
     void read_tile(int64_t tile);
     void read_mixed_tile(int64_t tile);
+    void find_plausible();
+    void try_best_blocks(const RowNoise& noise, BestList& best);
+    void race_blocks(const RowNoise& noise, BestList& best);
+    void race_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best);
     float scan(const ExactLogits& logits, int64_t tile, bool used);
     // sum_i weight_i * logit_i of a run, in `totals`; edited logits are rounded up.
     void mix_run(int64_t first, int64_t count, double* totals) const;
@@ -38,6 +42,7 @@ class LogitScores {
     void collect(int64_t block, const RowNoise& noise, BestList& best);
     void settle(const RowNoise& noise, BestList& best);
     void consider(int64_t token, const LargestNoise& largest, const RowNoise& noise, BestList& best) const;
+    void consider_lifted(int64_t block, const RowNoise& noise, BestList& best) const;
     uint32_t least_word(int64_t block, double limit) const;
     double logit_of(double value) const;
     template <typename Consider>
@@ -48,7 +53,6 @@ class LogitScores {
     std::vector<ExactLogits> all_;  // of every member
     std::vector<char> used_;
     double plausibility_ = 0;          // 0 is off
-    double plausible_ = 0;             // the least logit of member 0 that is
     std::vector<float> first_maxima_;  // of member 0's tiles
     double temperature_ = 1;
     int64_t vocab_ = 0;
@@ -56,9 +60,10 @@ class LogitScores {
     std::vector<float> maxima_;         // of blocks, relative to the origin where logits are mixed
     std::vector<double> mixed_maxima_;  // of blocks, where they are
     std::vector<double> logits_;
-    std::vector<int64_t> taken_;
+    std::vector<int64_t> plausible_;   // tokens
+    std::vector<int64_t> candidates_;  // blocks
     BlockBounds bounds_;
-    WaitingIds blocks_, tokens_;
+    WaitingTokens tokens_;
     double origin_ = 0;  // the largest logit
     std::atomic<int32_t> status_{status_ok};
 };

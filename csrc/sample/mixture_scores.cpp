@@ -44,8 +44,8 @@ void MixtureScores::find(const TargetRow& target, const std::vector<LogitRow>& r
     scratch_.resize(parts_.size() * tile_size);
     maxima_.resize(parts_.size() * groups_per_tile);
     tile_bounds_.resize(target.tiles());
+    noise.draw_tiles(0, target.tiles());
     for (int64_t tile = 0; tile < target.tiles(); ++tile) {
-        noise.draw_tile(tile);
         const float* bounds = noise.bounds() + tile * blocks_per_tile;
         const int64_t blocks = std::min(blocks_per_tile, noise.blocks() - tile * blocks_per_tile);
         terms_.clear();

@@ -27,7 +27,7 @@ struct LargestNoise {
     int64_t token;
 };
 
-inline int64_t place_of_largest(uint32_t word) { return word >> 25; }
+inline uint32_t place_of_largest(uint32_t word) { return word >> 25; }
 
 inline LargestNoise largest_noise(NoiseKey key, int64_t block) {
     const PhiloxCounter words = noise_words(key, static_cast<uint32_t>(block), maximum_stream);
