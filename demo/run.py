@@ -18,6 +18,7 @@ from rich.console import Console
 from specens import SpeculativeEnsemble
 from specens.compare import with_other_schedules
 from specens.display import compare_with_progress, legend, print_events, show_comparison, summary
+from specens.progress import loading
 
 from specens_kernels import Mixture, Sampling
 
@@ -34,7 +35,7 @@ FIXED_DRAFT_LEN = 3  # about the best for members of one size
 def main() -> None:
     """Load the pair, stream an answer, compare the schedules."""
     console = Console()
-    with console.status("loading SmolLM2-135M-Instruct and the expert (the first time converts the model file)"):
+    with loading(console, "loading SmolLM2-135M-Instruct and the expert"):
         ensemble = SpeculativeEnsemble(
             [GENERAL, EXPERT], ensemble=Mixture((0.5, 0.5)), schedule="alternate", draft_lens=1, dtype=torch.bfloat16
         )

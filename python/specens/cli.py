@@ -16,7 +16,7 @@ from specens.__main__ import INTERRUPTED
 from specens.exits import Command, Output, errors, print_json
 from specens.json_lines import STANDARD, is_stream
 from specens.openmp import wait_briefly
-from specens.progress import progress
+from specens.progress import loading
 
 if TYPE_CHECKING:
     from specens.generate import SpeculativeEnsemble
@@ -317,7 +317,7 @@ def _load(
     **settings: Any,
 ) -> SpeculativeEnsemble:
     lens = None if draft_lens is None else options.parse_draft_lens(draft_lens)
-    with progress(errors, f"loading {', '.join(models)}", first=10.0):
+    with loading(errors, f"loading {', '.join(models)}"):
         from specens import SpeculativeEnsemble
 
         return SpeculativeEnsemble(

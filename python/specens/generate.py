@@ -149,8 +149,8 @@ class SpeculativeEnsemble:
     def from_preset(cls, name: str, members: Sequence[Any], **arguments: Any) -> SpeculativeEnsemble:
         """A published method by its name, see `specens methods`.
 
-        arguments: as of the class, in place of what the method chooses; under schedule="standard" what
-        it chooses of drafts is left out.
+        arguments: as of the class, in place of what the method chooses; of drafts, what it chooses for another
+        schedule than schedule= is left out.
         Raises ValueError where there is no such method, or it is for other members, or needs an argument.
         """
         method = preset(name)

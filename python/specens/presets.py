@@ -16,6 +16,13 @@ from specens.schedules.plan import TreePlan
 from specens.targets import Cascade
 from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Typical
 
+UNUSED = {  # by schedule: arguments that mean nothing there
+    "standard": ("drafter", "tree", "draft_lens"),
+    "fixed": ("tree",),
+    "alternate": ("tree",),
+    "tree": ("draft_lens",),
+}
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -44,10 +51,13 @@ class Preset:
         return self.settings["schedule"]
 
     def settings_under(self, schedule: str | None) -> dict[str, Any]:
-        """Its settings, but under the schedule `standard` none of drafts; a rule that changes the target stays."""
-        if schedule != "standard":
-            return self.settings
-        unused = {"drafter", "tree", "draft_lens"} | ({"rule"} if self.lossless else set())
+        """Its settings without the choices of drafts that a schedule in place of its own has no use for.
+
+        Under `standard` these are all; a rule that changes the target stays.
+        """
+        unused = set(UNUSED.get(schedule or self.schedule, ()))
+        if schedule == "standard" and self.lossless:
+            unused.add("rule")
         return {name: value for name, value in self.settings.items() if name not in unused}
 
     def to_dict(self) -> dict[str, Any]:

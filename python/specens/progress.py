@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +64,36 @@ class _Shown(Progress):
     def say(self, text: str, advance: int = 0) -> None:
         super().say(text, advance)
         self.bar.update(self._task, description=text, completed=self.done)
+
+
+@contextmanager
+def loading(console: Console, text: str) -> Iterator[None]:
+    """Show what the loading of models says of itself until the block ends: its steps, and its warnings for good."""
+    logger = logging.getLogger("specens.adapters.load")
+    with progress(console, text, first=10.0) as shown:
+        handler, level = _Told(console, shown), logger.level
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+class _Told(logging.Handler):
+    """Takes what is logged as what is being done now."""
+
+    def __init__(self, console: Console, shown: Progress) -> None:
+        super().__init__(logging.INFO)
+        self._console, self._shown = console, shown
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if record.levelno > logging.INFO:
+            self._console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        else:
+            self._shown.say(message)
 
 
 @contextmanager

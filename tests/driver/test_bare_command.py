@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -63,6 +65,16 @@ def test_every_other_command_says_what_to_install_in_one_line(command):
     assert result.stderr.count("\n") == 1
     assert "pip install 'specens-kernels[driver]'" in result.stderr
     assert "transformers, typer, rich, safetensors" in result.stderr
+
+
+def test_the_line_that_installs_it_needs_no_index_for_this_package_and_no_folder(tmp_path):
+    """So one line serves a wheel, a clone and an editable installation; README has it for later, too."""
+    options = ["install", "--dry-run", "--no-index", "--no-deps", shlex.split(bare.INSTALL_DRIVER)[-1]]
+    command = [sys.executable, "-m", "pip", *options]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "already satisfied: specens-kernels[driver]" in result.stdout
+    assert bare.INSTALL_DRIVER in (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_what_is_missing_alone_is_named():

@@ -1,17 +1,23 @@
 """The command `specens` between other programs: pipes, streams that end, Ctrl-C at any time."""
 
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from driver.tiny_models import save_pair
+from rich.console import Console
+from specens.adapters import load
 from specens.cli import app
 from specens.generate import SpeculativeEnsemble
 from specens.json_lines import JsonLines
+from specens.progress import loading
 from typer.testing import CliRunner
 
 JOB = ["--max-new-tokens", "6", "--seed", "1", "--dtype", "fp32"]
@@ -173,3 +179,15 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, models)
     assert result.exit_code == 0
     assert "s)" in result.stderr
     assert 1 <= result.stderr.count("\n") < 20
+
+
+def test_loading_shows_its_steps_and_keeps_its_warnings():
+    console, logger = Console(file=io.StringIO(), force_terminal=True, width=80), logging.getLogger(load.__name__)
+    with loading(console, "loading a"):
+        logger.warning("converting a.gguf")
+        logger.info("a.gguf: writing the copy, step 3 of 3")
+        time.sleep(0.2)  # two pictures of a terminal
+    shown = console.file.getvalue()
+    assert "converting a.gguf" in shown
+    assert "a.gguf: writing the copy, step 3 of 3" in shown
+    assert not logger.handlers

@@ -1,8 +1,10 @@
 """Names of the Hugging Face hub load as in transformers: from its cache, by revision, offline, with clear errors."""
 
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import huggingface_hub.constants
 import pytest
@@ -10,6 +12,7 @@ import specens.arguments
 import torch
 from driver.tiny_models import tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
+from specens.adapters import hub
 from specens.adapters.load import load_model, load_tokenizer, resolve_model
 
 NAME = "someone/tiny-model"
@@ -87,6 +90,23 @@ def test_a_name_that_is_neither_here_nor_cached_says_so_offline(spec):
         load_model(spec)
     assert f"try: hf download {spec.partition('@')[0]}" in str(raised.value)
     assert repr(spec) in str(raised.value)
+
+
+@pytest.mark.usefixtures("cached")
+def test_without_a_connection_the_cache_serves_at_once_and_a_wrong_name_is_told_at_once(monkeypatch):
+    """The hub's own client tries again for half a minute, file by file."""
+
+    def fail(*_, **__):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    monkeypatch.setattr(hub.socket, "getaddrinfo", fail)
+    started = time.monotonic()
+    assert load_model(NAME).config.vocab_size == 61
+    with pytest.raises(ValueError, match=r"co cannot be reached and the cache .* does not have it; .* hf download x/y"):
+        load_model("x/y")
+    assert time.monotonic() - started < 10
 
 
 def test_the_command_line_takes_a_name_alone_by_the_environment_of_transformers(hub_home):

@@ -1,5 +1,7 @@
 """Every method that is listed, run on small models; the lossless ones against plain sampling from their target."""
 
+import itertools
+
 import pytest
 import torch
 from driver.test_schedules import GREEDY
@@ -78,10 +80,19 @@ def test_arguments_take_the_place_of_what_a_method_chooses(family):
     assert ensemble.plan.drafter == 0
 
 
-@pytest.mark.parametrize("name", ["speculative-decoding", "block-verification", "specinfer", "speculative-ensemble"])
-def test_another_schedule_takes_no_drafts_of_the_preset_and_warns_of_none(name, family, recwarn):
-    ensemble = SpeculativeEnsemble.from_preset(name, family[:2], schedule="standard")
-    assert ensemble.schedule_name == "standard"
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        *itertools.product(
+            ["speculative-decoding", "block-verification", "specinfer", "speculative-ensemble"], ["standard"]
+        ),
+        *itertools.product(["speculative-decoding", "speculative-ensemble", "guidance"], ["tree"]),
+        *itertools.product(["specinfer", "traversal-verification"], ["fixed", "alternate"]),
+    ],
+)
+def test_another_schedule_takes_no_drafts_of_the_preset_and_warns_of_none(name, schedule, family, recwarn):
+    ensemble = SpeculativeEnsemble.from_preset(name, family[:2], schedule=schedule)
+    assert ensemble.schedule_name == schedule
     assert not recwarn.list
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from huggingface_hub import constants
 from transformers.utils import cached_file
@@ -17,14 +20,15 @@ def find_in_hub(text: str, revision: str | None = None) -> tuple[str, str, Path]
 
     text: NAME or NAME@REVISION. revision: a branch, tag or commit where the text has none.
     HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN mean what they mean to transformers; of the model
-    only its configuration is read, or fetched where it is not cached. Raises ValueError where it cannot be had.
+    only its configuration is read, or fetched where it is not cached. Without a connection the cache is all there is.
+    Raises ValueError where it cannot be had.
     """
     match = NAME.fullmatch(text)
     if match is None:
         return None
     name, own = match["name"], match["revision"] or revision
     try:
-        config = cached_file(name, "config.json", revision=own)
+        config = cached_file(name, "config.json", revision=own, local_files_only=is_out_of_reach())
     except OSError as error:
         raise ValueError(_explanation(name, own, error)) from error
     if config is None:
@@ -32,11 +36,25 @@ def find_in_hub(text: str, revision: str | None = None) -> tuple[str, str, Path]
     return name, extract_commit_hash(config, None) or own or "main", Path(config).parent
 
 
+def is_out_of_reach() -> bool:
+    """Whether no connection to the hub can be made, as its name has no address: asking it all the same takes long."""
+    host = urlsplit(constants.ENDPOINT).hostname
+    if host is None or constants.HF_HUB_OFFLINE or getproxies():
+        return constants.HF_HUB_OFFLINE
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return True
+    return False
+
+
 def _explanation(name: str, revision: str | None, error: OSError) -> str:
     which = "" if revision is None else f" at revision {revision!r}"
     command = f"hf download {name}" + ("" if revision is None else f" --revision {revision}")
     if constants.HF_HUB_OFFLINE:
         why = f"HF_HUB_OFFLINE is set and the cache {constants.HF_HUB_CACHE} does not have it"
+    elif is_out_of_reach():
+        why = f"{constants.ENDPOINT} cannot be reached and the cache {constants.HF_HUB_CACHE} does not have it"
     else:
         why = " ".join(str(error).split())
     return f"if it names a model of the Hugging Face hub{which}: {why}; with a connection, try: {command}"

@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from specens.adapters.hub import find_in_hub
+from specens.adapters.hub import find_in_hub, is_out_of_reach
 from specens.json_lines import write_whole
 
 logger = logging.getLogger(__name__)
@@ -192,6 +192,8 @@ def _named(spec: str | os.PathLike[str]) -> Iterator[None]:
 
 def _arguments(source: ModelSource, dtype: str | torch.dtype) -> dict[str, Any]:
     """What `from_pretrained` takes. The commit was looked up once, so that all files are of the same one."""
+    if source.hub is not None and is_out_of_reach():  # by its name, transformers would ask for files all the same
+        return {"pretrained_model_name_or_path": source.path, "local_files_only": True}
     if source.hub is not None:
         name, commit = source.hub
         return {"pretrained_model_name_or_path": name, "revision": commit}
@@ -337,10 +339,13 @@ def _convert_gguf(path: Path, destination: Path, dtype: torch.dtype) -> None:
     """Write the dequantised model and its tokenizer as a Hugging Face folder."""
     _announce(path, destination.parent, dtype)
     gguf: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+    logger.info("%s: reading the tokenizer, step 1 of 3", path.name)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, **gguf)
+    logger.info("%s: reading the weights, step 2 of 3", path.name)
     if hasattr(transformers, "GgufConfig"):  # without it, transformers always dequantises
         gguf["quantization_config"] = transformers.GgufConfig(dequantize=True)
     loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **gguf)
+    logger.info("%s: writing the copy, step 3 of 3", path.name)
     # A model that came from GGUF refuses to be saved, although its weights are plain by now.
     settings = loaded.config.to_dict()
     settings.pop("quantization_config", None)
