@@ -113,8 +113,8 @@ class Coins(NamedTuple):
     """Where random numbers come from: given, or seeds and positions, or none (all greedy)."""
 
     uniforms: Tensor | None  # float64 or float32
-    seeds: Tensor | None  # int64 [batch]
-    positions: Tensor | None  # int64 [batch]
+    seeds: Tensor | None  # int64 [batch]; operators take int32 too
+    positions: Tensor | None  # likewise
 
 
 class Tree(NamedTuple):
@@ -164,7 +164,7 @@ class ChainArguments(NamedTuple):
         unpacker = Unpacker(flat)
         target = unpacker.target()
         draft = unpacker.draft(target)
-        coins, rule, report = unpacker.group(Coins), unpacker.group(Rule), unpacker.group(Report)
+        coins, rule, report = unpacker.coins(), unpacker.group(Rule), unpacker.group(Report)
         target = unpacker.weighted(target)
         return cls(target, draft, coins, rule._replace(table=unpacker.rest()), report)
 
@@ -185,8 +185,8 @@ class TreeArguments(NamedTuple):
         unpacker = Unpacker(flat)
         target = unpacker.target()
         draft = unpacker.draft(target)
-        rest = [unpacker.group(kind) for kind in (Tree, Coins, Rule, Report)]
-        return cls(unpacker.weighted(target), draft, *rest)
+        tree, coins, rule, report = unpacker.group(Tree), unpacker.coins(), unpacker.group(Rule), unpacker.group(Report)
+        return cls(unpacker.weighted(target), draft, tree, coins, rule, report)
 
 
 # The tensors of a group, and the defaults of its integers and numbers; fields behind them are not in the lists.
@@ -246,6 +246,11 @@ class Unpacker:
         sampling = self.group(SamplingArguments)
         return draft._replace(sampling=sampling) if own_sampling else draft
 
+    def coins(self) -> Coins:
+        """The random numbers."""
+        uniforms, seeds, positions = self.group(Coins)
+        return Coins(uniforms, _in_int64(seeds), _in_int64(positions))
+
     def weighted(self, target: Target) -> Target:
         """The target with its weights; after all groups."""
         if target.ensemble == EnsembleKind.SINGLE or target.weight_rows is not None:
@@ -272,6 +277,10 @@ def ready_for_kernels(group: Any) -> Any:
     tensors = {name: value for name, value in zip(group._fields, group) if isinstance(value, Tensor)}
     wanted = {name: torch.float32 if value.is_floating_point() else torch.int64 for name, value in tensors.items()}
     return group._replace(**{name: _in_dtype(value, wanted[name]) for name, value in tensors.items()})
+
+
+def _in_int64(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.long()
 
 
 def _in_dtype(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -157,8 +157,8 @@ def check_coins(
             fail("uniforms", "either uniforms or seeds and positions", "both")
         check_tensor("uniforms", uniforms, shape, COIN_DTYPES, device)
     elif seeds is not None and positions is not None:
-        check_tensor("seeds", seeds, shape[:1], INT64, device)
-        check_tensor("positions", positions, shape[:1], INT64, device)
+        check_integers("seeds", seeds, shape[:1], device)
+        check_integers("positions", positions, shape[:1], device)
     elif needed or seeds is not None or positions is not None:
         fail("seeds" if seeds is None else "positions", "a tensor [batch] (or uniforms)", None)
 

@@ -1,22 +1,14 @@
 // The arguments of compact_kv, checked, as plain views.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
 #include <algorithm>
-#include <optional>
-#include <string>
-#include <tuple>
+#include <span>
 #include <vector>
 
 #include "compact_kv/moves.h"
-#include "parts/require.h"
+#include "parts/arguments.h"
 
 namespace specens {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // The axes of a cache, counted from the end: -1 is the last one, whose elements lie together.
 struct Axes {
@@ -55,31 +47,31 @@ inline int64_t common_power(uintptr_t address, const std::vector<int64_t>& numbe
 // The dimensions of a cache that are neither batch nor slot nor last, with their strides in bytes.
 inline std::vector<OuterDim> outer_dims(const Tensor& cache, int64_t batch, int64_t slot) {
     std::vector<OuterDim> outer;
-    for (int64_t dim = 0; dim < cache.dim() - 1; ++dim) {
-        require(cache.size(dim) < 2 || cache.stride(dim) > 0, "caches must not be expanded");
-        if (dim != batch && dim != slot && cache.size(dim) != 1) {
-            outer.push_back({cache.size(dim), cache.stride(dim) * static_cast<int64_t>(cache.element_size())});
+    for (int64_t dim = 0; dim < cache.ndim - 1; ++dim) {
+        require(size(cache, dim) < 2 || stride(cache, dim) > 0, "caches must not be expanded");
+        if (dim != batch && dim != slot && size(cache, dim) != 1) {
+            outer.push_back({size(cache, dim), stride(cache, dim) * element_size(cache)});
         }
     }
     return outer;
 }
 
 inline CacheView view_cache(const Tensor& cache, const Axes& axes) {
-    const int64_t last = cache.dim() - 1, batch = cache.dim() + axes.batch, slot = cache.dim() + axes.slot;
+    const int64_t last = cache.ndim - 1, batch = cache.ndim + axes.batch, slot = cache.ndim + axes.slot;
     require(batch >= 0 && slot >= 0 && batch != slot && batch < last && slot < last,
             "caches, batch_dim and slot_dim do not fit together");
     CacheView view{};
     std::fill_n(view.outer_sizes, max_outer, int64_t{1});
     view.vector_bytes = 1;
-    if (cache.numel() == 0) {
+    if (count_elements(cache) == 0) {
         return view;
     }
-    require(cache.stride(last) == 1, "caches must be contiguous in the last dimension");
-    const auto element = static_cast<int64_t>(cache.element_size());
-    view.data = static_cast<char*>(cache.mutable_data_ptr());
-    view.stride_block = cache.size(batch) == 1 ? 0 : cache.stride(batch) * element;
-    view.stride_slot = cache.size(slot) == 1 ? 0 : cache.stride(slot) * element;
-    view.slot_bytes = cache.size(last) * element;
+    require(stride(cache, last) == 1, "caches must be contiguous in the last dimension");
+    const int64_t element = element_size(cache);
+    view.data = static_cast<char*>(cache.data);
+    view.stride_block = size(cache, batch) == 1 ? 0 : stride(cache, batch) * element;
+    view.stride_slot = size(cache, slot) == 1 ? 0 : stride(cache, slot) * element;
+    view.slot_bytes = size(cache, last) * element;
     std::vector<OuterDim> outer = outer_dims(cache, batch, slot);
     merge(outer, view.slot_bytes);
     require(outer.size() <= max_outer, "caches have too many dimensions that do not lie together");
@@ -105,66 +97,54 @@ inline void require_distinct(const std::vector<CacheView>& views) {
     require(std::adjacent_find(begins.begin(), begins.end()) == begins.end(), "caches must not hold a tensor twice");
 }
 
-// Integers [batch] or [batch, columns] on the device of the caches.
-inline IndexTable index_table(const std::optional<Tensor>& tensor, int64_t dims, int64_t batch, const Tensor& cache,
-                              const char* name) {
-    if (!tensor) {
+// Integers [batch] or [batch, columns].
+inline IndexTable index_table(const char* name, const Tensor* tensor, int64_t dims, int64_t batch) {
+    if (tensor == nullptr) {
         return {};
     }
-    const bool wide = tensor->scalar_type() == ScalarType::Long;
-    const bool same_device = tensor->is_cuda() == cache.is_cuda() && tensor->is_cpu() == cache.is_cpu() &&
-                             tensor->get_device_index() == cache.get_device_index();
-    if ((!wide && tensor->scalar_type() != ScalarType::Int) || tensor->dim() != dims || tensor->size(0) != batch ||
-        !same_device) {
-        throw std::invalid_argument(std::string(name) + " must be int64 or int32 with " + std::to_string(dims) +
-                                    " dimensions, the first of size " + std::to_string(batch) +
-                                    ", on the device of the caches");
-    }
-    IndexTable table{tensor->const_data_ptr(), true, wide, tensor->stride(0)};
+    require_dtype(name, *tensor, {SPECENS_INT64, SPECENS_INT32}, "int64 or int32");
+    IndexTable table{tensor->data, true, tensor->dtype == SPECENS_INT64, 0};
     if (dims == 2) {
-        table.stride_column = tensor->stride(1);
-        table.columns = tensor->size(1);
+        require_shape(name, *tensor, {batch, any_size});
+        table.stride_column = stride(*tensor, 1);
+        table.columns = size(*tensor, 1);
+    } else {
+        require_shape(name, *tensor, {batch});
     }
+    table.stride_row = stride(*tensor, 0);
     return table;
 }
 
 struct CompactArguments {
     Moves moves{};
     std::vector<CacheView> caches;
-    Tensor lengths, status;  // results
 
-    CompactArguments(const std::vector<Tensor>& tensors, const Tensor& kept, const Tensor& prefix_lens,
-                     const std::optional<Tensor>& num_kept, const std::optional<Tensor>& block_table,
-                     const std::optional<Tensor>& slot_mapping, const Axes& axes)
-        : lengths(new_result(prefix_lens, ScalarType::Long)), status(new_result(prefix_lens, ScalarType::Int)) {
-        require(!tensors.empty(), "caches must hold at least one tensor");
-        const int64_t batch = prefix_lens.numel();
+    explicit CompactArguments(const specens_kv_moves& call) {
+        require(call.caches != nullptr && call.num_caches > 0, "caches must hold at least one tensor");
+        require(call.kept != nullptr && call.prefix_lens != nullptr, "kept and prefix_lens are needed");
+        const int64_t batch = count_elements(*call.prefix_lens);
         moves.batch = batch;
-        moves.kept = index_table(kept, 2, batch, tensors[0], "kept");
-        moves.prefix_lens = index_table(prefix_lens, 1, batch, tensors[0], "prefix_lens");
-        moves.num_kept = index_table(num_kept, 1, batch, tensors[0], "num_kept");
-        moves.block_table = index_table(block_table, 2, batch, tensors[0], "block_table");
-        moves.slot_mapping = index_table(slot_mapping, 2, batch, tensors[0], "slot_mapping");
-        require(!(block_table && slot_mapping), "block_table and slot_mapping exclude each other");
-        moves.lengths = lengths.mutable_data_ptr<int64_t>();
-        moves.status = status.mutable_data_ptr<int32_t>();
-        read_caches(tensors, axes, block_table || slot_mapping);
+        moves.kept = index_table("kept", call.kept, 2, batch);
+        moves.prefix_lens = index_table("prefix_lens", call.prefix_lens, 1, batch);
+        moves.num_kept = index_table("num_kept", call.num_kept, 1, batch);
+        moves.block_table = index_table("block_table", call.block_table, 2, batch);
+        moves.slot_mapping = index_table("slot_mapping", call.slot_mapping, 2, batch);
+        require(!(moves.block_table.given && moves.slot_mapping.given),
+                "block_table and slot_mapping exclude each other");
+        moves.lengths = call.lengths;
+        moves.status = call.status;
+        read_caches({call.caches, static_cast<size_t>(call.num_caches)}, {call.batch_dim, call.slot_dim});
     }
 
   private:
-    static Tensor new_result(const Tensor& like, ScalarType dtype) {
-        return torch::stable::new_empty(like, {like.numel()}, dtype);
-    }
-    void read_caches(const std::vector<Tensor>& tensors, const Axes& axes, bool paged) {
+    void read_caches(std::span<const Tensor> tensors, const Axes& axes) {
+        const bool paged = moves.block_table.given || moves.slot_mapping.given;
         caches.reserve(tensors.size());
         for (const Tensor& tensor : tensors) {
             caches.push_back(view_cache(tensor, axes));
-            const int64_t blocks = tensor.size(tensor.dim() + axes.batch);
-            const int64_t slots = tensor.size(tensor.dim() + axes.slot);
+            const int64_t blocks = size(tensor, tensor.ndim + axes.batch);
+            const int64_t slots = size(tensor, tensor.ndim + axes.slot);
             const bool first = caches.size() == 1;
-            require(
-                tensor.get_device_index() == tensors[0].get_device_index() && tensor.is_cuda() == tensors[0].is_cuda(),
-                "caches must be on one device");
             require(paged || blocks == moves.batch, "caches and prefix_lens differ in the batch");
             require(!paged || first || slots == moves.block_size, "caches must have one block size");
             moves.blocks = first ? blocks : std::min(moves.blocks, blocks);
@@ -173,5 +153,8 @@ struct CompactArguments {
         require_distinct(caches);
     }
 };
+
+// On the CPU.
+void move_slots(const CompactArguments& arguments);
 
 }  // namespace specens

@@ -1,7 +1,4 @@
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
-#include "compact_kv/arguments.h"
+#include "operators/compact_kv.h"
 #include "parts/cuda_launch.h"
 
 namespace specens {
@@ -71,13 +68,7 @@ void launch_part(const Launch& launch, int64_t count, const CudaDevice& device) 
     device.launch("compact_kv", compact_kv_kernel, grid, threads_per_block, launch);
 }
 
-std::tuple<Tensor, Tensor> compact_kv_cuda(const std::vector<Tensor>& caches, const Tensor& kept,
-                                           const Tensor& prefix_lens, std::optional<Tensor> num_kept,
-                                           std::optional<Tensor> block_table, std::optional<Tensor> slot_mapping,
-                                           int64_t batch_dim, int64_t slot_dim) {
-    const CudaDevice device(prefix_lens);
-    const CompactArguments arguments(caches, kept, prefix_lens, num_kept, block_table, slot_mapping,
-                                     {batch_dim, slot_dim});
+void launch_all(const CompactArguments& arguments, const CudaDevice& device) {
     const auto total = static_cast<int64_t>(arguments.caches.size());
     for (int64_t first = 0; first < total && arguments.moves.batch > 0; first += caches_per_launch) {
         Launch launch{arguments.moves, {}};
@@ -85,7 +76,17 @@ std::tuple<Tensor, Tensor> compact_kv_cuda(const std::vector<Tensor>& caches, co
         std::copy_n(arguments.caches.begin() + first, count, launch.caches);
         launch_part(launch, count, device);
     }
-    return {arguments.lengths, arguments.status};
+}
+
+std::tuple<TorchTensor, TorchTensor> compact_kv_cuda(const std::vector<TorchTensor>& caches, const TorchTensor& kept,
+                                                     const TorchTensor& prefix_lens,
+                                                     std::optional<TorchTensor> num_kept,
+                                                     std::optional<TorchTensor> block_table,
+                                                     std::optional<TorchTensor> slot_mapping, int64_t batch_dim,
+                                                     int64_t slot_dim) {
+    const CudaDevice device(prefix_lens);
+    return make_compact_kv(caches, kept, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim,
+                           [&](const CompactArguments& arguments) { launch_all(arguments, device); });
 }
 
 }  // namespace

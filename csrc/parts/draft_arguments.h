@@ -9,55 +9,53 @@ namespace specens {
 
 constexpr int64_t no_drafter = -1;
 constexpr int64_t most_drafts = int64_t{1} << 20;  // of a request: results have room for as many
-constexpr int64_t as_tokens = -1;  // the most drafts of a request, where the shape of dense tokens tells it
 
-struct DraftArguments {
-    const Tensor *token_tensor, *drafter_tensor, *logit_tensor;
-    IntegerRows slots, lens;  // [batch]
-    int64_t drafter;          // a member, or no_drafter
-    int64_t max_draft_len;    // the most of a request, or as_tokens
-    bool processed;           // whether they were drawn from processed logits
+class DraftArguments {
+    specens_draft own_;  // what follows is made from it
+    const TargetArguments* target_;
+
+  public:
+    bool packed;                  // tokens are [drafts], else [batch, draft_len]
+    TokenTable tokens, drafters;  // of the same shape
+    IntegerRows slots, lens;      // [batch]
+    int64_t drafter;              // a member, or no_drafter
+    bool processed;               // whether they were drawn from processed logits
     SamplingArguments sampling;
-    bool packed;                      // tokens are [drafts], else [batch, draft_len]
-    TokenTable tokens, drafters;      // of the same shape
     int64_t draft_len;                // the most of a request
     std::optional<LogitView> logits;  // [batch or slots, draft_len, vocab], or [drafts, vocab]
     int64_t known_tokens;  // ids below it are drafts, of target probability 0 outside the target's vocabulary
 
-    // further_rows: of dense draft logits, behind those of the drafts.
-    DraftArguments(const TargetArguments& target, ArgumentReader& reader, int64_t further_rows = 0)
-        : token_tensor(reader.group().tensor()),
-          drafter_tensor(reader.tensor()),
-          logit_tensor(reader.tensor()),
-          slots(reader.tensor(), target.batch),
-          lens(reader.tensor(), target.batch),
-          drafter(reader.integer(no_drafter)),
-          max_draft_len(reader.integer(as_tokens)),
-          processed(reader.integer(1) != 0),
-          sampling(reader.has_group() ? SamplingArguments(reader, target.batch) : as_target(target, reader)),
-          packed(target.packed() && token_tensor != nullptr && token_tensor->dim() == 1),
-          tokens(table(token_tensor, target)),
-          drafters(table(drafter_tensor, target)),
-          draft_len(max_draft_len == as_tokens && !packed ? tokens.width : max_draft_len),
-          known_tokens(target.vocab),
+    // further_rows: of dense draft logits, after those of the drafts.
+    DraftArguments(const TargetArguments& target, const specens_draft* given, int64_t further_rows = 0)
+        : own_(adopted("draft", given, specens_draft_init())),
           target_(&target),
-          bonus_rows_(target.steps - (packed ? token_tensor->size(0) : draft_len)) {
+          packed(target.packed() && own_.tokens != nullptr && own_.tokens->ndim == 1),
+          tokens(table("draft_tokens", own_.tokens)),
+          drafters(table("drafter", own_.drafters)),
+          slots("draft_slots", own_.slots, target.batch),
+          lens("draft_lens", own_.lens, target.batch),
+          drafter(own_.drafter),
+          processed(own_.processed != 0),
+          sampling(own_.sampling != nullptr ? SamplingArguments(own_.sampling, target.batch) : target.sampling),
+          draft_len(own_.max_draft_len < 0 && !packed ? tokens.width : own_.max_draft_len),
+          known_tokens(target.vocab),
+          bonus_rows_(target.steps - (packed ? tokens.width : draft_len)) {
         check_tokens();
-        if (logit_tensor != nullptr) {
-            check_logits(further_rows);
-            logits.emplace(*logit_tensor, packed && !slots.given());
+        if (own_.logits != nullptr) {
+            check_draft_logits(further_rows);
+            logits.emplace(*own_.logits, packed && !slots.given());
             known_tokens = std::max(known_tokens, logits->vocab);
         }
     }
     // Whether it is told what drafts were drawn from.
     bool has_distributions() const {
-        return logit_tensor != nullptr || drafter_tensor != nullptr || drafter != no_drafter;
+        return own_.logits != nullptr || own_.drafters != nullptr || drafter != no_drafter;
     }
     int64_t token(int64_t request, int64_t step) const {
         return packed ? tokens(0, first_draft(request) + step) : tokens(request, step);
     }
     int64_t drafter_of(int64_t request, int64_t step) const {
-        if (drafter_tensor == nullptr) {
+        if (own_.drafters == nullptr) {
             return drafter;
         }
         return packed ? drafters(0, first_draft(request) + step) : drafters(request, step);
@@ -95,7 +93,7 @@ struct DraftArguments {
         if (own < 0 || own > draft_len || !sampling.valid(request)) {
             return false;
         }
-        if (slots.given() && (slots(request) < 0 || slots(request) >= logit_tensor->size(0))) {
+        if (slots.given() && (slots(request) < 0 || slots(request) >= size(*own_.logits, 0))) {
             return false;
         }
         const int64_t rows = num_rows(request);
@@ -106,38 +104,42 @@ struct DraftArguments {
     }
 
   private:
-    // Of a draft without sampling parameters of its own, whose group is gone past.
-    static const SamplingArguments& as_target(const TargetArguments& target, ArgumentReader& reader) {
-        reader.group();
-        return target.sampling;
-    }
-    TokenTable table(const Tensor* tensor, const TargetArguments& target) const {
-        return packed ? optional_integers(tensor, 1) : optional_integers(tensor, 2, target.batch);
+    TokenTable table(const char* name, const Tensor* tensor) const {
+        return packed ? optional_integers(name, tensor, {any_size})
+                      : optional_integers(name, tensor, {target_->batch, any_size});
     }
     void check_tokens() const {
-        require(token_tensor != nullptr, "draft_tokens are needed");
-        const int64_t width = tokens.width;
-        require(draft_len >= 0 && draft_len <= most_drafts && (packed || width == draft_len),
-                "draft_len is not that of the drafts");
+        require(own_.tokens != nullptr, "draft_tokens: expected integers, got none");
+        if (draft_len < 0 || draft_len > most_drafts || (!packed && tokens.width != draft_len)) {
+            fail("max_draft_len",
+                 packed ? "0 to " + std::to_string(most_drafts) : "that of the drafts, " + std::to_string(tokens.width),
+                 std::to_string(draft_len));
+        }
         require(!target_->packed() || !packed || bonus_rows_ == 0 || bonus_rows_ == target_->batch,
-                "packed drafts must be one less than the rows, for each request, or as many");
-        require(target_->packed() || bonus_rows_ == 0 || bonus_rows_ == 1, "steps must be draft_len or one more");
-        require(!packed || !lens.given(), "packed drafts have their lengths from row_offsets");
-        require(drafter_tensor == nullptr || drafters.width == width, "drafter must be like draft_tokens");
-        require(drafter >= no_drafter && drafter < static_cast<int64_t>(target_->members.size()), "unknown drafter");
-        require(logit_tensor == nullptr || (drafter == no_drafter && drafter_tensor == nullptr),
-                "either a drafter or draft_logits");
-        require(logit_tensor != nullptr || !slots.given(), "slots need draft_logits");
+                "draft_tokens: expected one less than the rows, for each request, or as many, got other packed drafts");
+        require(target_->packed() || bonus_rows_ == 0 || bonus_rows_ == 1,
+                "member_logits: expected draft_len steps or one more, got others");
+        require(!packed || !lens.given(), "draft_lens: expected none, as row_offsets tell them, got some");
+        require(own_.drafters == nullptr || drafters.width == tokens.width,
+                "drafter: expected the shape of draft_tokens, got another");
+        if (drafter < no_drafter || drafter >= static_cast<int64_t>(target_->members.size())) {
+            fail("drafter", "a member or -1", std::to_string(drafter));
+        }
+        require(own_.logits == nullptr || (drafter == no_drafter && own_.drafters == nullptr),
+                "drafter, draft_logits: expected one of them, got both");
+        require(own_.logits != nullptr || !slots.given(), "draft_slots: expected draft_logits, got none");
     }
-    void check_logits(int64_t further_rows) const {
-        const Tensor& values = *logit_tensor;
+    void check_draft_logits(int64_t further_rows) const {
+        const Tensor& values = *own_.logits;
+        check_logits("draft_logits", values);
         if (slots.given()) {
-            require(values.dim() == 3 && values.size(1) >= draft_len, "draft_logits must be [slots, draft_len, vocab]");
+            if (values.ndim != 3 || size(values, 1) < draft_len) {
+                fail("draft_logits", "[slots, draft_len or more, vocab]", shape_text(values));
+            }
         } else if (packed) {
-            require(values.dim() == 2 && values.size(0) == tokens.width, "draft_logits must be [drafts, vocab]");
+            require_shape("draft_logits", values, {tokens.width, any_size});
         } else {
-            require(values.dim() == 3 && values.size(0) == target_->batch && values.size(1) == draft_len + further_rows,
-                    "draft_logits must be [batch, draft_len, vocab]");
+            require_shape("draft_logits", values, {target_->batch, draft_len + further_rows, any_size});
         }
     }
     int64_t packed_rows(int64_t request) const {
@@ -147,7 +149,6 @@ struct DraftArguments {
     int64_t bonus_each() const { return bonus_rows_ != 0 ? 1 : 0; }
     int64_t first_draft(int64_t request) const { return target_->row_offsets(request) - bonus_each() * request; }
 
-    const TargetArguments* target_;
     int64_t bonus_rows_;  // dense: of each request; packed drafts: of all
 };
 

@@ -16,8 +16,21 @@ struct ReportArguments {
     Kind kind;
     int64_t top;  // most likely tokens
 
-    explicit ReportArguments(ArgumentReader& reader) : kind(reader.group().code(Kind::none)), top(reader.integer(0)) {
-        require(top >= 0 && top <= most_top_logprobs, "top_logprobs is out of range");
+    ReportArguments(int32_t logprobs, int64_t top_logprobs) : kind(static_cast<Kind>(logprobs)), top(top_logprobs) {
+        if (logprobs < SPECENS_NO_LOGPROBS || logprobs > SPECENS_RAW_LOGPROBS) {
+            fail("logprobs", "SPECENS_NO_LOGPROBS, SPECENS_TARGET_LOGPROBS or SPECENS_RAW_LOGPROBS",
+                 std::to_string(logprobs));
+        }
+        if (top < 0 || top > most_top_logprobs || (top > 0 && kind == Kind::none)) {
+            fail("top_logprobs", "0 to " + std::to_string(most_top_logprobs) + ", above 0 with logprobs",
+                 std::to_string(top));
+        }
+    }
+    // Throws where a place for what is asked for is missing.
+    void check_places(const float* logprobs, const int64_t* top_tokens, const float* top_logprobs) const {
+        require(kind == Kind::none || logprobs != nullptr, "logprobs: expected a buffer, got none");
+        require(top == 0 || (top_tokens != nullptr && top_logprobs != nullptr),
+                "top_tokens, top_logprobs: expected buffers, got none");
     }
     // Whether the log-probability under the target is all, so that it can be taken while its row is at hand.
     bool only_chosen() const { return kind == Kind::target && top == 0; }

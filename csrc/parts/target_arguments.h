@@ -1,8 +1,9 @@
-// The arguments that make the target distributions of a batch, and its coins.
+// The arguments that make the target distributions of a batch, and its random numbers.
 #pragma once
 
 #include <cmath>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "parts/arguments.h"
@@ -17,19 +18,13 @@ constexpr double largest_top_p = 1 - 0x1p-20;  // above it top-p is off: sums of
 
 // Sampling parameters of a batch.
 struct SamplingArguments {
-    RequestNumber temperature;
+    RequestNumber temperature, top_p, min_p;
     IntegerRows top_ks;
-    RequestNumber top_p, min_p;
     int64_t top_k;
     bool min_p_first;
 
-    SamplingArguments(ArgumentReader& reader, int64_t batch)
-        : temperature(reader.group(), batch, 1),
-          top_ks(reader.tensor(), batch),
-          top_p(reader, batch, 1),
-          min_p(reader, batch, 0),
-          top_k(reader.integer(0)),
-          min_p_first(reader.integer(0) != 0) {}
+    SamplingArguments(const specens_sampling* given, int64_t batch)
+        : SamplingArguments(adopted("sampling", given, specens_sampling_init()), batch) {}
 
     FilterParameters filter(int64_t request) const {
         const int64_t count = top_ks.given() ? top_ks(request) : top_k;
@@ -42,32 +37,30 @@ struct SamplingArguments {
         const double share = min_p(request);
         return std::isfinite(heat) && heat >= 0 && mass > 0 && mass <= 1 && share >= 0 && share <= 1;
     }
+
+  private:
+    SamplingArguments(const specens_sampling& own, int64_t batch)
+        : temperature("temperature", own.temperature, own.temperatures, batch),
+          top_p("top_p", own.top_p, own.top_ps, batch),
+          min_p("min_p", own.min_p, own.min_ps, batch),
+          top_ks("top_k", own.top_ks, batch),
+          top_k(own.top_k),
+          min_p_first(own.min_p_first != 0) {}
 };
 
 // Logit processing of a batch.
 struct ProcessingArguments {
     bool active;  // whether any logit may be changed
-    TokenTable bias_tokens;
-    const float* bias_values = nullptr;  // [batch, n]
     RequestNumber repetition, frequency, presence;
-    IntegerRows min_tokens_rows;
+    TokenTable bias_tokens;
+    const float* bias_values;  // [batch, n]
     TokenTable end_tokens, prompt_tokens, output_tokens;
-    int64_t min_tokens = 0;
+    IntegerRows min_tokens_rows;
+    int64_t min_tokens;
 
-    ProcessingArguments(ArgumentReader& reader, int64_t batch)
-        : active(reader.has_group()),
-          bias_tokens(table(reader.group(), batch)),
-          bias_values(optional_float(reader.tensor(), batch, bias_tokens.width)),
-          repetition(reader, batch, 1),
-          frequency(reader, batch, 0),
-          presence(reader, batch, 0),
-          min_tokens_rows(reader.tensor(), batch),
-          end_tokens(table(reader, batch)),
-          prompt_tokens(table(reader, batch)),
-          output_tokens(table(reader, batch)),
-          min_tokens(reader.integer(0)) {
-        require(bias_values != nullptr || bias_tokens.width == 0 || batch == 0, "tokens of a bias need values");
-    }
+    ProcessingArguments(const specens_processing* given, int64_t batch)
+        : ProcessingArguments(given != nullptr, adopted("processing", given, specens_processing_init()), batch) {}
+
     RequestProcessing of(int64_t request, int64_t vocab) const {
         return {bias_tokens,
                 end_tokens,
@@ -86,36 +79,33 @@ struct ProcessingArguments {
     }
 
   private:
-    static TokenTable table(ArgumentReader& reader, int64_t batch) {
-        return optional_integers(reader.tensor(), 2, batch);
+    ProcessingArguments(bool given, const specens_processing& own, int64_t batch)
+        : active(given),
+          repetition("repetition_penalty", own.repetition_penalty, own.repetition_penalties, batch),
+          frequency("frequency_penalty", own.frequency_penalty, own.frequency_penalties, batch),
+          presence("presence_penalty", own.presence_penalty, own.presence_penalties, batch),
+          bias_tokens(optional_integers("bias_tokens", own.bias_tokens, {batch, any_size})),
+          bias_values(optional_float("bias_values", own.bias_values, batch, bias_tokens.width)),
+          end_tokens(optional_integers("end_tokens", own.end_tokens, {batch, any_size})),
+          prompt_tokens(optional_integers("prompt_tokens", own.prompt_tokens, {batch, any_size})),
+          output_tokens(optional_integers("output_tokens", own.output_tokens, {batch, any_size})),
+          min_tokens_rows("min_tokens", own.min_tokens_rows, batch),
+          min_tokens(own.min_tokens) {
+        require(bias_values != nullptr || bias_tokens.width == 0 || batch == 0,
+                "bias_values: expected one for each of bias_tokens, got none");
     }
 };
 
 // Random numbers: given, or from seeds and positions, or 0 where neither is (all requests are greedy).
 struct CoinView {
-    const Tensor* uniforms;
+    const Tensor* uniforms;  // [batch, width], or [batch]
     IntegerRows seeds, positions;
-    const void* given = nullptr;  // [batch, width], or [batch]
-    bool wide = true;             // float64, else float32
+    bool wide = true;  // float64, else float32
     int64_t stride_request = 0, stride_index = 0;
 
-    CoinView(ArgumentReader& reader, int64_t batch, int64_t width)
-        : uniforms(reader.group().tensor()), seeds(reader.tensor(), batch), positions(reader.tensor(), batch) {
-        if (uniforms != nullptr) {
-            wide = uniforms->scalar_type() == ScalarType::Double;
-            require(wide || uniforms->scalar_type() == ScalarType::Float, "uniforms must be float64 or float32");
-            const int64_t last = uniforms->dim() - 1;
-            require((last == 1 || (last == 0 && width == 1)) && uniforms->size(0) == batch &&
-                        (last == 0 || uniforms->size(1) == width),
-                    "uniforms have another shape");
-            given = uniforms->const_data_ptr();
-            stride_request = uniforms->stride(0);
-            stride_index = last == 1 ? uniforms->stride(1) : 0;
-        }
-        require(seeds.given() == positions.given() && !(seeds.given() && uniforms != nullptr),
-                "either uniforms or seeds and positions");
-        require(!seeds.given() || (seeds.table.wide && positions.table.wide), "seeds and positions must be int64");
-    }
+    CoinView(const specens_random* given, int64_t batch, int64_t width)
+        : CoinView(adopted("random", given, specens_random_init()), batch, width) {}
+
     bool any() const { return uniforms != nullptr || seeds.given(); }
     // Of a token's noise, at so many positions after the first; none where all requests are greedy.
     std::optional<NoiseKey> noise_key(int64_t request, int64_t step) const {
@@ -125,11 +115,11 @@ struct CoinView {
         return NoiseKey{static_cast<uint64_t>(seeds(request)),
                         static_cast<uint64_t>(positions(request)) + static_cast<uint64_t>(step)};
     }
-    // `index` is the coin's place among the given ones.
+    // `index` is the number's place among the given ones.
     double operator()(int64_t request, int64_t index, int64_t step, int64_t stream) const {
         if (uniforms != nullptr) {
             const int64_t place = request * stride_request + index * stride_index;
-            return wide ? static_cast<const double*>(given)[place] : double{static_cast<const float*>(given)[place]};
+            return wide ? data_of<double>(*uniforms)[place] : double{data_of<float>(*uniforms)[place]};
         }
         return seeds.given() ? philox_coin(seeds(request), positions(request), step, stream) : 0.0;
     }
@@ -137,69 +127,66 @@ struct CoinView {
         const double coin = uniforms != nullptr ? (*this)(request, index, 0, 0) : 0.0;
         return coin >= 0 && coin < 1;
     }
+
+  private:
+    CoinView(const specens_random& own, int64_t batch, int64_t width)
+        : uniforms(own.uniforms), seeds("seeds", own.seeds, batch), positions("positions", own.positions, batch) {
+        if (uniforms != nullptr) {
+            require_dtype("uniforms", *uniforms, {SPECENS_FLOAT64, SPECENS_FLOAT32}, "float64 or float32");
+            if (width != 1 || uniforms->ndim != 1) {
+                require_shape("uniforms", *uniforms, {batch, width});
+                stride_index = stride(*uniforms, 1);
+            } else {
+                require_shape("uniforms", *uniforms, {batch});
+            }
+            wide = uniforms->dtype == SPECENS_FLOAT64;
+            stride_request = stride(*uniforms, 0);
+        }
+        require(seeds.given() == positions.given() && !(seeds.given() && uniforms != nullptr),
+                "seeds, positions, uniforms: expected either uniforms, or seeds and positions, got others");
+    }
 };
 
-// The target distributions of a batch.
-struct TargetArguments {
-    std::vector<LogitView> members;
-    const Tensor* weight_tensor;
-    const Tensor* offset_tensor;
-    const Tensor* allowed;  // [batch, steps, words], [rows, words] where they are packed
-    int64_t batch;
-    IntegerRows row_offsets;   // [batch + 1] where rows are packed
-    const float* weight_rows;  // [batch, members]
+// The target distributions of a batch. The caller's memory outlives it.
+class TargetArguments {
+    specens_target own_;  // what follows is made from it
+
+  public:
+    std::span<const Tensor> members;
+    int64_t batch, steps, vocab = 0;
     EnsembleKind kind;
-    bool filter_members;
-    double plausibility;
+    IntegerRows row_offsets;  // [batch + 1] where rows are packed
     SamplingArguments sampling;
     ProcessingArguments processing;
-    std::vector<double> weights;
-    int64_t steps, vocab;
+    const Tensor* allowed;  // [batch, steps, words], [rows, words] where they are packed
 
-    explicit TargetArguments(ArgumentReader& reader)
-        : weight_tensor(reader.group().tensor()),
-          offset_tensor(reader.tensor()),
-          allowed(reader.tensor()),
-          batch(batch_of(reader.member_logits(), offset_tensor)),
-          row_offsets(offset_tensor, batch + 1),
-          weight_rows(optional_float(weight_tensor, batch, static_cast<int64_t>(reader.member_logits().size()))),
-          kind(reader.code(EnsembleKind::single)),
-          filter_members(reader.integer(0) != 0),
-          plausibility(reader.number(0)),
-          sampling(reader, batch),
-          processing(reader, batch) {
-        const std::span<const Tensor> member_logits = reader.member_logits();
-        vocab = 0;
-        members.reserve(member_logits.size());
-        for (const Tensor& logits : member_logits) {
-            members.emplace_back(logits, packed());
-            require(same_leading(logits, member_logits[0]), "members must be of the same batch and steps");
-            vocab = std::max(vocab, members.back().vocab);
+    explicit TargetArguments(const specens_target* given)
+        : own_(adopted("target", given, specens_target_init())),
+          members(checked_members(own_)),
+          batch(own_.row_offsets != nullptr ? size(*own_.row_offsets, 0) - 1 : size(members[0], 0)),
+          kind(static_cast<EnsembleKind>(own_.ensemble)),
+          row_offsets("row_offsets", own_.row_offsets, batch + 1),
+          sampling(own_.sampling, batch),
+          processing(own_.processing, batch),
+          allowed(own_.allowed),
+          weight_rows_(optional_float("weight_rows", own_.weight_rows, batch, own_.num_members)),
+          weights_(weight_rows_ == nullptr && kind != EnsembleKind::single ? own_.weights : &one) {
+        for (const Tensor& logits : members) {
+            vocab = std::max(vocab, size(logits, logits.ndim - 1));
         }
-        require(!packed() || member_logits[0].dim() == 2, "packed logits must be [rows, vocab]");
-        require(kind != EnsembleKind::single || members.size() == 1, "several members need an ensemble");
-        steps = members[0].steps;
-        if (allowed != nullptr) {
-            const int64_t last = allowed->dim() - 1;
-            require(same_leading(*allowed, member_logits[0]), "allowed must have a row for each row of logits");
-            require(allowed->scalar_type() == ScalarType::Int && allowed->size(last) > 0 &&
-                        (allowed->size(last) == 1 || allowed->stride(last) == 1 || allowed->numel() == 0),
-                    "allowed must be int32 with contiguous words");
-        }
+        steps = LogitView(members[0], packed()).steps;
+        check_ensemble();
+        check_allowed();
     }
-    bool packed() const { return offset_tensor != nullptr; }
-    // The weights of an ensemble, unless they are a tensor, follow all groups, and after them what belongs to the rule.
-    void read_weights(ArgumentReader& reader) {
-        const bool given = kind != EnsembleKind::single && weight_tensor == nullptr;
-        for (size_t member = 0; member < members.size(); ++member) {
-            weights.push_back(given ? reader.weight() : 1.0);
-        }
-    }
+    bool packed() const { return row_offsets.given(); }
     EnsembleParameters parameters(int64_t request) const {
-        const float* own = weight_rows != nullptr ? weight_rows + request * members.size() : nullptr;
-        return {
-            kind,          {own, weights.data()}, plausibility, sampling.temperature(request), sampling.filter(request),
-            filter_members};
+        const float* own = weight_rows_ != nullptr ? weight_rows_ + request * members.size() : nullptr;
+        return {kind,
+                {own, weights_},
+                own_.plausibility,
+                sampling.temperature(request),
+                sampling.filter(request),
+                own_.filter_members != 0};
     }
     // Whether a request's parameters and weights are in range.
     bool valid(int64_t request) const {
@@ -223,14 +210,14 @@ struct TargetArguments {
             return {};
         }
         const auto [outer, inner] = place(request, step);
-        const int64_t last = allowed->dim() - 1;
-        const int64_t offset = packed() || last == 1 ? (outer + inner) * allowed->stride(0)
-                                                     : outer * allowed->stride(0) + inner * allowed->stride(1);
-        return {allowed->const_data_ptr<int32_t>() + offset, allowed->size(last)};
+        const int64_t last = allowed->ndim - 1;
+        const int64_t offset = packed() || last == 1 ? (outer + inner) * stride(*allowed, 0)
+                                                     : outer * stride(*allowed, 0) + inner * stride(*allowed, 1);
+        return {data_of<int32_t>(*allowed) + offset, size(*allowed, last)};
     }
     LogitRow row(int64_t member, int64_t request, int64_t step, const RowEdits* edits) const {
         const auto [outer, inner] = place(request, step);
-        LogitRow row = members[member].row(outer, inner);
+        LogitRow row = LogitView(members[member], packed()).row(outer, inner);
         row.edits = edits;
         return row;
     }
@@ -242,21 +229,51 @@ struct TargetArguments {
     }
 
   private:
-    static int64_t batch_of(std::span<const Tensor> member_logits, const Tensor* offsets) {
-        require(member_logits[0].dim() >= 2, "members must be [batch, steps, vocab]");
-        require(offsets == nullptr || (offsets->dim() == 1 && offsets->size(0) > 0), "row_offsets must be [batch + 1]");
-        return offsets != nullptr ? offsets->size(0) - 1 : member_logits[0].size(0);
-    }
-    static bool same_leading(const Tensor& tensor, const Tensor& first) {
-        bool same = tensor.dim() == first.dim();
-        for (int64_t dim = 0; same && dim + 1 < first.dim(); ++dim) {
-            same = tensor.size(dim) == first.size(dim);
+    static constexpr double one = 1;
+
+    static std::span<const Tensor> checked_members(const specens_target& own) {
+        require(own.member_logits != nullptr && own.num_members > 0, "member_logits: expected at least one, got none");
+        if (own.row_offsets != nullptr && (own.row_offsets->ndim != 1 || size(*own.row_offsets, 0) < 1)) {
+            fail("row_offsets", "shape [batch + 1]", shape_text(*own.row_offsets));
         }
-        return same;
+        const std::span<const Tensor> members(own.member_logits, static_cast<size_t>(own.num_members));
+        for (const Tensor& logits : members) {
+            check_logits("member_logits", logits);
+            require_same_rows("member_logits", logits, members[0]);
+        }
+        if (own.row_offsets != nullptr && members[0].ndim != 2) {
+            fail("member_logits", "packed [rows, vocab]", shape_text(members[0]));
+        }
+        return members;
+    }
+    static void require_same_rows(const char* name, const Tensor& tensor, const Tensor& first) {
+        if (tensor.ndim != first.ndim || !std::equal(first.sizes, first.sizes + first.ndim - 1, tensor.sizes)) {
+            fail(name, "a row for each one of the first member's " + shape_text(first), shape_text(tensor));
+        }
+    }
+    void check_ensemble() const {
+        if (own_.ensemble < SPECENS_SINGLE || own_.ensemble > SPECENS_LOGIT_MIXTURE) {
+            fail("ensemble", "SPECENS_SINGLE, SPECENS_MIXTURE or SPECENS_LOGIT_MIXTURE", std::to_string(own_.ensemble));
+        }
+        require(kind != EnsembleKind::single || members.size() == 1,
+                "ensemble: expected one for several members, got none");
+        require(weights_ != nullptr, "weights: expected one a member, got none");
+    }
+    void check_allowed() const {
+        if (allowed != nullptr) {
+            require_same_rows("allowed", *allowed, members[0]);
+            if (allowed->dtype != SPECENS_INT32 || size(*allowed, allowed->ndim - 1) == 0 ||
+                !has_contiguous_rows(*allowed)) {
+                fail("allowed", "int32 with contiguous words", shape_text(*allowed) + " or another dtype or layout");
+            }
+        }
     }
     std::pair<int64_t, int64_t> place(int64_t request, int64_t step) const {
         return packed() ? std::pair(int64_t{0}, row_offsets(request) + step) : std::pair(request, step);
     }
+
+    const float* weight_rows_;  // [batch, members]
+    const double* weights_;     // [members]
 };
 
 // Draws from a target row itself.

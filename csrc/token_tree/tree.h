@@ -3,17 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "parts/require.h"
 
 namespace specens {
 
 constexpr int64_t max_tree_nodes = 16384;
-
-[[noreturn]] inline void fail(const std::string& argument, const std::string& expected, const std::string& got) {
-    throw std::invalid_argument(argument + ": expected " + expected + ", got " + got);
-}
 
 inline void require_node_count(const char* argument, int64_t nodes) {
     if (nodes < 0 || nodes > max_tree_nodes) {

@@ -1,8 +1,5 @@
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
+#include "operators/tree_mask.h"
 #include "parts/cuda_launch.h"
-#include "tree_mask/mask_row.h"
 
 namespace specens {
 namespace {
@@ -20,9 +17,9 @@ __global__ void tree_mask_kernel(MaskArguments arguments, Rows rows) {
     }
 }
 
-std::tuple<Tensor, Tensor> tree_mask_cuda(const Tensor& parents, const Tensor& prefix_lens,
-                                          std::optional<Tensor> num_nodes, int64_t layout, int64_t max_prefix,
-                                          int64_t window, ScalarType dtype) {
+std::tuple<TorchTensor, TorchTensor> tree_mask_cuda(const TorchTensor& parents, const TorchTensor& prefix_lens,
+                                                    std::optional<TorchTensor> num_nodes, int64_t layout,
+                                                    int64_t max_prefix, int64_t window, ScalarType dtype) {
     const CudaDevice device(parents);
     const auto launch = [&device]<typename Rows>(const MaskArguments& arguments, const Rows& rows) {
         const auto blocks = static_cast<unsigned int>(arguments.batch * arguments.nodes);
@@ -30,7 +27,10 @@ std::tuple<Tensor, Tensor> tree_mask_cuda(const Tensor& parents, const Tensor& p
             device.launch("tree_mask", tree_mask_kernel<Rows>, blocks, threads_per_row, arguments, rows);
         }
     };
-    return make_tree_mask(parents, prefix_lens, num_nodes, layout, max_prefix, window, dtype, launch);
+    const auto write = [&](const MaskArguments& arguments, int64_t code, int32_t element, void* mask) {
+        with_mask_rows(arguments, code, element, mask, launch);
+    };
+    return make_tree_mask(parents, prefix_lens, num_nodes, layout, max_prefix, window, dtype, write);
 }
 
 }  // namespace

@@ -1,23 +1,18 @@
 // One row of a tree's attention mask: the body that the CPU loop and the CUDA grid share.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <tuple>
-
 #include "parts/philox.h"
+#include "parts/tensor.h"
 
 namespace specens {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
 // The codes of `Layout` in the reference.
-enum class MaskLayout : int64_t { full, tree, packed, additive };
+enum class MaskLayout : int64_t {
+    full = SPECENS_MASK_FULL,
+    tree = SPECENS_MASK_TREE,
+    packed = SPECENS_MASK_PACKED,
+    additive = SPECENS_MASK_ADDITIVE
+};
 
 constexpr uint32_t minus_infinity_float32 = 0xFF800000;
 constexpr uint16_t minus_infinity_bfloat16 = 0xFF80, minus_infinity_float16 = 0xFC00;
@@ -131,74 +126,66 @@ SPECENS_HOST_DEVICE void show_path(const MaskArguments& arguments, int64_t reque
     }
 }
 
-inline const int64_t* int64_data(const Tensor& tensor, int64_t dims, int64_t batch, const char* name) {
-    if (tensor.dim() != dims || tensor.size(0) != batch || tensor.scalar_type() != ScalarType::Long) {
-        throw std::invalid_argument(std::string(name) + " must be int64 with " + std::to_string(dims) +
-                                    " dimensions, the first of size " + std::to_string(batch));
-    }
-    return tensor.const_data_ptr<int64_t>();
+inline const int64_t* int64_data(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes) {
+    require_dtype(name, tensor, {SPECENS_INT64}, "int64");
+    require_shape(name, tensor, sizes);
+    return data_of<int64_t>(tensor);
 }
 
-inline MaskArguments mask_arguments(const Tensor& parents, const Tensor& prefix_lens,
-                                    const std::optional<Tensor>& num_nodes, int64_t max_prefix, int64_t window) {
-    const int64_t batch = prefix_lens.numel();
+// num_nodes: nullptr, where all of them are nodes.
+inline MaskArguments mask_arguments(const Tensor& parents, const Tensor& prefix_lens, const Tensor* num_nodes,
+                                    int64_t layout, int64_t max_prefix, int64_t window) {
+    const auto code = static_cast<MaskLayout>(layout);
+    const bool with_prefix = code == MaskLayout::full || code == MaskLayout::additive;
+    if (layout < SPECENS_MASK_FULL || layout > SPECENS_MASK_ADDITIVE) {
+        fail("layout", "SPECENS_MASK_FULL, ...", "the code " + std::to_string(layout));
+    }
+    if (max_prefix < 0 || (!with_prefix && max_prefix != 0)) {
+        fail("max_prefix", with_prefix ? "0 or more" : "0 for this layout", std::to_string(max_prefix));
+    }
+    if (window < 0) {
+        fail("window", "0 or more", std::to_string(window));
+    }
+    const int64_t batch = count_elements(prefix_lens);
     MaskArguments arguments{};
-    arguments.parents = int64_data(parents, 2, batch, "parents");
-    arguments.parents_stride_batch = parents.stride(0);
-    arguments.parents_stride_node = parents.stride(1);
-    arguments.prefix_lens = int64_data(prefix_lens, 1, batch, "prefix_lens");
-    arguments.prefix_lens_stride = prefix_lens.stride(0);
-    if (num_nodes) {
-        arguments.num_nodes = int64_data(*num_nodes, 1, batch, "num_nodes");
-        arguments.num_nodes_stride = num_nodes->stride(0);
+    arguments.parents = int64_data("parents", parents, {batch, any_size});
+    arguments.parents_stride_batch = stride(parents, 0);
+    arguments.parents_stride_node = stride(parents, 1);
+    arguments.prefix_lens = int64_data("prefix_lens", prefix_lens, {batch});
+    arguments.prefix_lens_stride = stride(prefix_lens, 0);
+    if (num_nodes != nullptr) {
+        arguments.num_nodes = int64_data("num_nodes", *num_nodes, {batch});
+        arguments.num_nodes_stride = stride(*num_nodes, 0);
     }
     arguments.batch = batch;
-    arguments.nodes = parents.size(1);
+    arguments.nodes = size(parents, 1);
     arguments.max_prefix = max_prefix;
     arguments.window = window;
     return arguments;
 }
 
-inline void require_mask_layout(int64_t layout, int64_t max_prefix, int64_t window, ScalarType dtype) {
-    const auto code = static_cast<MaskLayout>(layout);
-    const bool with_prefix = code == MaskLayout::full || code == MaskLayout::additive;
-    const bool dtype_known = dtype == ScalarType::Float || dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
-    if (layout < 0 || layout > 3 || max_prefix < 0 || (!with_prefix && max_prefix != 0) || window < 0 || !dtype_known) {
-        throw std::invalid_argument("layout, max_prefix, window or dtype is out of range");
+// Of a packed mask's row.
+inline int64_t packed_bytes(const MaskArguments& arguments) { return (arguments.nodes + 7) / 8; }
+
+// Calls launch(arguments, rows) to write a mask into `mask`, whose elements, of an additive one, have this dtype.
+template <typename Launch>
+void with_mask_rows(const MaskArguments& arguments, int64_t layout, int32_t dtype, void* mask, const Launch& launch) {
+    const int64_t keys = arguments.max_prefix + arguments.nodes;
+    if (layout == SPECENS_MASK_PACKED) {
+        launch(arguments, BitRows{static_cast<uint8_t*>(mask), packed_bytes(arguments)});
+    } else if (layout != SPECENS_MASK_ADDITIVE) {
+        launch(arguments, ElementRows<uint8_t>{static_cast<uint8_t*>(mask), keys, 1, 0});
+    } else if (dtype == SPECENS_FLOAT32) {
+        launch(arguments, ElementRows<uint32_t>{static_cast<uint32_t*>(mask), keys, 0, minus_infinity_float32});
+    } else if (dtype == SPECENS_FLOAT16 || dtype == SPECENS_BFLOAT16) {
+        const uint16_t hidden = dtype == SPECENS_FLOAT16 ? minus_infinity_float16 : minus_infinity_bfloat16;
+        launch(arguments, ElementRows<uint16_t>{static_cast<uint16_t*>(mask), keys, 0, hidden});
+    } else {
+        fail("dtype", "float32, float16 or bfloat16", "the code " + std::to_string(dtype));
     }
 }
 
-// Calls launch(arguments, rows) to write the mask and the positions, and returns both.
-template <typename Launch>
-std::tuple<Tensor, Tensor> make_tree_mask(const Tensor& parents, const Tensor& prefix_lens,
-                                          const std::optional<Tensor>& num_nodes, int64_t layout_code,
-                                          int64_t max_prefix, int64_t window, ScalarType dtype, const Launch& launch) {
-    require_mask_layout(layout_code, max_prefix, window, dtype);
-    const auto layout = static_cast<MaskLayout>(layout_code);
-    MaskArguments arguments = mask_arguments(parents, prefix_lens, num_nodes, max_prefix, window);
-    const int64_t batch = arguments.batch, nodes = arguments.nodes;
-    const Tensor positions = torch::stable::new_empty(parents, {batch, nodes}, ScalarType::Long);
-    arguments.positions = positions.mutable_data_ptr<int64_t>();
-    const int64_t keys = max_prefix + nodes, packed_keys = (keys + 7) / 8;
-    if (layout == MaskLayout::packed) {
-        const Tensor mask = torch::stable::new_empty(parents, {batch, nodes, packed_keys}, ScalarType::Byte);
-        launch(arguments, BitRows{mask.mutable_data_ptr<uint8_t>(), packed_keys});
-        return {mask, positions};
-    }
-    if (layout != MaskLayout::additive) {
-        const Tensor mask = torch::stable::new_empty(parents, {batch, nodes, keys}, ScalarType::Bool);
-        launch(arguments, ElementRows<uint8_t>{static_cast<uint8_t*>(mask.mutable_data_ptr()), keys, 1, 0});
-        return {mask, positions};
-    }
-    const Tensor mask = torch::stable::new_empty(parents, {batch, 1, nodes, keys}, dtype);
-    void* data = mask.mutable_data_ptr();
-    if (dtype == ScalarType::Float) {
-        launch(arguments, ElementRows<uint32_t>{static_cast<uint32_t*>(data), keys, 0, minus_infinity_float32});
-    } else {
-        const uint16_t hidden = dtype == ScalarType::Half ? minus_infinity_float16 : minus_infinity_bfloat16;
-        launch(arguments, ElementRows<uint16_t>{static_cast<uint16_t*>(data), keys, 0, hidden});
-    }
-    return {mask, positions};
-}
+// On the CPU.
+void write_mask(const MaskArguments& arguments, int64_t layout, int32_t dtype, void* mask);
 
 }  // namespace specens

@@ -1,12 +1,8 @@
 // One coin for each request: the body that the CPU loop and the CUDA grid share.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-
-#include <stdexcept>
-#include <string>
-
 #include "parts/philox.h"
+#include "parts/tensor.h"
 
 namespace specens {
 
@@ -25,28 +21,26 @@ SPECENS_HOST_DEVICE inline void write_coin(const CoinArguments& arguments, int64
                                            arguments.steps[request * arguments.steps_stride], arguments.stream);
 }
 
-inline void require_int64_vector(const torch::stable::Tensor& tensor, int64_t batch, const char* name) {
-    if (tensor.dim() != 1 || tensor.size(0) != batch || tensor.scalar_type() != torch::headeronly::ScalarType::Long) {
-        throw std::invalid_argument(std::string(name) + " must be an int64 tensor of shape [" + std::to_string(batch) +
-                                    "]");
-    }
+inline const int64_t* int64_vector(const char* name, const Tensor& tensor, int64_t batch) {
+    require_dtype(name, tensor, {SPECENS_INT64}, "int64");
+    require_shape(name, tensor, {batch});
+    return data_of<int64_t>(tensor);
 }
 
-inline CoinArguments coin_arguments(const torch::stable::Tensor& seeds, const torch::stable::Tensor& positions,
-                                    const torch::stable::Tensor& steps, int64_t stream,
-                                    const torch::stable::Tensor& coins) {
-    const int64_t batch = coins.size(0);
-    require_int64_vector(seeds, batch, "seeds");
-    require_int64_vector(positions, batch, "positions");
-    require_int64_vector(steps, batch, "step");
-    return {seeds.const_data_ptr<int64_t>(),
-            positions.const_data_ptr<int64_t>(),
-            steps.const_data_ptr<int64_t>(),
-            seeds.stride(0),
-            positions.stride(0),
-            steps.stride(0),
+inline CoinArguments coin_arguments(const Tensor& seeds, const Tensor& positions, const Tensor& steps, int64_t stream,
+                                    double* coins) {
+    const int64_t batch = count_elements(seeds);
+    return {int64_vector("seeds", seeds, batch),
+            int64_vector("positions", positions, batch),
+            int64_vector("step", steps, batch),
+            stride(seeds, 0),
+            stride(positions, 0),
+            stride(steps, 0),
             stream,
-            coins.mutable_data_ptr<double>()};
+            coins};
 }
+
+// On the CPU; `coins` of the arguments has so many.
+void write_coins(const CoinArguments& arguments, int64_t batch);
 
 }  // namespace specens

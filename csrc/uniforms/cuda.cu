@@ -1,13 +1,9 @@
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
+#include "operators/tensors.h"
 #include "parts/cuda_launch.h"
 #include "uniforms/coins.h"
 
 namespace specens {
 namespace {
-
-using torch::stable::Tensor;
 
 constexpr int64_t threads_per_block = 256;
 
@@ -18,16 +14,18 @@ __global__ void uniforms_kernel(CoinArguments arguments, int64_t batch) {
     }
 }
 
-Tensor uniforms_cuda(const Tensor& seeds, const Tensor& positions, const Tensor& steps, int64_t stream) {
+TorchTensor uniforms_cuda(const TorchTensor& seeds, const TorchTensor& positions, const TorchTensor& steps,
+                          int64_t stream) {
     const CudaDevice device(seeds);
     const int64_t batch = seeds.numel();
-    const Tensor coins = torch::stable::new_empty(seeds, {batch}, torch::headeronly::ScalarType::Double);
-    const CoinArguments arguments = coin_arguments(seeds, positions, steps, stream, coins);
+    TorchTensor uniforms = torch::stable::new_empty(seeds, {batch}, ScalarType::Double);
+    auto* out = uniforms.mutable_data_ptr<double>();
+    const CoinArguments arguments = coin_arguments(view(seeds), view(positions), view(steps), stream, out);
     if (batch > 0) {
         const auto blocks = static_cast<unsigned int>((batch + threads_per_block - 1) / threads_per_block);
         device.launch("uniforms", uniforms_kernel, blocks, threads_per_block, arguments, batch);
     }
-    return coins;
+    return uniforms;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The arguments of one call.
 #pragma once
 
-#include <vector>
+#include <span>
 
 #include "parts/draft_arguments.h"
 #include "parts/report.h"
@@ -9,35 +9,27 @@
 
 namespace specens {
 
-enum class RuleKind : int64_t {
-    token = 0,
-    block = 1,
-    typical = 2,
-    synthetic = 3,
-    threshold = 4,
-    replacement = 5,
-    decision_tree = 6,
-    gumbel = 7
+// Who tests: chains and trees have one numbering.
+enum class RuleKind : int32_t {
+    token = SPECENS_RULE_TOKEN,
+    block = SPECENS_RULE_BLOCK,
+    typical = SPECENS_RULE_TYPICAL,
+    synthetic = SPECENS_RULE_SYNTHETIC,
+    threshold = SPECENS_RULE_THRESHOLD,
+    replacement = SPECENS_RULE_REPLACEMENT,
+    decision_tree = SPECENS_RULE_DECISION_TREE,
+    gumbel = SPECENS_RULE_GUMBEL
 };
 
 struct RuleArguments {
     RuleKind kind;
-    double threshold;           // of typical and threshold acceptance; a replacement's alpha
-    double alpha;               // of typical acceptance; a replacement's beta
-    std::vector<double> rates;  // of synthetic acceptance, [draft_len]
+    double threshold;               // of typical and threshold acceptance; a replacement's alpha
+    double alpha;                   // of typical acceptance; a replacement's beta
+    std::span<const double> rates;  // of synthetic acceptance, [draft_len]
     DecisionTree tree;
 
-    explicit RuleArguments(ArgumentReader& reader)
-        : kind(reader.group().code(RuleKind::token)), threshold(reader.number(0)), alpha(reader.number(0)) {}
-    // The numbers behind the weights.
-    void read_table(const ArgumentReader& reader, int64_t draft_len) {
-        if (kind == RuleKind::decision_tree) {
-            tree = DecisionTree(reader.rest());
-            return;
-        }
-        rates = reader.rest();
-        require(rates.size() == (kind == RuleKind::synthetic ? static_cast<size_t>(draft_len) : 0), "rates or weights");
-    }
+    RuleArguments(const specens_rule* given, int64_t draft_len)
+        : RuleArguments(adopted("rule", given, specens_rule_init()), draft_len) {}
     // Whether a rejected draft is followed by a token from the residual, else by one from the target.
     bool subtracts() const { return kind == RuleKind::token || kind == RuleKind::block; }
     // Whether the draft is weighed against the target's most likely token, which takes its place; without coins.
@@ -47,6 +39,22 @@ struct RuleArguments {
     bool replaces(double draft, double assistant) const {
         return kind == RuleKind::decision_tree ? tree.replaces(draft, assistant)
                                                : draft < threshold && assistant > alpha * draft;
+    }
+
+  private:
+    RuleArguments(const specens_rule& own, int64_t draft_len)
+        : kind(static_cast<RuleKind>(own.kind)), threshold(own.threshold), alpha(own.alpha) {
+        if (own.kind < SPECENS_RULE_TOKEN || own.kind > SPECENS_RULE_GUMBEL) {
+            fail("rule", "one for chains", "the code " + std::to_string(own.kind));
+        }
+        const std::span<const double> table(own.table, own.table != nullptr ? static_cast<size_t>(own.table_size) : 0);
+        const size_t needed = kind == RuleKind::synthetic ? static_cast<size_t>(draft_len) : 0;
+        if (kind == RuleKind::decision_tree) {
+            tree = DecisionTree(table);
+        } else if (table.size() != needed) {
+            fail("rule", "a table of " + std::to_string(needed) + " numbers", std::to_string(table.size()));
+        }
+        rates = table;
     }
 };
 
@@ -58,19 +66,18 @@ struct ChainArguments {
     RuleArguments rule;
     ReportArguments report;
 
-    explicit ChainArguments(ArgumentReader reader)
-        : target(reader),
-          draft(target, reader),
-          coins(reader, target.batch, draft.draft_len + 1),
-          rule(reader),
-          report(reader) {
-        target.read_weights(reader);
-        rule.read_table(reader, draft.draft_len);
+    explicit ChainArguments(const specens_chain& call)
+        : target(call.target),
+          draft(target, call.draft),
+          coins(call.random, target.batch, draft.draft_len + 1),
+          rule(call.rule, draft.draft_len),
+          report(call.logprobs, call.top_logprobs) {
         if (rule.kind == RuleKind::gumbel) {
-            require(coins.uniforms == nullptr && !draft.has_distributions(), "drafts and uniforms play no part");
+            require(coins.uniforms == nullptr && !draft.has_distributions(),
+                    "rule: expected seeds and positions, and no drafter, draft_logits or uniforms, with gumbel");
         }
         const bool coinless = rule.compares() || (target.greedy() && rule.kind != RuleKind::synthetic);
-        require(coins.any() || coinless, "uniforms, or seeds and positions, are needed");
+        require(coins.any() || coinless, "random: expected uniforms, or seeds and positions, got neither");
     }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "parts/require.h"
@@ -12,18 +13,20 @@ class DecisionTree {
   public:
     DecisionTree() = default;
     // Of each node: feature, threshold, left, right, replace; a leaf has feature -1.
-    explicit DecisionTree(const std::vector<double>& table) {
+    explicit DecisionTree(std::span<const double> table) {
         const size_t count = table.size() / node_fields;
-        require(count > 0 && table.size() % node_fields == 0, "a decision tree has five numbers a node, or weights");
+        require(count > 0 && table.size() % node_fields == 0,
+                "rule: expected a decision tree of five numbers a node, got another table");
         nodes_.reserve(count);
         for (size_t index = 0; index < count; ++index) {
             const double* own = table.data() + index * node_fields;
             const bool leaf = own[0] == -1;
-            require(leaf || own[0] == 0 || own[0] == 1, "a decision tree looks at two probabilities");
+            require(leaf || own[0] == 0 || own[0] == 1,
+                    "rule: expected a decision tree that looks at two probabilities, got another feature");
             const auto last = static_cast<double>(count - 1);
             const auto least = static_cast<double>(index + 1);
             require(leaf || (own[2] >= least && own[2] <= last && own[3] >= least && own[3] <= last),
-                    "the children of a node come behind it");
+                    "rule: expected the children of a decision tree's node after it, got others");
             nodes_.push_back({leaf, own[0] == 1, own[4] != 0, leaf ? 0 : static_cast<size_t>(own[2]),
                               leaf ? 0 : static_cast<size_t>(own[3]), own[1]});
         }

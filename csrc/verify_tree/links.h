@@ -16,12 +16,17 @@ struct TreeArgument {
     int64_t levels;      // the most nodes of a path
     bool without_replacement;
 
-    TreeArgument(ArgumentReader& reader, int64_t batch)
-        : parents(optional_integers(reader.group().tensor(), 2, batch)),
-          levels(reader.integer(-1)),
-          without_replacement(reader.integer(0) != 0) {
-        require(levels >= 0 && levels <= most_nodes, "levels are out of range");
-        require(nodes() <= most_nodes, "there are too many nodes");
+    TreeArgument(const specens_tree& call, int64_t batch)
+        : parents(optional_integers("parents", call.parents, {batch, any_size})),
+          levels(call.max_levels),
+          without_replacement(call.without_replacement != 0) {
+        require(call.parents != nullptr, "parents: expected integers, got none");
+        if (levels < 0 || levels > most_nodes) {
+            fail("max_levels", "0 to " + std::to_string(most_nodes), std::to_string(levels));
+        }
+        if (nodes() > most_nodes) {
+            fail("parents", "at most " + std::to_string(most_nodes) + " nodes", std::to_string(nodes()));
+        }
     }
     int64_t nodes() const { return parents.width; }
 };

@@ -81,7 +81,7 @@ WRONG_COINS: list[tuple[str, dict[str, Any]]] = [
     ("positions", {"positions": None}),
     ("seeds", {"seeds": 7}),
     ("seeds", {"seeds": SEEDS[:1]}),
-    ("seeds", {"seeds": SEEDS.int()}),
+    ("seeds", {"seeds": SEEDS.double()}),
     ("positions", {"positions": SEEDS[:, None]}),
     ("positions", {"positions": SEEDS.double()}),
     ("positions", {"positions": SEEDS.to("meta")}),
@@ -207,7 +207,7 @@ def test_greedy_requests_need_no_random_numbers(call):
 def test_the_operator_itself_refuses_logits_that_it_cannot_read(room):
     call = {"verify_chain": verify, "sample": draw, "target_logprobs": score}[room.__name__.rpartition(".")[2]]
     (*tensors, logits), *rest = operator_arguments(room, lambda backend: call(backend=backend))
-    with pytest.raises(ValueError, match="logits must be float32, bfloat16 or float16"):
+    with pytest.raises(ValueError, match=r"^member_logits: expected float32, bfloat16 or float16, got"):
         room.IMPLEMENTATIONS["cpp"]([*tensors, logits.double()], *rest)
 
 
@@ -220,3 +220,12 @@ def test_what_is_as_by_default_is_not_handed_over(room):
     assert len(tensors) <= 4
     assert len(integers) <= 5
     assert numbers is None
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
+def test_seeds_and_positions_may_be_int32(backend):
+    seeds, positions = torch.tensor([3, -7]), torch.tensor([2**31 - 1, 5])
+    for call in (verify, draw, lambda **more: draw(method="gumbel", **more)):
+        wide = call(seeds=seeds, positions=positions, backend=backend)
+        narrow = call(seeds=seeds.int(), positions=positions.int(), backend=backend)
+        assert torch.equal(wide.tokens, narrow.tokens)

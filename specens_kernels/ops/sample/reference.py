@@ -56,7 +56,7 @@ def sample(*flat: Any) -> list[Tensor]:
     """tokens int64 [batch], of best scores [batch, best], status int32 [batch], and what is reported; see `Draw`."""
     unpacker = Unpacker(flat)
     target = unpacker.target()
-    coin_source, stream = unpacker.group(Coins), unpacker.group(Stream)
+    coin_source, stream = unpacker.coins(), unpacker.group(Stream)
     report, target = unpacker.group(Report), one_step(unpacker.weighted(target))
     rows = ensemble_logprobs(target)
     if stream.best > 0:

@@ -10,7 +10,6 @@ from torch import Tensor
 from specens_kernels.arguments import (
     NO_LOGPROBS,
     TARGET_LOGPROBS,
-    Coins,
     Report,
     Rule,
     Stream,
@@ -40,7 +39,7 @@ def launch(*flat: Any) -> list[Tensor]:
     """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`."""
     unpacker = Unpacker(flat)
     arguments = unpacker.target()
-    coins, stream, report = unpacker.group(Coins), unpacker.group(Stream), unpacker.group(Report)
+    coins, stream, report = unpacker.coins(), unpacker.group(Stream), unpacker.group(Report)
     ready = ready_for_kernels(one_step(unpacker.weighted(arguments)))
     target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))
     if stream.best > 0:

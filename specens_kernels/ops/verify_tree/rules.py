@@ -34,12 +34,12 @@ from specens_kernels.types import EMPTY_RESIDUAL_MASS
 
 
 class RuleKind(enum.IntEnum):
-    """The rules; the code that operators carry."""
+    """The rules; the codes that operators carry, of one numbering with those of chains."""
 
     TOKEN = 0
-    TRAVERSAL = 1
+    TRAVERSAL = 8
     TYPICAL = 2
-    GUMBEL = 3
+    GUMBEL = 7
 
 
 class Drafts(NamedTuple):

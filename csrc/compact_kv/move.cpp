@@ -1,9 +1,7 @@
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
 #include <cstring>
 
 #include "compact_kv/arguments.h"
+#include "parts/parallel.h"
 
 namespace specens {
 namespace {
@@ -79,7 +77,7 @@ void move_all(const Spans& spans, const std::vector<CacheView>& caches, int64_t 
         bytes += cache.rows * cache.slot_bytes * spans.slots;
     }
     const int64_t grain = std::max<int64_t>(1, units * bytes_per_thread / std::max<int64_t>(1, bytes));
-    torch::stable::parallel_for(0, units, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(units, grain, [&](int64_t begin, int64_t end) {
         size_t cache = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
         for (int64_t unit = begin; unit < end; ++unit) {
             while (unit >= ends[cache]) {
@@ -91,22 +89,13 @@ void move_all(const Spans& spans, const std::vector<CacheView>& caches, int64_t 
     });
 }
 
-std::tuple<Tensor, Tensor> compact_kv_cpu(const std::vector<Tensor>& caches, const Tensor& kept,
-                                          const Tensor& prefix_lens, std::optional<Tensor> num_kept,
-                                          std::optional<Tensor> block_table, std::optional<Tensor> slot_mapping,
-                                          int64_t batch_dim, int64_t slot_dim) {
-    const CompactArguments arguments(caches, kept, prefix_lens, num_kept, block_table, slot_mapping,
-                                     {batch_dim, slot_dim});
+}  // namespace
+
+void move_slots(const CompactArguments& arguments) {
     const Spans spans(arguments.moves);
     if (spans.slots > 0) {
         move_all(spans, arguments.caches, arguments.moves.batch);
     }
-    return {arguments.lengths, arguments.status};
 }
 
-}  // namespace
 }  // namespace specens
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("compact_kv_cpp", TORCH_BOX(&specens::compact_kv_cpu));
-}

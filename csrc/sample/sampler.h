@@ -1,13 +1,14 @@
-#include <torch/csrc/stable/library.h>
+// Draws of a batch.
+#pragma once
 
 #include <span>
+#include <vector>
 
-#include "parts/parallel.h"
 #include "parts/report.h"
+#include "parts/scratch.h"
 #include "sample/best_scores.h"
 
 namespace specens {
-namespace {
 
 struct SampleArguments {
     TargetArguments target;
@@ -16,18 +17,21 @@ struct SampleArguments {
     int64_t best;  // of so many Gumbel scores; 0: by inverse CDF
     ReportArguments report;
 
-    explicit SampleArguments(ArgumentReader reader)
-        : target(reader),
-          coins(reader, target.batch, 1),
-          step(reader.group().integer(0)),
-          stream(reader.integer(0)),
-          best(reader.integer(0)),
-          report(reader) {
-        target.read_weights(reader);
-        require(best >= 0 && (best == 0 || coins.uniforms == nullptr), "scores take no uniforms");
-        require(reader.rest().empty(), "one weight a member is needed");
-        require(coins.any() || target.greedy(), "uniforms, or seeds and positions, are needed");
+    explicit SampleArguments(const specens_draw& call)
+        : target(call.target),
+          coins(call.random, target.batch, 1),
+          step(call.step),
+          stream(call.stream),
+          best(call.gumbel_count),
+          report(call.logprobs, call.top_logprobs) {
+        require(!target.packed() && target.steps == 1, "member_logits: expected one row a request, got others");
+        if (best < 0) {
+            fail("gumbel_count", "0 or more", std::to_string(best));
+        }
+        require(best == 0 || coins.uniforms == nullptr, "uniforms: expected none with Gumbel scores, got some");
+        require(coins.any() || target.greedy(), "random: expected uniforms, or seeds and positions, got neither");
     }
+    int64_t count() const { return std::max<int64_t>(best, 1); }
 };
 
 // One request of the batch; kept by a thread from call to call.
@@ -92,46 +96,7 @@ class Sampler {
     std::vector<double> tile_masses_;
 };
 
-std::vector<Tensor> sample_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
-                               const std::optional<std::vector<double>>& numbers) {
-    const SampleArguments call(ArgumentReader(tensors, integers, numbers));
-    const int64_t batch = call.target.batch;
-    const int64_t top = call.report.top;
-    const int64_t count = std::max<int64_t>(call.best, 1);
-    const auto shaped = [&](ScalarType dtype) {
-        return call.best > 0 ? new_tensor({batch, count}, dtype) : new_tensor({batch}, dtype);
-    };
-    std::vector<Tensor> output{shaped(ScalarType::Long), new_tensor({batch}, ScalarType::Int)};
-    auto* token_out = output[0].mutable_data_ptr<int64_t>();
-    auto* status_out = output[1].mutable_data_ptr<int32_t>();
-    ReportPlace place{};
-    if (call.report.kind != ReportArguments::Kind::none) {
-        output.push_back(shaped(ScalarType::Float));
-        place.logprob = output[2].mutable_data_ptr<float>();
-    }
-    if (top > 0) {
-        output.push_back(new_tensor({batch, top}, ScalarType::Long));
-        output.push_back(new_tensor({batch, top}, ScalarType::Float));
-        place.top_tokens = output[3].mutable_data_ptr<int64_t>();
-        place.top_logprobs = output[4].mutable_data_ptr<float>();
-    }
-    for_requests(batch, call.target.vocab, [&](int64_t begin, int64_t end) {
-        static thread_local Sampler sampler;
-        for (int64_t request = begin; request < end; ++request) {
-            const std::span<int64_t> tokens(token_out + request * count, count);
-            sampler.run(call, request, tokens);
-            status_out[request] = sampler.status;
-            if (place.logprob != nullptr) {
-                ReportPlace own = place.behind(request, top);
-                own.logprob = place.logprob + request * count;
-                sampler.report(call, request, tokens, own);
-            }
-        }
-    });
-    return output;
-}
+// Writes the results, whose places are there. Scratch memory is the pool's, without one the thread's.
+void sample(const SampleArguments& call, const specens_drawn& drawn, ScratchPool<Sampler>* pool = nullptr);
 
-}  // namespace
 }  // namespace specens
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("sample_cpp", TORCH_BOX(&specens::sample_cpu)); }

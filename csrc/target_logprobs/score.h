@@ -1,21 +1,25 @@
-#include <torch/csrc/stable/library.h>
+// The log-probabilities of every token of a batch's rows.
+#pragma once
 
+#include <limits>
+#include <vector>
+
+#include "parts/scratch.h"
 #include "parts/target_arguments.h"
 
 namespace specens {
-namespace {
-
-constexpr float infinity = std::numeric_limits<float>::infinity();
 
 struct LogprobArguments {
     TargetArguments target;
     TokenTable drafts;  // [batch, steps - 1 or more]
 
-    explicit LogprobArguments(ArgumentReader reader)
-        : target(reader), drafts(optional_integers(reader.group().tensor(), 2, target.batch)) {
-        target.read_weights(reader);
-        require(reader.rest().empty(), "one weight a member is needed");
-        require(drafts.data == nullptr || drafts.width >= target.steps - 1, "a draft before each row is needed");
+    LogprobArguments(const specens_target* given, const Tensor* draft_tokens)
+        : target(given), drafts(optional_integers("draft_tokens", draft_tokens, {target.batch, any_size})) {
+        require(!target.packed(), "row_offsets: expected none, got some");
+        if (drafts.data != nullptr && drafts.width < target.steps - 1) {
+            fail("draft_tokens", "a token before each of " + std::to_string(target.steps) + " rows",
+                 std::to_string(drafts.width));
+        }
     }
 };
 
@@ -24,7 +28,7 @@ class RowScorer {
   public:
     void run(const LogprobArguments& call, int64_t request, int64_t step, float* out) {
         const TargetArguments& target = call.target;
-        std::fill(out, out + target.vocab, -infinity);
+        std::fill(out, out + target.vocab, -std::numeric_limits<float>::infinity());
         if (!target.valid(request)) {
             return;
         }
@@ -58,25 +62,7 @@ class RowScorer {
     std::vector<LogitRow> logits_;
 };
 
-Tensor target_logprobs_cpu(const std::vector<Tensor>& tensors, const std::vector<int64_t>& integers,
-                           const std::optional<std::vector<double>>& numbers) {
-    const LogprobArguments call(ArgumentReader(tensors, integers, numbers));
-    const int64_t steps = call.target.steps;
-    const int64_t vocab = call.target.vocab;
-    const Tensor logprobs = new_tensor({call.target.batch, steps, vocab}, ScalarType::Float);
-    auto* out = logprobs.mutable_data_ptr<float>();
-    torch::stable::parallel_for(0, call.target.batch * steps, 1, [&](int64_t begin, int64_t end) {
-        static thread_local RowScorer scorer;
-        for (int64_t index = begin; index < end; ++index) {
-            scorer.run(call, index / steps, index % steps, out + index * vocab);
-        }
-    });
-    return logprobs;
-}
+// Writes [batch, steps, vocab]. Scratch memory is the pool's, without one the thread's.
+void target_logprobs(const LogprobArguments& call, float* logprobs, ScratchPool<RowScorer>* pool = nullptr);
 
-}  // namespace
 }  // namespace specens
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("target_logprobs_cpp", TORCH_BOX(&specens::target_logprobs_cpu));
-}

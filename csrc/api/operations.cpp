@@ -1,0 +1,125 @@
+// The operations on host memory of specens.h.
+#include "api/guarded.h"
+#include "api/workspace.h"
+#include "compact_kv/arguments.h"
+#include "parts/overlap.h"
+#include "tree_mask/mask_row.h"
+#include "uniforms/coins.h"
+#include "verify_chain/verify.h"
+#include "verify_tree/verify.h"
+
+using namespace specens;
+
+namespace {
+
+// The threads of a call, for as long as this object lives.
+struct InWorkspace {
+    explicit InWorkspace(const specens_workspace* workspace)
+        : of_call(workspace != nullptr ? &workspace->threads : nullptr) {}
+    ThreadsOfCall of_call;
+};
+
+void check_verdict(const specens_verdict& verdict) {
+    require(verdict.tokens != nullptr && verdict.num_accepted != nullptr && verdict.num_tokens != nullptr &&
+                verdict.next_token != nullptr && verdict.status != nullptr,
+            "verdict: expected tokens, num_accepted, num_tokens, next_token and status, got NULL");
+}
+
+}  // namespace
+
+int32_t specens_verify_chain(const specens_chain* given, const specens_verdict* result, specens_workspace* workspace) {
+    return guarded([&] {
+        const specens_chain call = adopted("chain", given, specens_chain_init());
+        const specens_verdict verdict = adopted("verdict", result, specens_verdict_init());
+        const ChainArguments chain(call);
+        check_verdict(verdict);
+        chain.report.check_places(verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
+        require_disjoint(results_of(verdict, chain.target.batch, chain.draft.draft_len + 1, chain.report.top),
+                         inputs_of(call));
+        const InWorkspace scope(workspace);
+        verify_chain(chain, verdict, workspace != nullptr ? &workspace->chains : nullptr);
+    });
+}
+
+int32_t specens_verify_tree(const specens_tree* given, const specens_verdict* result, specens_workspace* workspace) {
+    return guarded([&] {
+        const specens_tree call = adopted("tree", given, specens_tree_init());
+        const specens_verdict verdict = adopted("verdict", result, specens_verdict_init());
+        const TreeCall tree(call);
+        check_verdict(verdict);
+        require(verdict.path != nullptr || tree.tree.levels == 0, "verdict: expected path, got NULL");
+        tree.report.check_places(verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
+        require_disjoint(results_of(verdict, tree.target.batch, tree.tree.levels + 1, tree.report.top),
+                         inputs_of(call));
+        const InWorkspace scope(workspace);
+        verify_tree(tree, verdict, workspace != nullptr ? &workspace->trees : nullptr);
+    });
+}
+
+int32_t specens_sample(const specens_draw* given, const specens_drawn* result, specens_workspace* workspace) {
+    return guarded([&] {
+        const specens_draw call = adopted("draw", given, specens_draw_init());
+        const specens_drawn drawn = adopted("drawn", result, specens_drawn_init());
+        const SampleArguments draw(call);
+        require(drawn.tokens != nullptr && drawn.status != nullptr, "drawn: expected tokens and status, got NULL");
+        draw.report.check_places(drawn.logprobs, drawn.top_tokens, drawn.top_logprobs);
+        Extents results;
+        results.add_results(drawn.tokens, draw.target.batch * draw.count());
+        results.add_results(drawn.status, draw.target.batch);
+        results.add_results(drawn.logprobs, draw.target.batch * draw.count());
+        results.add_results(drawn.top_tokens, draw.target.batch * draw.report.top);
+        results.add_results(drawn.top_logprobs, draw.target.batch * draw.report.top);
+        require_disjoint(results, inputs_of(call));
+        const InWorkspace scope(workspace);
+        sample(draw, drawn, workspace != nullptr ? &workspace->draws : nullptr);
+    });
+}
+
+int32_t specens_target_logprobs(const specens_target* target, const specens_tensor* drafts, float* logprobs,
+                                specens_workspace* workspace) {
+    return guarded([&] {
+        const LogprobArguments call(target, drafts);
+        require(logprobs != nullptr, "logprobs: expected a buffer, got NULL");
+        Inputs inputs;
+        inputs.add_target(target);
+        inputs.add(drafts);
+        Extents results;
+        results.add_results(logprobs, call.target.batch * call.target.steps * call.target.vocab);
+        require_disjoint(results, inputs);
+        const InWorkspace scope(workspace);
+        target_logprobs(call, logprobs, workspace != nullptr ? &workspace->scores : nullptr);
+    });
+}
+
+int32_t specens_uniforms(const specens_tensor* seeds, const specens_tensor* positions, const specens_tensor* steps,
+                         int64_t stream, double* uniforms, specens_workspace* workspace) {
+    return guarded([&] {
+        require(seeds != nullptr && positions != nullptr && steps != nullptr && uniforms != nullptr,
+                "seeds, positions, steps, uniforms: expected all of them, got NULL");
+        const InWorkspace scope(workspace);
+        write_coins(coin_arguments(*seeds, *positions, *steps, stream, uniforms), count_elements(*seeds));
+    });
+}
+
+int32_t specens_tree_mask(const specens_mask* given, specens_workspace* workspace) {
+    return guarded([&] {
+        const specens_mask call = adopted("mask", given, specens_mask_init());
+        require(
+            call.parents != nullptr && call.prefix_lens != nullptr && call.mask != nullptr && call.positions != nullptr,
+            "parents, prefix_lens, mask, positions: expected all of them, got NULL");
+        MaskArguments arguments =
+            mask_arguments(*call.parents, *call.prefix_lens, call.num_nodes, call.layout, call.max_prefix, call.window);
+        arguments.positions = call.positions;
+        const InWorkspace scope(workspace);
+        write_mask(arguments, call.layout, call.dtype, call.mask);
+    });
+}
+
+int32_t specens_compact_kv(const specens_kv_moves* given, specens_workspace* workspace) {
+    return guarded([&] {
+        const specens_kv_moves call = adopted("moves", given, specens_kv_moves_init());
+        require(call.lengths != nullptr && call.status != nullptr, "lengths, status: expected buffers, got NULL");
+        const InWorkspace scope(workspace);
+        move_slots(CompactArguments(call));
+    });
+}
