@@ -170,7 +170,7 @@ class TargetArguments {
           processing(own_.processing, batch),
           allowed(own_.allowed),
           weight_rows_(optional_float("weight_rows", own_.weight_rows, batch, own_.num_members)),
-          weights_(weight_rows_ == nullptr && kind != EnsembleKind::single ? own_.weights : &one) {
+          weights_(own_.weight_rows == nullptr && kind != EnsembleKind::single ? own_.weights : &one) {
         for (const Tensor& logits : members) {
             vocab = std::max(vocab, size(logits, logits.ndim - 1));
         }
