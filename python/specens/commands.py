@@ -104,6 +104,7 @@ def plan(
         with progress(errors, "measuring other weights") as shown:
             texts = {name: value for name, value in job.items() if name != "repeats"}
             by_weight = measure_weights(ensemble, measured, **texts, on_step=shown.say)
+            shown.say("predicting other weights")
             title = picture_title(models, job["sampling"], ensemble)
             plot_speedups(plot, predictions, by_weight, _names(models), title)
 

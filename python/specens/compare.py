@@ -200,17 +200,22 @@ def _findings(rows: list[Row]) -> list[str]:
     if len(rows) < 2:
         return []
     standard, *others = rows
+    several = len({row.rule for row in rows}) > 1
+
+    def name(row: Row) -> str:
+        return f"{row.schedule} by rule {row.rule}" if several else row.schedule
+
     best = max(others, key=lambda row: row.tokens_per_second)
     if best.speedup >= WORTHWHILE:
-        found = [f"{best.schedule} writes {best.speedup:.2f} times as many tokens a second as {standard.schedule}."]
+        found = [f"{name(best)} writes {best.speedup:.2f} times as many tokens a second as {standard.schedule}."]
     else:
         speed = f"runs at {best.speedup:.2f} times the speed of {standard.schedule}"
-        found = [f"Speculation does not pay here: the best of it, {best.schedule}, {speed}."]
+        found = [f"Speculation does not pay here: the best of it, {name(best)}, {speed}."]
     if standard.model_calls < sum(standard.forwards):
         found.append(f"Members share weights, so {standard.schedule} forwards them as one batch: hard to beat.")
-    found += [_explanation(row, standard) for row in others if _share_of_ideal(row) < 1 - EXPLAINED]
+    found += [_explanation(name(row), row, standard) for row in others if _share_of_ideal(row) < 1 - EXPLAINED]
     return found + [
-        f"Without bonus tokens, as in the paper, the ideal of {row.schedule} would be {row.paper_speedup:.2f}."
+        f"Without bonus tokens, as in the paper, the ideal of {name(row)} would be {row.paper_speedup:.2f}."
         for row in others
         if row.paper_speedup is not None
     ]
@@ -220,9 +225,9 @@ def _share_of_ideal(row: Row) -> float:
     return 1.0 if row.ideal_speedup is None else row.speedup / row.ideal_speedup
 
 
-def _explanation(row: Row, standard: Row) -> str:
+def _explanation(name: str, row: Row, standard: Row) -> str:
     return (
-        f"{row.schedule} reaches {_share_of_ideal(row):.0%} of its ideal: "
+        f"{name} reaches {_share_of_ideal(row):.0%} of its ideal: "
         f"one of its forwards, which read several tokens, takes {row.forward_ms:.1f} ms "
         f"({standard.schedule}: {standard.forward_ms:.1f} ms); {row.other_share:.1%} of its time is outside forwards "
         f"({standard.schedule}: {standard.other_share:.1%})."

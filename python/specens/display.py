@@ -83,12 +83,10 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line for each schedule, in 80 columns. other: the share of the time outside the members' forwards."""
+    """One line for each schedule. other: the share of the time outside the members' forwards."""
     caption = f"{comparison.max_new_tokens} tokens a run, medians of {comparison.repeats} interleaved runs"
-    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("schedule", no_wrap=True)
-    for name in ("tokens/s", "speed-up", "ideal", "accepted", "forwards", "ms/forward", "other"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("schedule", "tokens/s", "speed-up", "ideal", "accepted", "forwards", "ms/forward", "other")
+    table = _table(caption, names)
     with_rules = len({row.rule for row in comparison.rows}) > 1
     for row in comparison.rows:
         table.add_row(*_cells(row, with_rules))
@@ -122,11 +120,7 @@ def show_plan(console: Console, measured: Measured, predictions: Sequence[Predic
 
 def cost_table(measured: Measured, names: Sequence[str]) -> Table:
     """What a forward costs by its number of tokens, and how often a member's drafts are accepted."""
-    table = Table(caption="ms of a forward by its number of tokens", caption_justify="left", box=SIMPLE_HEAD)
-    table.add_column("member", no_wrap=True)
-    for count in SHOWN_COUNTS:
-        table.add_column(str(count), justify="right", no_wrap=True)
-    table.add_column("accepted", justify="right", no_wrap=True)
+    table = _table("ms of a forward by its number of tokens", ("member", *map(str, SHOWN_COUNTS), "accepted"))
     acceptance = measured.mean_acceptance()
     for places, cost in measured.costs.items():
         who = " and ".join(names[place] for place in places)
@@ -137,10 +131,8 @@ def cost_table(measured: Measured, names: Sequence[str]) -> Table:
 
 def prediction_table(predictions: Sequence[Prediction]) -> Table:
     """The fastest of each schedule and drafter, and `standard`. at least: what the weights promise for any text."""
-    table = Table(caption="predicted, the best of each kind", caption_justify="left", box=SIMPLE_HEAD)
-    table.add_column("schedule", no_wrap=True)
-    for name in ("tokens/s", "speed-up", "at least", "accepted", "forwards a token"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("schedule", "tokens/s", "speed-up", "at least", "accepted", "forwards a token")
+    table = _table("predicted, the best of each kind", names)
     shown: dict[tuple[str, int | str | None], int] = {}
     for prediction in predictions:
         kind = (prediction.candidate.schedule, prediction.candidate.drafter)
@@ -154,6 +146,15 @@ def prediction_table(predictions: Sequence[Prediction]) -> Table:
                 _optional(prediction.acceptance),
                 " + ".join(f"{count:.2f}" for count in prediction.forwards),
             )
+    return table
+
+
+def _table(caption: str, names: Sequence[str]) -> Table:
+    """A table of numbers for 80 columns. What is too wide all the same takes more lines; nothing is cut."""
+    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    table.add_column(names[0], overflow="fold")
+    for name in names[1:]:
+        table.add_column(name, justify="right", no_wrap="forwards" not in name, overflow="fold")
     return table
 
 

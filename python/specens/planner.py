@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -224,6 +225,6 @@ def simulate(
 def _seconds(run: Simulation, costs: Sequence[GroupCost], outside: float) -> float:
     total = 0.0
     for group, (reads, cost) in enumerate(zip(run.reads, costs, strict=True)):
-        total += sum(cost.of(num_tokens) + outside for num_tokens in reads)
+        total += sum(times * (cost.of(num_tokens) + outside) for num_tokens, times in Counter(reads).items())
         total += (cost.prompt + outside) * run.has_read(group)
     return total

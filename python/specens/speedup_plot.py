@@ -85,10 +85,11 @@ def speedups_by_length(predictions: Sequence[Prediction], names: Sequence[str]) 
 def speedups_by_weight(
     by_weight: Mapping[float, Measured], longest: int, names: Sequence[str]
 ) -> dict[str, dict[float, float]]:
-    """Of each kind of schedule the speed-up of its best draft lengths at every weight."""
+    """Of each kind of schedule the speed-up of its best draft length, the same for all members, at every weight."""
     lines: dict[str, dict[float, float]] = {}
     for weight, measured in by_weight.items():
-        for prediction in predict_all(measured, list(candidates(measured.num_members, longest))):
+        even = [each for each in candidates(measured.num_members, longest) if len(set(each.draft_lens)) == 1]
+        for prediction in predict_all(measured, even):
             if prediction.candidate.schedule != "standard":
                 line = lines.setdefault(_kind(prediction.candidate, names), {})
                 line[weight] = max(line.get(weight, 0.0), prediction.speedup)

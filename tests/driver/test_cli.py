@@ -177,6 +177,18 @@ def test_compare_prints_a_table_and_a_finding(models):
     assert "times" in result.stdout
 
 
+def test_compare_names_both_rules_in_80_columns(models):
+    rules = ("--rule", "token,gumbel", "--repeats", 1, "--tree", "2,2", "--max-new-tokens", 128)
+    result = run("compare", *models, *JOB, *rules, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.stderr
+    heads = "schedule tokens/s speed-up ideal accepted forwards ms/forward other"
+    assert result.stdout.splitlines()[0].split() == heads.split()
+    assert "…" not in result.stdout
+    assert all(f"{way} {rule}" in result.stdout for way in ("alternate 1", "tree 2,2") for rule in ("token", "gumbel"))
+    sentences = " ".join(result.stdout.split()).split(". ")
+    assert len(set(sentences)) == len(sentences)
+
+
 def test_compare_shows_trees_beside_chains(models):
     for options, name in [(("--tree", "2,2"), "tree 2,2"), (("--tree-nodes", 5), "tree 5 nodes")]:
         result = run("compare", *models, *JOB, "--repeats", 1, *options, env={"COLUMNS": "80"})

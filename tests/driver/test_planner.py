@@ -292,9 +292,11 @@ def test_the_command_picks_a_schedule(tmp_path):
     assert values["best"] == values["predictions"][0]["options"]
     chosen = CliRunner().invoke(app, ["generate", *models, "--prompt", "w5", *values["best"].split(), "--json"])
     assert chosen.exit_code == 0, chosen.stderr
-    shown = CliRunner().invoke(app, [*job, "--longest", "2"], env={"COLUMNS": "100"})
+    options = ["--longest", "2", "--drafter", "lookup"]
+    shown = CliRunner().invoke(app, [*job, *options], env={"COLUMNS": "80"})
     assert shown.exit_code == 0, shown.stderr
-    for word in ("standard", "fixed 2, drafter 1", "alternate 1,1", "tokens/s", "ms", "--schedule"):
+    names = ("standard", "fixed 2, drafter 1", "fixed 1, drafter lookup", "alternate 1,1, drafter 0")
+    for word in (*names, "tokens/s", "speed-up", "forwards a token", "ms", "--schedule"):
         assert word in shown.stdout
     wrong = CliRunner().invoke(app, [*job, "--longest", "0"])
     assert wrong.exit_code == 2
