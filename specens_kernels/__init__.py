@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from specens_kernels.backend import BackendInfo, backends
 from specens_kernels.collaborative import DecisionTree, Replacement
+from specens_kernels.installed import get_include, get_library
 from specens_kernels.ops.compact_kv import compact_kv, compaction_pays, freed_blocks
 from specens_kernels.ops.sample import sample
 from specens_kernels.ops.target_logprobs import target_logprobs
@@ -58,6 +59,8 @@ __all__ = [
     "compact_kv",
     "compaction_pays",
     "freed_blocks",
+    "get_include",
+    "get_library",
     "sample",
     "target_logprobs",
     "tree_attention",

@@ -1,0 +1,153 @@
+"""specens.h and libspecens, for engines without Python: the torch operators' results, token by token."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import c_abi
+import pytest
+import torch
+from cases import FULL, FULL_FACTOR, operator_arguments
+from ops.test_collaborative import with_rule
+from problems import Problem, random_problem
+from torch import Tensor
+from tree_cases import random_case
+
+import specens_kernels
+from specens_kernels import Threshold
+from specens_kernels.arguments import ChainArguments, TreeArguments
+from specens_kernels.ops import verify_chain as chain_room
+from specens_kernels.ops import verify_tree as tree_room
+
+PROBLEMS = 60 * (FULL_FACTOR if FULL else 1)
+
+
+def chain_problem(seed: int) -> Problem:
+    """A random round of chains, under every rule in turn."""
+    problem = random_problem(seed, [9, 33, 2100])
+    if seed % 4 == 1:
+        return with_rule(problem, seed // 4)
+    if seed % 4 == 2:
+        nobody = dict.fromkeys(("drafter", "draft_logits", "draft_sampling", "uniforms"))
+        numbers = {"seeds": torch.arange(len(problem.tokens)) - 1, "positions": torch.arange(len(problem.tokens)) * 7}
+        return replace(problem, arguments={**problem.arguments, **nobody, **numbers, "rule": "gumbel"})
+    if seed % 4 == 3:
+        return replace(problem, arguments={**problem.arguments, "rule": Threshold(0.1)})
+    return problem
+
+
+def chain_arguments(seed: int) -> tuple[ChainArguments, list[Tensor]]:
+    """Of a random round of chains, and what the torch operator returns."""
+    flat = operator_arguments(chain_room, chain_problem(seed).verify)
+    return ChainArguments.unpack(flat), chain_room.IMPLEMENTATIONS["cpp"](*flat)
+
+
+def assert_same(results: list[Tensor], expected: list[Tensor], name: object) -> None:
+    assert len(results) == len(expected)
+    for own, other in zip(results, expected, strict=True):
+        assert torch.equal(own, other.view(own.shape)), name
+
+
+def test_chains_are_verified_as_by_the_operator():
+    rules = set()
+    for seed in range(PROBLEMS):
+        arguments, expected = chain_arguments(seed)
+        assert_same(c_abi.verify(arguments), expected, seed)
+        rules.add(arguments.rule.kind)
+    assert rules == set(range(8))
+
+
+def test_trees_are_verified_as_by_the_operator():
+    rules = set()
+    for seed in range(PROBLEMS):
+        flat = operator_arguments(tree_room, random_case(seed).verify)
+        arguments = TreeArguments.unpack(flat)
+        assert_same(c_abi.verify(arguments), tree_room.IMPLEMENTATIONS["cpp"](*flat), seed)
+        rules.add(arguments.rule.kind)
+    assert len(rules) >= 3
+
+
+def test_a_workspace_and_threads_of_the_caller_change_no_result():
+    pool = ThreadPoolExecutor(3)
+    ranges = []
+
+    def run(_context: int, end: int, grain: int, ranged: int, of_range: int) -> None:
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(ranged)
+        parts = [(first, min(first + grain, end)) for first in range(0, end, grain)]
+        list(pool.map(lambda part: call(of_range, *part), parts))
+        ranges.extend(parts)
+
+    callback = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 2])(run)
+    memory = c_abi.Memory()
+    threads = memory.struct("threads", num_threads=3, run=ctypes.cast(callback, ctypes.c_void_p).value)
+    workspace = c_abi.Workspace(threads)
+    for seed in range(30):
+        arguments, expected = chain_arguments(seed)
+        assert_same(c_abi.verify(arguments, workspace), expected, seed)
+    assert len(ranges) > 10
+
+
+def test_an_argument_that_is_wrong_is_named_and_nothing_is_thrown():
+    arguments, _ = chain_arguments(3)
+    wrong = arguments._replace(draft=arguments.draft._replace(drafter=99, logits=None, drafters=None))
+    with pytest.raises(c_abi.SpecensError, match=r"drafter: expected a member or -1, got 99"):
+        c_abi.verify(wrong)
+    assert c_abi.LIBRARY.specens_verify_chain(None, None, None) == 1
+    assert c_abi.LIBRARY.specens_last_error() == b"member_logits: expected at least one, got none"
+
+
+def test_a_struct_of_a_later_version_is_refused_and_one_of_an_earlier_gets_defaults():
+    memory = c_abi.Memory()
+    members = memory.tensors([torch.zeros(1, 2, 5)])
+    target = memory.struct("target", member_logits=members, num_members=1)
+    out = torch.empty(1, 2, 5)
+    target.struct_size = c_abi.STRUCTS["specens_target"].plausibility.offset  # as if nothing came after the weights
+    target.plausibility = float("nan")
+    score = c_abi.LIBRARY.specens_target_logprobs
+    c_abi.check(score(ctypes.byref(target), None, ctypes.c_void_p(out.data_ptr()), None))
+    torch.testing.assert_close(out.exp(), torch.full((1, 2, 5), 0.2))
+    target.struct_size = ctypes.sizeof(target) + 8
+    with pytest.raises(c_abi.SpecensError, match=r"target: expected a struct_size of at most \d+, got \d+"):
+        c_abi.check(score(ctypes.byref(target), None, ctypes.c_void_p(out.data_ptr()), None))
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_the_header_compiles_without_a_warning(language, tmp_path):
+    flags = ["-std=c11" if language == "c" else "-std=c++11", "-Wall", "-Wextra", "-pedantic", "-Werror"]
+    source = tmp_path / "main.c"
+    source.write_text("#include <specens.h>\nint main(void) { return specens_abi_version() != SPECENS_ABI_VERSION; }\n")
+    link = [f"-I{specens_kernels.get_include()}", str(Path(specens_kernels.get_library(), "libspecens.a"))]
+    program = tmp_path / "main"
+    compiler = "cc" if language == "c" else "c++"
+    link = ["-x", "none", *link, "-lstdc++", "-lm", "-pthread"]
+    command = [compiler, *flags, "-x", language, str(source), f"-I{specens_kernels.get_include()}", *link]
+    subprocess.run([*command, "-o", str(program)], check=True)
+    subprocess.run([str(program)], check=True)
+
+
+def test_the_library_needs_neither_torch_nor_python_and_shows_its_own_functions_alone():
+    library = Path(specens_kernels.get_library(), "libspecens.so")
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in needed.splitlines() if "(NEEDED)" in line and ("torch" in line or "python" in line)]
+    symbols = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1] for line in symbols.splitlines()}
+    declared = set(c_abi.re.findall(r"SPECENS_API [\w*\s]+?\b(specens_\w+)\(", c_abi.SOURCE))
+    assert {name for name in names if name.startswith("specens_")} == declared
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="pkg-config is not installed")
+def test_pkg_config_finds_the_library():
+    folder = Path(specens_kernels.get_library(), "pkgconfig")
+    found = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", "specens"],
+        env={"PKG_CONFIG_PATH": str(folder), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "-lspecens" in found.stdout
