@@ -91,14 +91,13 @@ def load_draft_tokens(draft, request, step, used):
 
 
 @triton.jit
-def draft_log_probability(statistics, target, draft, state, request, step, tokens, used):
-    """Log of the draft distribution's probability of each token, float64."""
+def draft_log_probability(statistics, target, draft, state, drafter, request, step, tokens, used):
+    """Log of the draft distribution's probability of each token, float64; drafter: a member, unless from outside."""
     maximum, offset, _, cut = state
     logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if draft.logits is not None:
         logits = clean(raw_draft_logits(target, draft, request, step, tokens, used))
     else:
-        drafter = drafter_of(draft, request, step, used)
         for member in tl.static_range(len(target.logits)):
             drafts = used & (drafter == member)
             own = raw_logits(target, member, request, step, tokens, drafts)
@@ -125,7 +124,10 @@ def draft_odds(statistics, target, draft, request, step, token, tested, may_be_s
     draft_status = draft_marks & 0
     if statistics.DRAFT_PLANE >= 0:
         own_state, soft, draft_status = draft_state(statistics, draft, request, step, rows, draft_marks, may_be_soft)
-        log_own = draft_log_probability(statistics, target, draft, own_state, request, step, token, soft)
+        drafter = tl.zeros_like(step)
+        if draft.logits is None:
+            drafter = drafter_of(draft, request, step, soft)
+        log_own = draft_log_probability(statistics, target, draft, own_state, drafter, request, step, token, soft)
         log_draft = tl.where(soft, log_own, log_draft)
     return log_target, log_draft, soft, row_status | marks, draft_status
 

@@ -23,6 +23,7 @@ from specens_kernels.parts.sampling import (
 from specens_kernels.parts.target import TargetView, edited, unedited_logits
 
 NO_DRAFTER = tl.constexpr(arguments.NO_DRAFTER)
+NODES_AT_ONCE = tl.constexpr(128)  # one a thread
 
 
 class PackedRows(NamedTuple):
@@ -61,6 +62,8 @@ class DraftView(NamedTuple):
     filters: FilterView | None = None
     packed: PackedRows | None = None
     slots: Slots | None = None
+    parents: Tensor | None = None  # int64 [batch, draft_len] of trees: row i + 1 is that after draft i
+    marked: Tensor | None = None  # int8 [batch, steps]: the rows that are read, where not all are
     FILTERED: tl.constexpr = tl.constexpr(False)
     PACKED: tl.constexpr = tl.constexpr(False)  # the drafts, like their rows
     PROCESSED: tl.constexpr = tl.constexpr(True)  # drawn from logits with the target's edits and mask
@@ -232,9 +235,35 @@ def row_count(target, draft, request, length):
 
 
 @triton.jit
+def row_is_read(target, draft, request, step):
+    """Whether a row is there and needed; step is a scalar."""
+    read = step < row_count(target, draft, request, chain_len(draft, request))
+    if draft.parents is not None:
+        parent = tl.load(draft.parents + request * draft.draft_len + step - 1, mask=step > 0, other=-1)
+        read &= (step == 0) | ((parent >= -1) & (parent < step - 1))
+    if draft.marked is not None:
+        read &= tl.load(draft.marked + request * target.steps + step) != 0
+    return read
+
+
+@triton.jit
+def _has_children(draft, request, row):
+    """Whether a row of a tree has any; row is a scalar."""
+    found = tl.zeros([NODES_AT_ONCE], tl.int32)
+    for first in range(0, draft.draft_len, NODES_AT_ONCE):
+        node = first + tl.arange(0, NODES_AT_ONCE)
+        parents_ptr = draft.parents + request * draft.draft_len
+        parents = tl.load(parents_ptr + node, mask=node < draft.draft_len, other=-2)
+        found |= (parents == row - 1).to(tl.int32)
+    return tl.max(found, 0) != 0
+
+
+@triton.jit
 def may_be_drafted(draft, request, step):
     """Whether there is a draft to read at a row; of dense ones behind a request's length, too."""
-    if draft.packed is None:
+    if draft.parents is not None:
+        return _has_children(draft, request, step)
+    elif draft.packed is None:
         return step < draft.draft_len
     else:
         return step < chain_len(draft, request)

@@ -63,6 +63,8 @@ class EditView(NamedTuple):
     min_tokens: int
     min_tokens_rows: Tensor | None  # int64 [batch]; wins
     HOLDS_BACK: tl.constexpr  # end tokens
+    parents: Tensor | None = None  # int64 [batch, num_drafts] of trees: row i + 1 is that after draft i
+    num_drafts: int = 0
 
 
 def mask_view(allowed: Tensor | None) -> MaskView | None:
@@ -145,13 +147,40 @@ def first_entry(edits, request, key, used):
 
 
 @triton.jit
-def with_drafts_before(penalties, request, step, tokens, count):
+def _row_above(edits, request, row):
+    """The row that a tree's row, a scalar, is below; 0 or less where it is below none."""
+    parent = tl.load(edits.parents + request * edits.num_drafts + row - 1)
+    return tl.where(parent < row - 1, parent + 1, 0)
+
+
+@triton.jit
+def _depth(edits, request, row):
+    """How many drafts are before a row: in a tree those on the way to it."""
+    if edits.parents is None:
+        return row
+    else:
+        depth = row * 0
+        while row > 0:
+            depth += 1
+            row = _row_above(edits, request, row)
+        return depth
+
+
+@triton.jit
+def with_drafts_before(edits, request, step, tokens, count):
     """How often each token is in the output, and also among the drafts before its row, int32 like tokens."""
+    penalties = edits.penalties
     if penalties.drafts is not None:
         drafts_ptr = penalties.drafts + request * penalties.num_drafts
-        for index in range(penalties.num_drafts):
-            draft = tl.load(drafts_ptr + index)
-            count += ((tokens == draft) & (step > index)).to(tl.int32)
+        if edits.parents is not None:
+            row = step
+            while row > 0:
+                count += (tokens == tl.load(drafts_ptr + row - 1)).to(tl.int32)
+                row = _row_above(edits, request, row)
+        else:
+            for index in range(penalties.num_drafts):
+                draft = tl.load(drafts_ptr + index)
+                count += ((tokens == draft) & (step > index)).to(tl.int32)
     return count
 
 
@@ -198,13 +227,13 @@ def processed(edits, request, step, tokens, used, logits):
     if edits.bias_sums is not None:
         logits = logits + tl.load(edits.bias_sums + first + entry, mask=listed, other=0.0)
     if edits.PENALISED:
-        output = with_drafts_before(edits.penalties, request, step, tokens, marks >> OUTPUT_SHIFT)
+        output = with_drafts_before(edits, request, step, tokens, marks >> OUTPUT_SHIFT)
         logits = penalised(edits.penalties, request, output, (marks & IN_PROMPT) != 0, logits)
     if edits.HOLDS_BACK:
         held_back = edits.min_tokens
         if edits.min_tokens_rows is not None:
             held_back = tl.load(edits.min_tokens_rows + request)
-        held = tl.where(step < held_back, ENDS, 0)
+        held = tl.where(_depth(edits, request, step) < held_back, ENDS, 0)
         logits = tl.where((marks & held) != 0, -INFINITY, logits)
     return logits
 

@@ -111,18 +111,24 @@ def target_state(statistics, target, request, rows, used):
 def draft_state(statistics, draft, request, step, rows, marks, used):
     """The same of the draft distribution: (maximum, offset, scale, cut), whether there is one (else the draft is
     one-hot), and status bits; each [rows]."""
-    scale = logit_scale(draft_temperature(draft, request))
     given = used
     drafter = tl.zeros_like(rows)
     if draft.logits is None:
         drafter = drafter_of(draft, request, step, used)
         given = used & (drafter != NO_DRAFTER)
+    return drafter_state(statistics, draft, request, drafter, rows, marks, given)
+
+
+@triton.jit
+def drafter_state(statistics, draft, request, drafter, rows, marks, given):
+    """The same of that member as the drafter, where there is a distribution; given: whether there is a drafter."""
+    scale = logit_scale(draft_temperature(draft, request))
     if statistics.DRAFT_PLANE == 0:
         known = (drafter >= 0) & (drafter < statistics.PARTS)
-        maximum, powers = row_softmax(statistics, rows, drafter, statistics.PARTS + drafter, scale, used & known)
+        maximum, powers = row_softmax(statistics, rows, drafter, statistics.PARTS + drafter, scale, given & known)
     else:
         plane = statistics.DRAFT_PLANE
-        maximum, powers = row_softmax(statistics, rows, plane, plane + 1, scale, used)
+        maximum, powers = row_softmax(statistics, rows, plane, plane + 1, scale, given)
     cut = tl.zeros_like(maximum) - INFINITY
     if statistics.DRAFT_SLOT != NO_SLOT:
         slot = tl.zeros_like(rows) + statistics.DRAFT_SLOT

@@ -17,7 +17,7 @@ from torch import Tensor
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, load_draft_tokens
-from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature, row_count
+from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature, row_count, row_is_read
 from specens_kernels.parts.gumbel import NOISE_BLOCK
 from specens_kernels.parts.launches import Launch
 from specens_kernels.parts.sampling import INFINITY
@@ -96,7 +96,7 @@ def _maxima_kernel(
     tile = tl.program_id(1)
     request = row // target.steps
     step = row % target.steps
-    if step >= row_count(target, draft, request, chain_len(draft, request)):
+    if not row_is_read(target, draft, request, step):
         return
     tokens = tile * scores.TILE + tl.arange(0, scores.TILE)
     logits, marks, first = score_logits(scores, target, request, step, tokens, -INFINITY)
@@ -212,18 +212,22 @@ def _draw_kernel(
             tl.store(found.logprobs + request * found.columns + place, own)
 
 
-def launches(
-    found: Found, scores: ScoreView, statistics: Statistics, target: TargetView, draft: DraftView
-) -> Iterator[Launch]:
-    """Two launches: the pass, and what decides; statistics instead of the pass, or before it, where they are needed."""
-    arguments = {"scores": scores, "target": target, "draft": draft}
+def pass_launches(scores: ScoreView, statistics: Statistics, target: TargetView, draft: DraftView) -> Iterator[Launch]:
+    """The pass; statistics instead of it, or before it, where they are needed."""
     if scores.FROM_STATISTICS.value or scores.TOLD.value:
         yield from statistics_launches(statistics, target, draft)
     elif target.edits is not None:
         yield edit_launch(target.edits)
     if not scores.FROM_STATISTICS.value:
         grid = (batch_of(target) * target.steps, scores.tiles)
-        yield Launch(_maxima_kernel, grid, arguments, PASS_WARPS)
+        yield Launch(_maxima_kernel, grid, {"scores": scores, "target": target, "draft": draft}, PASS_WARPS)
+
+
+def launches(
+    found: Found, scores: ScoreView, statistics: Statistics, target: TargetView, draft: DraftView
+) -> Iterator[Launch]:
+    """Two launches: the pass, and what decides."""
+    yield from pass_launches(scores, statistics, target, draft)
     kernel = _chain_kernel if found.CHAIN.value else _draw_kernel
     arguments = {"found": found, "scores": scores, "statistics": statistics, "target": target, "draft": draft}
     if not found.CHAIN.value:

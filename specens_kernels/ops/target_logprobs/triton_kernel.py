@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import Drafts, Unpacker, ready_for_kernels
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
-from specens_kernels.parts.draft import DraftView, chain_len, row_count
+from specens_kernels.parts.draft import DraftView, row_is_read
 from specens_kernels.parts.examples import edited_target, example_draft, example_targets, filtered_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 from specens_kernels.parts.read import read_block, store_top_token
@@ -37,11 +37,6 @@ WARPS = 8
 
 
 @triton.jit
-def _row_is_needed(target, draft, request, step):
-    return step < row_count(target, draft, request, chain_len(draft, request))
-
-
-@triton.jit
 def _plausible_kernel(
     statistics,  # Statistics, its plausible plane written
     target,  # TargetView
@@ -51,7 +46,7 @@ def _plausible_kernel(
     block = tl.program_id(1)
     request = row // target.steps
     step = row % target.steps
-    if not _row_is_needed(target, draft, request, step):
+    if not row_is_read(target, draft, request, step):
         return
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     largest = tl.max(raw_logits(target, 0, request, step, tokens, tokens >= 0), 0)  # passes over NaN
@@ -66,7 +61,7 @@ def _statistics_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    if not _row_is_needed(target, draft, row // target.steps, row % target.steps):
+    if not row_is_read(target, draft, row // target.steps, row % target.steps):
         return
     if read_block(statistics, target, draft, row, block, False) != 0:
         read_block(statistics, target, draft, row, block, True)
@@ -84,7 +79,7 @@ def _filter_kernel(
     slot = tl.program_id(1)
     request = row // target.steps
     step = row % target.steps
-    if not _row_is_needed(target, draft, request, step):
+    if not row_is_read(target, draft, request, step):
         return
     place = row * statistics.SLOTS + slot
     source, temperature, total = slot_source(statistics, target, draft, request, step, slot)
@@ -111,7 +106,7 @@ def _mixture_top_kernel(
     request = row // target.steps
     step = row % target.steps
     temperature = target_temperature(target, request)
-    if (not top_is_wanted(statistics, temperature)) | (not _row_is_needed(target, draft, request, step)):
+    if (not top_is_wanted(statistics, temperature)) | (not row_is_read(target, draft, request, step)):
         return
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     rows = tl.zeros([1], tl.int64) + row

@@ -28,6 +28,7 @@ from specens_kernels.ops.sample.triton_scores import launches as score_launches
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
+    emitted_rows,
     example_report_launch,
     new_results,
     raw_report_launches,
@@ -300,7 +301,7 @@ def _report(
     if raw is not None:
         logprobs, *top = results[5:]
         view = ReportView(tokens, columns, logprobs, *(top or (None, None)), report.top)
-        run(raw_report_launches(view, raw, num_tokens), tokens)
+        run(raw_report_launches(view, raw, emitted_rows(raw, num_tokens)), tokens)
     elif report.top > 0:
         view = ReportView(tokens, columns, None, *results[6:], report.top)
         run(report_launches(view, statistics, target), tokens)

@@ -33,6 +33,7 @@ class ReportView(NamedTuple):
     top_tokens: Tensor | None  # int64 [batch, columns, top], most likely first, the lowest on a tie
     top_logprobs: Tensor | None  # float32 [batch, columns, top]
     top: int
+    path: Tensor | None = None  # int64 [batch, columns - 1] of trees: column i + 1 was drawn at the row after this node
 
 
 @triton.jit
@@ -82,6 +83,8 @@ def _report_kernel(
     request = place // report.columns
     step = place % report.columns
     token = tl.load(report.tokens + place)
+    if report.path is not None:
+        step = tl.load(report.path + request * (report.columns - 1) + step - 1, mask=step > 0, other=-1) + 1
     if token < 0:
         if report.logprobs is not None:
             tl.store(report.logprobs + place, 0.0)
@@ -117,12 +120,16 @@ def report_launches(report: ReportView, statistics: Statistics, target: TargetVi
     yield Launch(_report_kernel, grid, {"report": report, "statistics": statistics, "target": target}, WARPS)
 
 
-def raw_report_launches(report: ReportView, target: TargetView, num_tokens: Tensor) -> Iterator[Launch]:
-    """The same of another target, whose rows are read first where a token was emitted. num_tokens: int64 [batch]."""
+def raw_report_launches(report: ReportView, target: TargetView, emitted: DraftView) -> Iterator[Launch]:
+    """The same of another target, whose rows are read first where a token was emitted: those that `emitted` has."""
     statistics = new_statistics(target, DraftView())
-    emitted = DraftView(draft_len=target.steps, lens=num_tokens)  # a row each
     yield from statistics_launches(statistics, target, emitted)
     yield from report_launches(report, statistics, target)
+
+
+def emitted_rows(target: TargetView, num_tokens: Tensor) -> DraftView:
+    """The first num_tokens rows, int64 [batch]."""
+    return DraftView(draft_len=target.steps, lens=num_tokens)
 
 
 def raw_view(target: Target, report: Report, steps: int) -> TargetView | None:
@@ -136,5 +143,5 @@ def example_report_launch() -> Launch:
     results = new_results(batch_of(target), target.steps, Report(RAW_LOGPROBS, 5), target.logits[0].device)
     tokens, _, num_tokens, _, _, logprobs, top_tokens, top_logprobs = results
     report = ReportView(tokens, target.steps, logprobs, top_tokens, top_logprobs, 5)
-    *_, launch = raw_report_launches(report, target, num_tokens)
+    *_, launch = raw_report_launches(report, target, emitted_rows(target, num_tokens))
     return launch

@@ -1,0 +1,336 @@
+"""Tree verification on a GPU: a pass over the logits, and a program a request that judges its tree and draws.
+
+The program reads nothing but statistics and the logits of draft tokens, a row once more for each rejected child that
+was drawn from a distribution, and a block for each that was chosen. Filtered targets and the rule typical add a launch,
+and a row where the next token is drawn; several drafters whose distributions are no parts of the target a second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    Report,
+    Rule,
+    Tree,
+    TreeArguments,
+    ready_for_kernels,
+)
+from specens_kernels.ops.sample.triton_scores import pass_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
+from specens_kernels.ops.verify_chain.triton_report import (
+    ReportView,
+    raw_report_launches,
+    raw_view,
+    report_launches,
+)
+from specens_kernels.ops.verify_chain.triton_rules import rule_launches
+from specens_kernels.ops.verify_tree.reference import empty_verdict
+from specens_kernels.ops.verify_tree.rules import RuleKind
+from specens_kernels.ops.verify_tree.triton_walk import GUMBEL, TYPICAL, find_longest, walk_tree
+from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, request_is_valid
+from specens_kernels.parts.coins import CoinView, coins_of
+from specens_kernels.parts.draft import DraftView, chain_len, dense_drafts, draft_view, without_distribution
+from specens_kernels.parts.draw import EMPTY_RESIDUAL, target_block_masses
+from specens_kernels.parts.examples import (
+    edited_target,
+    example_coins,
+    example_draft,
+    example_targets,
+    filtered_targets,
+)
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.rules import new_rule
+from specens_kernels.parts.scores import score_view
+from specens_kernels.parts.siblings import Left, TreeCall, draw_left, row_of, weigh
+from specens_kernels.parts.statistics import NO_TOKEN, has_draft_distribution, new_statistics
+from specens_kernels.parts.target import TargetView, batch_of, target_temperature, target_view
+from specens_kernels.parts.tree import at_row, load_tree, tree_view, with_children
+from specens_kernels.types import RuleKind as ChainRuleKind
+
+STREAM_NEXT = tl.constexpr(1)
+WARPS = 8  # a block of 4096 tokens is loaded at once; with more, what several members need does not fit in registers
+SEARCH_WARPS = 16  # as that of a chain by the rule gumbel
+VALIDATED = 32  # coins looked at together
+
+
+class Found(NamedTuple):
+    """What is written; the fields of a Verdict."""
+
+    tokens: Tensor  # int64 [batch, levels + 1]
+    num_accepted: Tensor  # int64 [batch]
+    num_tokens: Tensor  # int64 [batch]
+    next_token: Tensor  # int64 [batch]
+    status: Tensor  # int32 [batch]
+    path: Tensor  # int64 [batch, levels]
+    COLUMNS: tl.constexpr  # the power of two from levels + 1
+
+
+@triton.jit
+def _draw(call, request, last, depth, tokens, children, left, masses, fresh):
+    """The token after the path, by what is left of its last row."""
+    row, _ = row_of(call, request, last, children, tokens)
+    if call.statistics.TARGET_SLOTS > 0:
+        if fresh == 0:
+            masses = weigh(call, row, left, masses, 0, call.statistics.blocks, call.tree.ROWS, -1)[0]
+    elif fresh == 0:
+        rows = tl.zeros([1], tl.int64) + request * call.target.steps + row.row
+        masses = target_block_masses(call.statistics, row.state, rows)
+    step = tl.zeros([1], tl.int64) + depth
+    coin = coins_of(call.coins, call.draft, request, call.draft.draft_len, step, STREAM_NEXT, step >= 0)
+    return draw_left(call, row, left, masses, tl.max(coin, 0))
+
+
+@triton.jit
+def _write_path(found, call, request, last, depth, above, tokens, bits, marks):
+    """Write the path to a row and its tokens. Returns the status of its rows, and of the children that were looked at:
+    up to the accepted one, all of the last row."""
+    lanes = tl.arange(0, call.tree.ROWS)
+    status = tl.full([], 0, tl.int32)
+    here = last
+    level = depth
+    accepted = last * 0 + call.tree.ROWS
+    while here >= 0:
+        status |= at_row(bits, here)
+        children = (above == with_children(call.tree, here, level)) & (lanes <= accepted)
+        own = tl.where(lanes == accepted, marks & ~EMPTY_RESIDUAL, marks)
+        own = tl.where(tokens >= 0, own, INVALID_DRAFT_TOKEN)
+        status |= tl.reduce_or(tl.where(children, own, 0), 0)
+        if here > 0:
+            token = at_row(tokens, here)
+            tl.store(found.tokens + request * (call.tree.levels + 1) + level - 1, token.to(tl.int64))
+            tl.store(found.path + request * call.tree.levels + level - 1, (here - 1).to(tl.int64))
+        accepted = here
+        here = at_row(above, here)
+        level -= 1
+    return status
+
+
+@triton.jit
+def _judge(found, call, request, length, RULE: tl.constexpr):
+    """The number of accepted tokens, the next token, and the status of a valid request; all int32."""
+    above, tokens = load_tree(call.tree, call.target, call.draft, request, length)
+    greedy = target_temperature(call.target, request) == 0
+    marks = above * 0
+    if RULE == GUMBEL:
+        position = request * 0
+        if call.scores.HAS_SEEDS:
+            position += tl.load(call.scores.positions + request)
+        last, depth, bits, token = find_longest(call, request, above, tokens, greedy, position, RULE)
+    elif call.tree.ALL_GREEDY:
+        last, depth, bits, token = find_longest(call, request, above, tokens, greedy, request, RULE)
+    else:
+        rate = tl.full([], 1.0, tl.float64)
+        rates = tl.zeros([call.tree.LANES], tl.float64)
+        since = tl.full([], 0, tl.int32) + call.tree.ROWS
+        masses = tl.zeros([call.statistics.BLOCK_COUNT], tl.float64)
+        fresh = tl.full([], 0, tl.int32)
+        if RULE == TYPICAL:
+            last, depth, bits, token = find_longest(call, request, above, tokens, greedy, request, RULE)
+        elif call.statistics.TOP_PLANE >= 0:
+            token = tl.full([], -1, tl.int32)
+            if greedy:
+                last, depth, bits, token = find_longest(call, request, above, tokens, greedy, request, RULE)
+            else:
+                last, depth, bits, marks, left, masses, fresh = walk_tree(call, request, above, tokens, RULE)
+                rate, rates, since = left
+        else:
+            last, depth, bits, marks, left, masses, fresh = walk_tree(call, request, above, tokens, RULE)
+            rate, rates, since = left
+            token = last * 0 - 1
+        if ((at_row(bits, last) & NO_TOKEN) == 0) & (greedy == 0):
+            children = (above == with_children(call.tree, last, depth)) & (tokens >= 0)
+            token = _draw(call, request, last, depth, tokens, children, Left(rate, rates, since), masses, fresh)
+    status = _write_path(found, call, request, last, depth, above, tokens, bits, marks)
+    return depth, token, status
+
+
+@triton.jit
+def _tree_kernel(
+    found,  # Found, written
+    call,  # TreeCall
+    RULE: tl.constexpr,
+    BLOCK_STEPS: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    num_accepted = tl.full([], 0, tl.int32)
+    token = num_accepted - 1
+    status = num_accepted + INVALID_PARAMETER
+    if request_is_valid(call.target, call.draft, call.coins, call.rule, request, BLOCK_STEPS):
+        length = chain_len(call.draft, request)
+        num_accepted, token, status = _judge(found, call, request, length, RULE)
+    column = tl.arange(0, found.COLUMNS)
+    behind = (column >= num_accepted) & (column <= call.tree.levels)
+    emitted = tl.where(column == num_accepted, token, -1).to(tl.int64)
+    tl.store(found.tokens + request * (call.tree.levels + 1) + column, emitted, mask=behind)
+    none = tl.zeros([found.COLUMNS], tl.int64) - 1
+    tl.store(found.path + request * call.tree.levels + column, none, mask=behind & (column < call.tree.levels))
+    tl.store(found.num_accepted + request, num_accepted.to(tl.int64))
+    tl.store(found.num_tokens + request, num_accepted.to(tl.int64) + (token >= 0).to(tl.int64))
+    tl.store(found.next_token + request, token.to(tl.int64))
+    tl.store(found.status + request, status)
+
+
+def drafters_apart(target: TargetView, draft: DraftView) -> TargetView | None:
+    """The members as drafters, where several drafted and their distributions are no parts of the target; else None.
+
+    They are the parts of a mixture, each filtered by itself.
+    """
+    weighted = target.weight_rows is None and all(weight != 0 for weight in target.weights)
+    same = target.MIXTURE.value and draft.SAME_TEMPERATURE.value and draft.PROCESSED.value
+    if draft.drafters is None or (same and weighted and (draft.filters is None or draft.SAME_FILTERS.value)):
+        return None
+    return target._replace(
+        weights=(1.0,) * len(target.logits),
+        weight_rows=None,
+        temperature=draft.temperature,
+        temperatures=draft.temperatures,
+        temperatures_stride=draft.temperatures_stride,
+        log_plausibility=None,
+        filters=draft.filters,
+        edits=target.edits if draft.PROCESSED.value else None,
+        mask=target.mask if draft.PROCESSED.value else None,
+        EDITED=tl.constexpr(target.EDITED.value and draft.PROCESSED.value),
+        FILTERED=draft.FILTERED,
+        MIXTURE=tl.constexpr(True),
+        WHOLE=tl.constexpr(False),
+    )
+
+
+def as_parts(draft: DraftView) -> DraftView:
+    """Drafts whose distributions are the parts of a target."""
+    true = tl.constexpr(True)
+    return draft._replace(PROCESSED=true, SAME_TEMPERATURE=true, SAME_FILTERS=true)
+
+
+def weighing_launches(found: Found, call: TreeCall, apart: TargetView | None, kind: int) -> Iterator[Launch]:
+    """The rules token, traversal and typical. apart: as `drafters_apart` gives it."""
+    target, draft = call.target, call.draft
+    own = draft if apart is None else without_distribution(draft)
+    yield from statistics_launches(call.statistics, target, own)
+    if apart is not None:
+        yield from statistics_launches(call.drafts, apart, as_parts(draft))
+    yield from rule_launches(call.rule, call.statistics, target, draft, call.coins)
+    yield tree_launch(found, call, kind)
+
+
+def score_launches(found: Found, call: TreeCall) -> Iterator[Launch]:
+    """The rule gumbel."""
+    yield from pass_launches(call.scores, call.statistics, call.target, call.draft)
+    yield tree_launch(found, call, RuleKind.GUMBEL)
+
+
+def tree_launch(found: Found, call: TreeCall, kind: int) -> Launch:
+    """A program a request."""
+    arguments = {"found": found, "call": call, "RULE": int(kind), "BLOCK_STEPS": VALIDATED}
+    warps = SEARCH_WARPS if kind == RuleKind.GUMBEL else WARPS
+    return Launch(_tree_kernel, (batch_of(call.target),), arguments, warps)
+
+
+def tree_call(
+    target: TargetView, draft: DraftView, apart: TargetView | None, tree: Tree, coins: CoinView, rule: Rule
+) -> TreeCall:
+    """With statistics unwritten."""
+    statistics = drafts = new_statistics(target, draft if apart is None else without_distribution(draft))
+    if apart is not None:
+        drafts = new_statistics(apart, as_parts(draft))
+    chain_kind = ChainRuleKind.TYPICAL if rule.kind == RuleKind.TYPICAL else ChainRuleKind.TOKEN
+    by_scores = rule.kind == RuleKind.GUMBEL
+    return TreeCall(
+        tree_view(target, draft, tree.levels, bool(tree.without_replacement), apart is not None),
+        target,
+        statistics,
+        draft,
+        drafts,
+        coins,
+        new_rule(statistics, draft, rule._replace(kind=int(chain_kind)), batch_of(target)),
+        score_view(target, statistics, coins.seeds, coins.positions, False) if by_scores else None,
+    )
+
+
+def tree_found(results: Sequence[Tensor], levels: int) -> Found:
+    """What is written of the results."""
+    return Found(*results[:6], COLUMNS=tl.constexpr(triton.next_power_of_2(levels + 1)))
+
+
+def launch(*flat: Any) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status, path, and what is reported; see `Verdict`."""
+    arguments = TreeArguments.unpack(flat)
+    results, tree, rule = empty_verdict(*flat), arguments.tree, arguments.rule
+    ready, given = ready_for_kernels(arguments.target), ready_for_kernels(arguments.draft)
+    parents = tree.parents.to(torch.int64).contiguous()
+    nodes = parents.shape[1]
+    target = target_view(ready, nodes + 1, dense_drafts(ready, given) if ready.processing.active else None)
+    if target.edits is not None:
+        target = target._replace(edits=target.edits._replace(parents=parents, num_drafts=nodes))
+    draft = draft_view(target, given)._replace(parents=parents)
+    if rule.kind not in (RuleKind.TOKEN, RuleKind.TRAVERSAL) or not has_draft_distribution(target, draft):
+        draft = without_distribution(draft)
+    apart = drafters_apart(target, draft)
+    call = tree_call(target, draft, apart, tree, CoinView(*ready_for_kernels(arguments.coins)), rule)
+    found = tree_found(results, tree.levels)
+    by_scores = rule.kind == RuleKind.GUMBEL
+    run(score_launches(found, call) if by_scores else weighing_launches(found, call, apart, rule.kind), parents)
+    report(results, call, raw_view(ready, arguments.report, nodes + 1), arguments.report)
+    return results
+
+
+def report(results: Sequence[Tensor], call: TreeCall, raw: TargetView | None, wanted: Report) -> None:
+    """Tell what is asked for of the rows on the path, whose statistics are there unless they are told of raw logits."""
+    if wanted.logprobs == NO_LOGPROBS:
+        return
+    tokens, _, _, _, _, path, logprobs, *top = results
+    view = ReportView(tokens, tokens.shape[1], logprobs, *(top or (None, None)), wanted.top, path)
+    if raw is None and call.scores is None:
+        run(report_launches(view, call.statistics, call.target), tokens)
+        return
+    marked = torch.zeros(tokens.shape[0], call.target.steps, dtype=torch.int8, device=tokens.device)
+    marked.scatter_(1, torch.nn.functional.pad(path + 1, (1, 0)), 1)
+    on_path = DraftView(draft_len=call.target.steps - 1, marked=marked)
+    run(raw_report_launches(view, call.target if raw is None else raw, on_path), tokens)
+
+
+def aot_variants() -> list[AotVariant]:
+    """What is launched, for compilation without a GPU: what knows trees, by every rule, of siblings drawn in every way."""
+    lone, _, mixture, _, contrast, _ = example_targets()
+    filtered, *_ = filtered_targets()
+    found = [
+        *_example_launches(lone, example_draft(lone, 2), RuleKind.TOKEN, True),
+        *_example_launches(mixture, example_draft(mixture, 1), RuleKind.TRAVERSAL, True)[-1:],
+        *_example_launches(contrast, example_draft(contrast, 3), RuleKind.TYPICAL, False)[-2:],
+        *_example_launches(filtered, example_draft(filtered, 3), RuleKind.TOKEN, False)[-1:],
+        *_example_launches(lone, example_draft(lone, 3), RuleKind.GUMBEL, False),
+    ]
+    edited = edited_target()
+    rows = torch.empty(*lone.logits[0].shape, dtype=torch.bfloat16, device="meta")
+    edits = edited.edits._replace(parents=_example_parents(), num_drafts=lone.steps - 1)
+    edited = edited._replace(row_offsets=None, logits=(rows,), strides_batch=(rows.stride(0),), edits=edits)
+    found += _example_launches(edited, example_draft(edited, 2), RuleKind.TOKEN, False)[1:]
+    return [aot_variant(launch) for launch in found]
+
+
+def _example_parents() -> Tensor:
+    target = example_targets()[0]
+    return torch.empty(batch_of(target), target.steps - 1, dtype=torch.int64, device="meta")
+
+
+def _example_launches(target: TargetView, drawn: DraftView, kind: RuleKind, no_repeats: bool) -> list[Launch]:
+    draft = drawn._replace(parents=_example_parents())
+    if kind in (RuleKind.TYPICAL, RuleKind.GUMBEL):
+        draft = without_distribution(draft)
+    levels, batch = target.steps - 1, batch_of(target)
+    apart, tree = drafters_apart(target, draft), Tree(draft.parents, levels, no_repeats)
+    coins = example_coins(0 if kind == RuleKind.GUMBEL else 1)
+    call = tree_call(target, draft, apart, tree, coins, Rule(int(kind), 0.09, 0.3))
+    sizes = [(batch, levels + 1), (batch,), (batch,), (batch,), (batch,), (batch, levels)]
+    dtypes = [torch.int64] * 4 + [torch.int32, torch.int64]
+    results = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, dtypes, strict=True)]
+    found = tree_found(results, levels)
+    return list(score_launches(found, call) if kind == RuleKind.GUMBEL else weighing_launches(found, call, apart, kind))
