@@ -130,14 +130,20 @@ def _draft(choice: random.Random, shape: tuple[int, ...], members: int, vocab: i
     return arguments
 
 
-def random_case(seed: int, batches: tuple[int, ...] = (1, 4, 9)) -> TreeCase:
+def random_case(
+    seed: int,
+    batches: tuple[int, ...] = (1, 4, 9),
+    vocabs: tuple[int, ...] = VOCABS,
+    sizes: tuple[int, ...] = (0, 1, 3, 6, 12),
+) -> TreeCase:
+    """sizes: of the trees."""
     use_next(seed)
     choice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    batch, nodes, vocab = choice.choice(batches), choice.choice([0, 1, 3, 6, 12]), choice.choice(VOCABS)
+    batch, nodes, vocab = choice.choice(batches), choice.choice(sizes), choice.choice(vocabs)
     members, dtype = choice.choice([1, 1, 2, 3]), choice.choice(DTYPES)
     first = torch.randn(batch, nodes + 1, vocab, generator=generator) * choice.choice([1, 2])
-    sizes = [max(1, vocab - choice.choice([0, 0, 1])) for _ in range(members)]
-    logits = [(first + torch.randn(first.shape, generator=generator))[..., :size].to(dtype) for size in sizes]
+    widths = [max(1, vocab - choice.choice([0, 0, 1])) for _ in range(members)]
+    logits = [(first + torch.randn(first.shape, generator=generator))[..., :width].to(dtype) for width in widths]
     if choice.random() < 0.3:
         logits[0][torch.rand(logits[0].shape, generator=generator) < 0.1] = -torch.inf
     if choice.random() < 0.1:

@@ -167,9 +167,8 @@ def test_no_result_claims_a_gradient(backend: str):
     results = [target_logprobs(logits, backend=backend)]
     results += verify_chain(logits, drafts, uniforms=coins, top_logprobs=2, backend=backend)
     results += sample(logits[:, 0], uniforms=coins[:, 0], top_logprobs=2, backend=backend)
-    if backend != "triton":
-        parents = torch.tensor([[-1, 0]] * 2)
-        results += verify_tree(logits, drafts, parents, uniforms=coins, top_logprobs=2, backend=backend)
+    parents = torch.tensor([[-1, 0]] * 2)
+    results += verify_tree(logits, drafts, parents, uniforms=coins, top_logprobs=2, backend=backend)
     assert not any(value.requires_grad for value in results if value is not None)
 
 

@@ -66,11 +66,6 @@ def test_too_many_nodes_are_refused():
         verify_tree(logits, tokens, tokens, sampling=Sampling(0.0))
 
 
-def test_there_is_no_triton_backend_and_it_says_so():
-    with pytest.raises(RuntimeError, match="verify_tree: backend 'triton' cannot run on cpu"):
-        verify(backend="triton")
-
-
 def test_the_operator_itself_refuses_logits_that_it_cannot_read():
     members, *rest = operator_arguments(room, lambda backend: verify(backend=backend))
     with pytest.raises(ValueError, match=r"^member_logits: expected float32, bfloat16 or float16, got"):

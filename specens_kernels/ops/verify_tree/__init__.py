@@ -95,8 +95,7 @@ def verify_tree(
     uniforms: float64 or float32 [batch, nodes + 1] in [0, 1), instead of seeds and positions: a coin for each node and,
         last, one for the next token. Where every request is greedy (temperature 0.0), neither is needed: then the
         longest path of most likely tokens is accepted, whatever the rule.
-    backend: None for the fastest one on the device, or "reference" or "cpp". There is no GPU kernel yet: CUDA tensors
-        need "reference", by name.
+    backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Returns a Verdict whose `path` tells the accepted nodes. Raises ValueError naming the argument that is wrong,
     RuntimeError where a backend that was asked for by name is not usable. What only the device can read is checked

@@ -273,6 +273,8 @@ def launch(*flat: Any) -> list[Tensor]:
     draft = draft_view(target, given)._replace(parents=parents)
     if rule.kind not in (RuleKind.TOKEN, RuleKind.TRAVERSAL) or not has_draft_distribution(target, draft):
         draft = without_distribution(draft)
+    if draft.drafters is not None and len(target.logits) == 1:
+        draft = draft._replace(drafter=0)
     apart = drafters_apart(target, draft)
     call = tree_call(target, draft, apart, tree, CoinView(*ready_for_kernels(arguments.coins)), rule)
     found = tree_found(results, tree.levels)
@@ -298,7 +300,7 @@ def report(results: Sequence[Tensor], call: TreeCall, raw: TargetView | None, wa
 
 
 def aot_variants() -> list[AotVariant]:
-    """What is launched, for compilation without a GPU: what knows trees, by every rule, of siblings drawn in every way."""
+    """What is launched, for compilation without a GPU: what knows trees, by every rule, siblings drawn in every way."""
     lone, _, mixture, _, contrast, _ = example_targets()
     filtered, *_ = filtered_targets()
     found = [

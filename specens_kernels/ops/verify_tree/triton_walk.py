@@ -76,7 +76,7 @@ def _next_source(call, row, child, following, drawn, source):
     """The source of the draft distribution whose rest the child after this one is drawn from, NO_DRAFTER for none."""
     wanted = tl.full([], NO_DRAFTER, tl.int64)
     if call.tree.WITHOUT_REPLACEMENT and call.drafts.DRAFT_PLANE >= 0:
-        if call.tree.SOURCES == 1:
+        if call.draft.drafters is None:
             wanted = tl.where(drawn & (following < call.tree.ROWS), source, wanted)
         else:
             drafter, given = _source_of(call, row.request, tl.where(following < call.tree.ROWS, following, child))
