@@ -28,6 +28,7 @@ from specens_kernels.types import (
     Typical,
     Verdict,
 )
+from specens_kernels.warmup import warmup
 
 if TYPE_CHECKING:
     from specens_kernels._host import NgramIndex, TokenTree, TreeGrowth
@@ -68,6 +69,7 @@ __all__ = [
     "uniforms",
     "verify_chain",
     "verify_tree",
+    "warmup",
 ]
 
 HOST_OBJECTS = ("NgramIndex", "TokenTree", "TreeGrowth")

@@ -153,7 +153,8 @@ def _on_one_device(fake: Implementation) -> Implementation:
     return checked
 
 
-def _register_triton(name: str, kernel: Implementation) -> None:
+def _register_triton(name: str, launch: Implementation) -> None:
+    kernel = importlib.import_module("specens_kernels.parts.replays").replayed(launch)
     for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
         OPERATORS.implement(f"{name}_triton", kernel, key)
 

@@ -14,10 +14,12 @@ from specens_kernels.arguments import Draft, Target
 from specens_kernels.parts.sampling import (
     INFINITY,
     FilterView,
+    any_size,
     filter_view,
     parameter_number,
     request_number,
     same_filters,
+    size_of,
     stride_of,
 )
 from specens_kernels.parts.target import TargetView, edited, unedited_logits
@@ -30,7 +32,7 @@ class PackedRows(NamedTuple):
     """Where the rows of requests lie when they lie one after the other."""
 
     offsets: Tensor  # int64 [batch + 1]
-    total: int  # rows
+    total: int  # rows; `any_size`, like `drafts`
     drafts: int  # where these are packed too
     bonus_each: int  # rows that each request then has more than drafts
 
@@ -111,7 +113,7 @@ def packed_rows(target: TargetView, draft: Draft) -> PackedRows | None:
         return None
     total, packed = target.logits[0].shape[0], draft.tokens.dim() == 1
     drafts = draft.tokens.shape[0] if packed else 0
-    return PackedRows(target.row_offsets, total, drafts, int(packed and drafts != total))
+    return PackedRows(target.row_offsets, any_size(total), any_size(drafts), int(packed and drafts != total))
 
 
 def without_distribution(draft: DraftView) -> DraftView:
@@ -211,7 +213,7 @@ def _packed_count(draft, request):
     """The number of a request's packed rows, int64; less than 0 where they cannot be."""
     first = tl.load(draft.packed.offsets + request)
     end = tl.load(draft.packed.offsets + request + 1)
-    return tl.where((first >= 0) & (end >= first) & (end <= draft.packed.total), end - first, -1)
+    return tl.where((first >= 0) & (end >= first) & (end <= size_of(draft.packed.total)), end - first, -1)
 
 
 @triton.jit
@@ -221,7 +223,7 @@ def _packed_fit(draft, request, length):
     fit = (rows >= 0) & ((rows == length) | (rows == length + 1))
     if draft.PACKED:
         first = draft_place(draft, request, request * 0)
-        fit &= (first >= 0) & (first + length <= draft.packed.drafts)
+        fit &= (first >= 0) & (first + length <= size_of(draft.packed.drafts))
     return fit
 
 

@@ -15,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import ProcessingArguments
-from specens_kernels.parts.sampling import INFINITY, LARGEST_NUMBER, parameter_number, request_number
+from specens_kernels.parts.sampling import INFINITY, LARGEST_NUMBER, any_size, parameter_number, request_number
 
 # A key is a token and a kind of entry; those of a token stand together, in this order.
 KINDS = tl.constexpr(4)
 BIAS, PROMPT, OUTPUT, END = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NO_KEY = tl.constexpr(2**31 - 1)  # behind the keys of all tokens
+ENTRY_MULTIPLE = 16
 LARGEST_TOKEN = 2**29 - 2
 IN_PROMPT, ENDS, OUTPUT_SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)  # of marks
 
@@ -53,7 +54,7 @@ class EditView(NamedTuple):
     keys: Tensor  # int32 [batch, entries], rising
     order: Tensor  # int64 [batch, entries]: the place of an entry before they were sorted; logit_bias stood first
     bias_values: Tensor | None  # float32 [batch, bias_width]
-    bias_width: int
+    bias_width: int  # any_size
     bias_sums: Tensor | None  # float32 [batch, entries]
     marks: Tensor  # int32 [batch, entries]: IN_PROMPT, ENDS and, shifted, how often a token is in the output
     entries: int
@@ -105,14 +106,16 @@ def edit_view(
     if penalties is not None:
         tables += [(processing.prompt_tokens, PROMPT), (processing.output_tokens, OUTPUT)]
     parts = [_keys(table, kind.value) for table, kind in tables if table is not None]
-    parts.append(torch.empty(batch, 0, dtype=torch.int32, device=device))
+    width = sum(part.shape[1] for part in parts)
+    padding = ENTRY_MULTIPLE - width % ENTRY_MULTIPLE  # so that no kernel is compiled for a width
+    parts.append(torch.full((batch, padding), NO_KEY.value, dtype=torch.int32, device=device))
     keys, order = torch.cat(parts, 1).sort(dim=1, stable=True)
     entries = keys.shape[1]
     return EditView(
         keys=keys,
         order=order,
         bias_values=values,
-        bias_width=0 if values is None else values.shape[1],
+        bias_width=any_size(0 if values is None else values.shape[1]),
         bias_sums=None if values is None else torch.empty(keys.shape, dtype=torch.float32, device=device),
         marks=torch.empty_like(keys),
         entries=entries,

@@ -1,11 +1,17 @@
-"""A launch as data, so that what is compiled ahead of time is what is launched."""
+"""A launch as data, so that what is compiled ahead of time is what is launched.
+
+The JIT looks at everything anew each time, which takes longer than the rest of a call. So a kernel that it has compiled
+is kept here, under what it was compiled for, and called directly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -76,9 +82,86 @@ def _type_of(value: Any, path: Path, constexprs: dict[Path, Any], attributes: di
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
+class Activity(threading.local):
+    """What is done with the launches of this thread, besides or instead of starting them."""
+
+    record: Callable[[Any, Launch], None] | None = None  # told of each compiled kernel that was started
+    collected: dict[Hashable, Launch] | None = None  # takes them instead
+
+
+ACTIVITY = Activity()
+COMPILED: dict[Hashable, Any] = {}  # by `launch_key`: kernels that are loaded on their device
+
+
+def specialization(value: Any, specialize: bool = True) -> Hashable:
+    """What the JIT compiles a kernel for, of one argument; values that it tells apart differ here.
+
+    specialize: False for an argument of which it looks at the type alone, unless it is a tuple.
+    """
+    if isinstance(value, Tensor):
+        return value.dtype, specialize and value.data_ptr() % ALIGNMENT == 0
+    if isinstance(value, tl.constexpr):
+        return type(value.value), value.value
+    if isinstance(value, tuple):
+        return type(value), *[specialization(item) for item in value]
+    if type(value) is int:
+        bits = 32 if -(2**31) <= value < 2**31 else 64 if value < 2**63 else 65
+        return bits, specialize and (value == 1, value % ALIGNMENT == 0)
+    return type(value)
+
+
+def launch_key(launch: Launch, device: int, known: dict[int, Hashable]) -> Hashable:
+    """What a compiled kernel is kept under. known: of arguments, by identity, that launches of a call share."""
+    parts: list[Hashable] = [id(launch.kernel), device, launch.num_warps]
+    for parameter in launch.kernel.params:
+        value = launch.arguments[parameter.name]
+        if parameter.is_constexpr:
+            parts.append((type(value), value))
+        elif parameter.do_not_specialize:
+            parts.append(specialization(value, specialize=False))
+        else:
+            part = known.get(id(value))
+            if part is None:
+                part = known[id(value)] = specialization(value)
+            parts.append(part)
+    return tuple(parts)
+
+
+def compile_launch(launch: Launch, start: bool) -> Any:
+    """The JIT's kernel for a launch. Sums are not fused, so that all kernels see the same numbers."""
+    options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
+    return launch.kernel.run(**launch.arguments, **options, grid=launch.grid, warmup=not start)
+
+
+def start_compiled(compiled: Any, launch: Launch) -> None:
+    """Start a kernel that has been compiled for such a launch."""
+    arguments = [launch.arguments[parameter.name] for parameter in launch.kernel.params]
+    compiled[(*launch.grid, 1, 1)[:3]](*arguments)
+
+
 def run(launches: Iterator[Launch], device_of: Tensor) -> None:
-    """Start launches, but for those of empty grids. Sums are not fused, so that all kernels see the same numbers."""
+    """Start launches, but for those of empty grids."""
     with torch.cuda.device_of(device_of):
+        known: dict[int, Hashable] = {}
+        kept = []  # what `known` knows by identity stays alive
         for launch in launches:
             if 0 not in launch.grid:
-                launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps, enable_fp_fusion=False)
+                kept.append(launch)
+                _start(launch, device_of.get_device(), known)
+
+
+def _start(launch: Launch, device: int, known: dict[int, Hashable]) -> None:
+    if not isinstance(launch.kernel, triton.JITFunction):
+        launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps)  # interpreted
+        return
+    key = launch_key(launch, device, known)
+    if ACTIVITY.collected is not None:
+        ACTIVITY.collected[key] = launch
+        return
+    compiled = COMPILED.get(key)
+    if compiled is not None:
+        start_compiled(compiled, launch)
+    else:
+        compiled = COMPILED[key] = compile_launch(launch, start=True)
+    if ACTIVITY.record is not None:
+        ACTIVITY.record(compiled, launch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -29,7 +28,8 @@ NODE_NUMBERS = tl.constexpr(NODE_FIELDS)
 SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
 BEHIND = tl.constexpr(-1.0)  # the share behind the end of a chain
 IN_SUMS = tl.constexpr(-1.0)  # a mass that `sums` has
-TREES_KEPT = 64  # on devices
+# What `tree_nodes` has copied to devices. Never freed, since a captured graph may read it.
+KEPT_NODES: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 class RuleView(NamedTuple):
@@ -48,10 +48,13 @@ class RuleView(NamedTuple):
     COMPARES: tl.constexpr  # weighs the draft against the most likely token, which takes its place
 
 
-@lru_cache(maxsize=TREES_KEPT)
 def tree_nodes(table: tuple[float, ...], device: torch.device) -> Tensor:
     """The nodes of a decision tree, float64 [nodes, NODE_NUMBERS]; the first call copies them to the device."""
-    return torch.tensor(table, dtype=torch.float64).reshape(-1, NODE_FIELDS).to(device)
+    nodes = KEPT_NODES.get((table, device))
+    if nodes is None:
+        nodes = torch.tensor(table, dtype=torch.float64).reshape(-1, NODE_FIELDS).to(device)
+        KEPT_NODES[table, device] = nodes
+    return nodes
 
 
 def new_rule(statistics: Statistics, draft: DraftView, rule: Rule, batch: int) -> RuleView:

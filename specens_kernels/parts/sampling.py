@@ -72,6 +72,17 @@ def same_filters(one: FilterView | None, other: FilterView | None) -> bool:
     return all(a is b if isinstance(a, Tensor) or isinstance(b, Tensor) else a == b for a, b in pairs)
 
 
+def any_size(size: int) -> int:
+    """A size, from 0, for which no kernel is compiled: in a tuple, the JIT does so for 1 and for multiples of 16."""
+    return 2 * size + 3
+
+
+@triton.jit
+def size_of(any_size):
+    """The size."""
+    return (any_size - 3) // 2
+
+
 @triton.jit
 def request_number(number, numbers, stride, request):
     """A parameter that is one number for all requests, or one a request; float32."""

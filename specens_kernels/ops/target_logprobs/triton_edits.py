@@ -18,6 +18,7 @@ from specens_kernels.parts.edits import (
     first_entry,
 )
 from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.sampling import size_of
 
 ENTRIES = tl.constexpr(128)
 WARPS = 4
@@ -47,7 +48,7 @@ def _edits_kernel(
         total = tl.zeros([ENTRIES], tl.float32)
         for index in range(tl.max(count, 0)):
             source = tl.load(edits.order + place + index, mask=index < count, other=0)
-            values_ptr = edits.bias_values + request * edits.bias_width + source
+            values_ptr = edits.bias_values + request * size_of(edits.bias_width) + source
             total += tl.load(values_ptr, mask=index < count, other=0.0)
         tl.store(edits.bias_sums + place, total, mask=leads)
 

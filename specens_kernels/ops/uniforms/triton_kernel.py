@@ -15,7 +15,7 @@ from specens_kernels.parts.philox import coin
 BLOCK_BATCH, WARPS = 256, 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["coin_stream", "batch"])
 def _uniforms_kernel(
     coins_ptr,  # float64 [batch], written
     seeds_ptr,  # int64 [batch]

@@ -104,9 +104,10 @@ def verify_chain(
         of greedy requests are the ensemble's at temperature 1. "raw": under the ensemble at temperature 1, without
         filters and processing.
     top_logprobs: also return so many most likely tokens at each emitted one, under the same distribution.
-    out: a Verdict of contiguous tensors to write into, which is returned; nothing else is allocated. Its optional
-        fields are those that are asked for. It shares no memory with an argument, nor its fields with each other; what
-        lies between the rows of an argument counts as the argument's.
+    out: a Verdict of contiguous tensors to write into, which is returned; nothing else is allocated but, on a
+        GPU, scratch memory: less than 2 % of the logits' where the vocabulary is 32,768 or more, unless logits are
+        processed. Its optional fields are those that are asked for. It shares no memory with an argument, nor its
+        fields with each other; what lies between the rows of an argument counts as the argument's.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Under the rule "gumbel" each row has one token, that of the largest log-probability + Gumbel noise, which is a

@@ -1,0 +1,198 @@
+"""An operator's launches, done again for arguments of the same shapes without the Python that made them.
+
+What a launcher does follows from what can be seen of its arguments without reading a tensor: shapes, strides, dtypes,
+alignment, and all numbers. The second call with the same of it is recorded: which tensors it made, by which operation
+of torch, and which compiled kernels it started on which tensors. Later calls do just that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specens_kernels.parts.launches import ACTIVITY, ALIGNMENT, Launch
+from specens_kernels.parts.rules import KEPT_NODES
+
+UNSEEN = object()
+MOST_RECORDINGS = 512  # of an operator; the oldest makes way. They hold no memory of a GPU
+UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
+Step = Callable[[list[Any]], None]  # takes the tensors so far, and adds those that it makes
+
+
+class Slot(int):
+    """The place of a tensor among those of a call: its arguments, then what it makes."""
+
+
+class Recording(TorchDispatchMode):
+    """What a launcher did, to be done again."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self._alive: list[Any] = []  # so that no identity is used twice
+        self._slots: dict[int, Slot] = {}
+        self._num_inputs, self._num_slots = len(inputs), 0
+        for tensor in inputs:
+            self._add(tensor)
+
+    def _add(self, value: Any) -> None:
+        self._slots[id(value)] = Slot(self._num_slots)
+        self._num_slots += 1
+        self._alive.append(value)
+
+    def record(self, launch: Callable[..., Any], flat: Sequence[Any]) -> Any:
+        """Call a launcher, and return what it does."""
+        ACTIVITY.record = self._launched
+        try:
+            with self:
+                result = launch(*flat)
+        finally:
+            ACTIVITY.record = None
+        self._fill_result = filler(self._template(list(result) if isinstance(result, (list, tuple)) else result))
+        self._alive.clear()
+        return result
+
+    def replay(self, tensors: list[Any]) -> Any:
+        """Do it again for other arguments."""
+        for step in self.steps:
+            step(tensors)
+        return self._fill_result(tensors)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record an operation of torch."""
+        assert function is not torch.ops.aten.as_strided.default, "its offset is that of a storage, not of an argument"
+        assert function is not torch.ops.aten._local_scalar_dense.default, "a launcher waits for the device"
+        template, named = self._template(list(args)), kwargs or {}
+        fill = filler(template)
+        assert not any(isinstance(value, Tensor) for value in named.values()), "a tensor by name"
+        ACTIVITY.record = None  # of an operator of ours the launches are its own
+        result = function(*args, **named)
+        ACTIVITY.record = self._launched
+        if function is torch.ops.aten.detach.default and self._slots.get(id(args[0]), -1) >= self._num_inputs:
+            self._slots[id(result)] = self._slots[id(args[0])]  # what torch.empty ends with
+            self._alive.append(result)
+            return result
+        several = not isinstance(result, Tensor)
+        for tensor in result if several else (result,):
+            self._add(tensor)
+
+        if function in UNWRITTEN:  # four times as fast as the operation itself
+            like = {"dtype": result.dtype, "device": result.device}
+            new = partial(torch.empty_strided, tuple(result.shape), result.stride(), **like)
+            self.steps.append(lambda made: made.append(new()))
+        elif several:
+            self.steps.append(lambda made: made.extend(function(*fill(made), **named)))
+        else:
+            self.steps.append(lambda made: made.append(function(*fill(made), **named)))
+        return result
+
+    def _launched(self, compiled: Any, launch: Launch) -> None:
+        arguments = [launch.arguments[parameter.name] for parameter in launch.kernel.params]
+        fill = filler([self._view(argument) for argument in arguments])
+        start = compiled[(*launch.grid, 1, 1)[:3]]
+        self.steps.append(lambda made: start(*fill(made)))
+
+    def _view(self, argument: Any) -> Any:
+        """The template of an argument: where it has tensors, the slot of a step that fills it for all launches."""
+        if id(argument) not in self._slots:
+            template = self._template(argument)
+            if template is argument:
+                return argument
+            fill = filler(template)
+            self.steps.append(lambda made: made.append(fill(made)))
+            self._add(argument)
+        return self._slots[id(argument)]
+
+    def _template(self, value: Any) -> Any:
+        """A value with slots for tensors, in lists where there are any; constants as they are."""
+        if isinstance(value, Tensor):
+            slot = self._slots.get(id(value))
+            kept = slot is None and any(value is nodes for nodes in KEPT_NODES.values())
+            assert slot is not None or kept, "a tensor of unknown origin"
+            return value if slot is None else slot
+        if isinstance(value, (tuple, list)):
+            items = [self._template(item) for item in value]
+            return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        return value
+
+
+def filler(template: Any) -> Callable[[list[Any]], Any]:
+    """A function that puts tensors into the slots of a template."""
+    if type(template) is Slot:
+        return itemgetter(template)
+    if type(template) is not list:
+        return lambda _: template
+    slots = [(place, item) for place, item in enumerate(template) if type(item) is Slot]
+    inner = [(place, filler(item)) for place, item in enumerate(template) if type(item) is list]
+
+    def fill(made: list[Any]) -> list[Any]:
+        filled = template.copy()
+        for place, slot in slots:
+            filled[place] = made[slot]
+        for place, fill_item in inner:
+            filled[place] = fill_item(made)
+        return filled
+
+    return fill
+
+
+def describe(flat: Sequence[Any]) -> tuple[Hashable, list[Tensor]]:
+    """What a launcher can see of arguments without reading tensors, and the tensors, each as often as it is there."""
+    tensors: list[Tensor] = []
+    seen: list[Hashable] = []
+    for argument in flat:
+        if isinstance(argument, Tensor):
+            tensors.append(argument)
+            seen.append(_seen(argument))
+        elif isinstance(argument, list) and argument and isinstance(argument[0], Tensor):
+            tensors += argument
+            seen += map(_seen, argument)
+            seen.append(len(argument))
+        else:
+            seen.append(tuple(argument) if isinstance(argument, list) else argument)
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    if len(places) < len(tensors):  # a tensor that is there twice
+        seen.append(tuple(places[id(tensor)] for tensor in tensors))
+    return tuple(seen), tensors
+
+
+def _seen(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT, tensor.get_device()
+
+
+def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """A launcher whose calls are recorded and replayed, unless kernels are interpreted."""
+    if triton.knobs.runtime.interpret:
+        return launch
+    recordings: dict[Hashable, Any] = {}  # a Recording, or None of what was seen once
+    lock = threading.Lock()
+
+    def call(*flat: Any) -> Any:
+        if ACTIVITY.collected is not None or ACTIVITY.record is not None:
+            return launch(*flat)
+        key, tensors = describe(flat)
+        recording = recordings.get(key, UNSEEN)
+        if recording is UNSEEN:
+            with lock:
+                if len(recordings) >= MOST_RECORDINGS:
+                    del recordings[next(iter(recordings))]
+                recordings[key] = None
+            return launch(*flat)
+        if recording is None:
+            recording = Recording(tensors)
+            result = recording.record(launch, flat)
+            with lock:
+                recordings[key] = recording
+            return result
+        with torch.cuda.device_of(tensors[0]):
+            return recording.replay(tensors)
+
+    return call

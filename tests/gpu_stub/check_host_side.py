@@ -1,0 +1,345 @@
+"""What the host does in a call, on a GPU that is not there; tests/ops/test_gpu_host_side.py runs this file."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from packed import ragged, verify_packed
+from problems import random_problem
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpu_stub import NotCompiled
+from gpu_stub.plugin import variants
+from specens_kernels import (
+    Processing,
+    Replacement,
+    Sampling,
+    Verdict,
+    sample,
+    target_logprobs,
+    uniforms,
+    verify_chain,
+    warmup,
+)
+from specens_kernels.parts import launches
+from specens_kernels.parts.replays import replayed
+
+SEEDS = range(40)
+VOCABS = (33, 2112)
+REPORTS = ({}, {"logprobs": True}, {"logprobs": "raw", "top_logprobs": 1}, {"top_logprobs": 4})
+STEPS = 500 if os.environ.get("SPECENS_TEST_FULL") else 60
+MOST_SCRATCH = 0.02  # of the logits' memory
+MOST_COMPILATIONS = 2  # of a kernel, while batches, lengths and tables change
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def calls_of(seed: int) -> Iterator[Callable[[], Any]]:
+    problem = random_problem(seed, VOCABS)
+    yield lambda: problem.verify("triton", **REPORTS[seed % 4])
+    requests = ragged(seed, bool(seed % 2))
+    yield lambda: verify_packed(requests, "triton")
+    if problem.logits[0].shape[1] > 0:
+        rows = [values[:, 0] for values in problem.logits]
+        seeds = torch.arange(len(rows[0]))
+        coins = {"seeds": seeds, "positions": seeds if seed % 2 else seeds + 1}
+        settings = {"ensemble": problem.arguments["ensemble"], "sampling": problem.arguments["sampling"]}
+        yield lambda: sample(rows, **settings, **coins, backend="triton")
+        if seed % 4 == 0:
+            yield lambda: target_logprobs(problem.logits, **settings, backend="triton")
+            yield lambda: uniforms(**coins, backend="triton")
+
+
+@triton.jit(do_not_specialize=["general"])
+def _any_kernel(special, general, CONSTANT: tl.constexpr):  # noqa: N803
+    pass
+
+
+def jit_key(launch: launches.Launch) -> str:
+    *_, binder = launch.kernel.device_caches[0]
+    return str(binder(**launch.arguments, num_warps=launch.num_warps)[1:])
+
+
+def assert_tells_apart_what_the_jit_does(all_launches: list[launches.Launch]) -> None:
+    found: dict[Any, str] = {}
+    for launch in all_launches:
+        own = launches.launch_key(launch, 0, {})
+        assert found.setdefault(own, jit_key(launch)) == jit_key(launch), launch.arguments
+
+
+def random_argument(choice: random.Random, memory: Tensor, depth: int = 0) -> Any:
+    kind = choice.randrange(7 if depth < 3 else 6)
+    if kind == 0:
+        return choice.choice([0, 1, 2, 16, 17, -16, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, 2**63])
+    if kind == 1:
+        return choice.choice([0.0, 1.0, 0.5, True, False, None])
+    if kind == 2:
+        return tl.constexpr(choice.choice([0, 1, 2, True, False, 1.0, None]))
+    if kind in (3, 4):
+        return memory[choice.randrange(20) :].view(choice.choice([torch.int8, torch.uint8, torch.bool]))
+    if kind == 5:
+        return memory[8 * choice.randrange(4) :].view(choice.choice([torch.int64, torch.float64, torch.float32]))
+    return tuple(random_argument(choice, memory, depth + 1) for _ in range(choice.randrange(3)))
+
+
+def test_keys_tell_apart_what_the_jit_tells_apart_of_any_arguments():
+    choice, memory = random.Random(0), torch.zeros(256, dtype=torch.int8)
+    all_launches = []
+    for _ in range(4000):
+        special, general = random_argument(choice, memory), random_argument(choice, memory)
+        constant = choice.choice([0, 1, True, 1.0, None, "text"])
+        arguments = {"special": special, "general": general, "CONSTANT": constant}
+        all_launches.append(launches.Launch(_any_kernel, (1,), arguments, 4))
+    assert_tells_apart_what_the_jit_does(all_launches)
+
+
+def test_keys_tell_apart_what_the_jit_tells_apart_of_the_launches_of_tests(monkeypatch):
+    all_launches = []
+    monkeypatch.setattr(launches, "_start", lambda launch, *_: all_launches.append(launch))
+    for seed in SEEDS:
+        for call in calls_of(seed):
+            call()
+    assert len(all_launches) > 200
+    assert_tells_apart_what_the_jit_does(all_launches)
+    own_keys = {launches.launch_key(launch, 0, {}) for launch in all_launches}
+    assert len(own_keys) <= 1.2 * len(set(map(jit_key, all_launches)))
+
+
+@pytest.fixture
+def launched() -> Iterator[list[Any]]:
+    """What kernels are launched with."""
+    found: list[Any] = []
+    NotCompiled.launched = lambda *launch: found.append(launch)
+    yield found
+    NotCompiled.launched = None
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+class Operations(TorchDispatchMode):
+    """What torch is asked for, and the arguments of this package's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.allocated = 0  # bytes
+        self.operators: list[tuple[str, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, result = function._schema.name, function(*args, **(kwargs or {}))
+        self.names.append(name)
+        if name.startswith("specens::") and name.endswith("_triton"):
+            self.operators.append((name, args))
+        elif name.startswith("aten::empty"):
+            self.allocated += result.nbytes
+        return result
+
+
+class Names:
+    """Of tensors, by where their memory begins: those that a call is given, then others as they come."""
+
+    def __init__(self, given: Any) -> None:
+        self.places: dict[int, int] = {}
+        self.of(given)
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            place = self.places.setdefault(value.data_ptr(), len(self.places))
+            return place, value.shape, value.stride(), value.dtype
+        if isinstance(value, (tuple, list)):
+            return tuple(self.of(item) for item in value)
+        return value.value if isinstance(value, tl.constexpr) else value
+
+
+class Copies:
+    """Copies of tensors, in memory that is laid out and shared as before."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, Any] = {}
+        self.tensors: dict[int, Tensor] = {}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return [self.of(item) for item in value]
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self.tensors:
+            storage = value.untyped_storage()
+            own = self.storages.setdefault(storage.data_ptr(), storage.clone())
+            layout = value.storage_offset(), value.shape, value.stride()
+            self.tensors[id(value)] = torch.empty(0, dtype=value.dtype).set_(own, *layout)
+        return self.tensors[id(value)]
+
+
+def launcher_of(operator: str) -> Callable[..., Any]:
+    name, out = operator.removeprefix("specens::").removesuffix("_triton"), "_out_" in operator
+    module = importlib.import_module(f"specens_kernels.ops.{name.removesuffix('_out')}.triton_kernel")
+    return torch.no_grad()(module.launch_out if out else module.launch)
+
+
+def test_a_replayed_call_launches_what_a_direct_one_does_on_its_own_tensors(launched):
+    with Operations() as operations:
+        for seed in SEEDS:
+            for call in calls_of(seed):
+                call()
+    assert len({name for name, _ in operations.operators}) == 4
+    replayed_calls = 0
+    for operator, flat in operations.operators:
+        direct, others = launcher_of(operator), Copies().of(flat)
+        replays = replayed(direct)
+        seen = []
+        for call, arguments in ((direct, flat), (replays, flat), (replays, flat), (replays, others)):
+            launched.clear()
+            names = Names(arguments)
+            results = call(*arguments)
+            seen.append((names.of(launched), names.of(results)))
+            if call is replays:
+                replayed_calls += len(launched)
+        assert seen[0] == seen[1] == seen[2] == seen[3], operator
+    assert replayed_calls > 300
+
+
+def test_one_tensor_for_two_arguments_is_another_call(launched):
+    logits, numbers = torch.zeros(2, 2112), torch.arange(2)
+    for positions in (numbers, numbers, numbers, numbers + 5):
+        launched.clear()
+        sample(logits, seeds=numbers, positions=positions, backend="triton")
+        _, _, arguments = launched[-1]
+        given = {tensor.data_ptr() for tensor in tensors_in(arguments)}
+        assert {numbers.data_ptr(), positions.data_ptr()} <= given
+
+
+def test_recordings_hold_no_tensor():
+    def call() -> Tensor:
+        logits = torch.zeros(3, 4, 2112)
+        for _ in range(3):
+            seeds = torch.arange(3)
+            verify_chain(logits, torch.zeros(3, 3, dtype=torch.int64), seeds=seeds, positions=seeds, backend="triton")
+        return weakref.ref(logits)
+
+    logits = call()
+    gc.collect()
+    assert logits() is None
+
+
+def everyday_calls(batch: int = 8, draft_len: int = 5, vocab: int = 32768) -> dict[str, Callable[[], Any]]:
+    logits = torch.zeros(batch, draft_len + 1, vocab, dtype=torch.bfloat16)
+    tokens, draft = torch.zeros(batch, draft_len, dtype=torch.int64), logits[:, 1:].contiguous()
+    coins = {"seeds": torch.arange(batch), "positions": torch.arange(batch) + 1}
+    filters = Sampling(torch.ones(batch), torch.full((batch,), 50), torch.full((batch,), 0.95))
+    penalties = Processing(repetition_penalty=torch.full((batch,), 1.1), output_tokens=torch.zeros(batch, 40).long())
+    integers = [torch.empty(batch, dtype=torch.int64) for _ in range(3)]
+    out = Verdict(torch.empty(batch, draft_len + 1).long(), *integers, None, torch.empty(batch, dtype=torch.int32))
+
+    def verify(**changes: Any) -> Callable[[], Any]:
+        given = {"draft_logits": draft, "out": out, "backend": "triton"} | coins | changes
+        return lambda: verify_chain(logits, tokens, **given)
+
+    return {
+        "plain": verify(),
+        "filtered": verify(sampling=filters),
+        "penalties": verify(processing=penalties),
+        "block": verify(rule="block"),
+        "typical": verify(rule="typical"),
+        "gumbel": verify(rule="gumbel", draft_logits=None),
+        "replacement": verify(rule=Replacement(0.5, 2.0)),
+        "sample": lambda: sample(logits[:, 0], **coins, backend="triton"),
+    }
+
+
+@pytest.mark.parametrize("name", everyday_calls(1, 1, 64))
+def test_a_second_call_copies_nothing_from_the_host_waits_for_nothing_and_allocates_scratch_alone(name):
+    call = everyday_calls()[name]
+    call()
+    for _ in range(3):  # direct once more, then recorded, then replayed
+        with Operations() as operations:
+            call()
+        forbidden = {"lift_fresh", "_local_scalar_dense", "nonzero", "item", "equal", "is_nonzero"}
+        assert not {name.removeprefix("aten::") for name in operations.names} & forbidden
+        assert operations.allocated <= MOST_SCRATCH * 48 * 32768 * 2
+
+
+def compilations(steps: int, **more: Any) -> Counter[str]:
+    del variants[:]
+    launches.COMPILED.clear()
+    for step in range(steps):
+        engine_step(random.Random(step), **more)
+    return Counter(variant[0].__name__ for variant in variants)
+
+
+VOCAB, LONGEST, LARGEST_BATCH = 1504, 5, 64  # a vocabulary that is, like large ones, a multiple of 16
+
+
+def engine_step(choice: random.Random, penalties: bool = False, packed: bool = True, filters: bool = True) -> None:
+    batch = choice.randint(1, LARGEST_BATCH)
+    lens = [choice.randint(0, LONGEST) for _ in range(batch)]
+    given: dict[str, Any] = {"sampling": Sampling(torch.ones(batch))}
+    if filters:
+        given["sampling"] = Sampling(torch.ones(batch), torch.full((batch,), 50), torch.full((batch,), 0.95))
+    given |= {"seeds": torch.arange(batch), "positions": torch.arange(batch) + 1, "backend": "triton"}
+    if penalties:
+        tables = [torch.zeros(batch, choice.randint(200, 1200), dtype=torch.int64) for _ in range(2)]
+        bias = torch.zeros(batch, choice.randint(0, 40))
+        given["processing"] = Processing(
+            logit_bias=(bias.long(), bias),
+            repetition_penalty=torch.full((batch,), 1.1),
+            prompt_tokens=tables[0],
+            output_tokens=tables[1],
+        )
+    if not packed:
+        logits = torch.zeros(batch, LONGEST + 1, VOCAB, dtype=torch.bfloat16)
+        tokens = torch.zeros(batch, LONGEST, dtype=torch.int64)
+        verify_chain(logits, tokens, draft_lens=torch.tensor(lens), draft_logits=logits[:, 1:].contiguous(), **given)
+        return
+    rows = sum(lens) + batch
+    offsets = torch.tensor([0, *(length + 1 for length in lens)]).cumsum(0)
+    verify_chain(
+        torch.zeros(rows, VOCAB, dtype=torch.bfloat16),
+        torch.zeros(rows - batch, dtype=torch.int64),
+        row_offsets=offsets,
+        max_draft_len=LONGEST,
+        draft_logits=torch.zeros(LARGEST_BATCH, LONGEST, VOCAB, dtype=torch.bfloat16),
+        draft_slots=torch.arange(batch),
+        **given,
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"packed": False}, {}, {"penalties": True}, {"penalties": True, "packed": False}, {"filters": False}],
+    ids=str,
+)
+def test_kernels_are_compiled_for_no_batch_and_no_table(more):
+    found = compilations(STEPS, **more)
+    assert len(found) >= 3, found
+    assert max(found.values()) <= MOST_COMPILATIONS, found
+
+
+def test_warmup_compiles_what_calls_need_and_launches_nothing(launched):
+    calls = everyday_calls(4, 3, 4096)
+    launches.COMPILED.clear()
+    assert warmup(*calls.values(), workers=2) == len(launches.COMPILED) > 8
+    assert launched == []
+    del variants[:]
+    for call in calls.values():
+        call()
+    assert variants == []
+    assert launched
+    assert warmup(*calls.values()) == 0
