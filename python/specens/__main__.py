@@ -1,5 +1,6 @@
 """The command `specens`, also `python -m specens`: what holds before anything of it is loaded."""
 
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _Interrupt())
+        _open_what_is_closed()
         from specens import bare
 
         missing = bare.missing_packages()
@@ -28,6 +30,17 @@ def main() -> None:
     finally:
         if isinstance(signal.getsignal(signal.SIGINT), _Interrupt):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said, and Python ends
+
+
+def _open_what_is_closed() -> None:
+    """Let standard streams that the shell closed (`>&-`) be nowhere: else a file of ours would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w"))
 
 
 class _Interrupt:

@@ -154,6 +154,7 @@ class TaskMaker:
     def __call__(self, job: Job, index: int, sample: int) -> Task:
         """The task of one text of a prompt; raises ValueError where a setting is wrong."""
         owner, own = self._owner, job.over(self._settings)
+        own["logits_processors"] = processors = as_processors(own.get("logits_processors", ()))
         num_members = owner.plan.num_members
         given = own.get("stop_tokens")
         stop_tokens = self._end_of_sequence if given is None else as_stop_tokens(given)
@@ -173,7 +174,7 @@ class TaskMaker:
             skip_special_tokens=own.get("skip_special_tokens", True),
             logprobs=own.get("logprobs", False),
             processing=as_processing(found, own.get("processing")),
-            logits_processors=as_processors(own.get("logits_processors", ())),
+            logits_processors=processors,
             model_processors=found.processors,
             constraint=own.get("constraint"),
             rule=owner.plan.rule,

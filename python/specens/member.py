@@ -12,6 +12,7 @@ from specens.adapters.causal_lm import CausalLM
 from specens.kv_cache import Rollback, holds_trees, keep_slots
 from specens.reading import Reading
 from specens.statistics import Statistics
+from specens.token_ids import TokenIds
 from specens.tree_arguments import paths_to_read, tree_arguments
 
 FED_TOGETHER = 8
@@ -49,6 +50,7 @@ class Member:
         self._can_roll_back = can_roll_back and self._reading.caches and self._reading.rolls_back
         self._prompt_len = max(len(prompt) for prompt in prompts)
         self._padding = [self._prompt_len - len(prompt) for prompt in prompts]
+        self._ids = TokenIds(prompts, model.device)
         self._num_settled = 0  # of the generated tokens, how many are known never to be taken back
         self._begin()
 
@@ -86,6 +88,7 @@ class Member:
     def roll_back(self, length: int) -> None:
         """Forget the tokens behind the first `length` generated ones, which are settled."""
         self._num_settled = length
+        self._ids.forget(length)
         if self._rollback is not None and not self._switches(length, self.num_seen):
             left = self._rollback.undo(self.num_seen, length)
         else:
@@ -215,9 +218,8 @@ class Member:
         return logits
 
     def _forward(self, sequence: list[int], rows: int) -> Tensor:
-        texts = [[0] * pad + prompt + sequence for pad, prompt in zip(self._padding, self._prompts, strict=True)]
+        ids = self._ids.behind(sequence)
         held = self._prompt_len + self.num_seen if self._prompt_fed and self._reading.caches else 0
-        ids = torch.tensor(texts, device=self._model.device)
         return self._model.read(ids, self.cache, held, rows, **self._padding_arguments(ids.shape[1]))
 
     def _padding_arguments(self, length: int) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from specens.adapters.generation_config import (
     differing,
     wishes,
 )
-from specens.processors import as_processors
 from specens.request import counted_places
 from specens.targets import DenseTarget
 from specens_kernels import Processing
@@ -123,7 +122,7 @@ class ModelSettings:
             config,
             self._model,
             sampling=own.get("sampling"),
-            user_processors=as_processors(own.get("logits_processors", ())),
+            user_processors=own.get("logits_processors", ()),
             stop_tokens=stop_tokens,
             max_new_tokens=most,
             can_fuse=not isinstance(ensemble, DenseTarget)

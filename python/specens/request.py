@@ -16,6 +16,7 @@ from specens.processors import LogitsProcessor
 from specens.statistics import OUTSIDE, Statistics
 from specens.targets import DenseTarget
 from specens.text_stream import TextStream
+from specens.token_ids import TokenIds
 from specens_kernels import (
     Contrastive,
     DecisionTree,
@@ -120,6 +121,7 @@ class Request:
     more, `rows[OUTSIDE]`, for those of an outside drafter. lanes: where each set of weights reads it
     (`specens.scorer`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
     hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
+    texts: what the logits processors of each place see.
     num_readable: tokens below it have an embedding in every member. num_turns: how many turns an alternating schedule
     has given it, last_turns: in which each lane read last.
     """
@@ -138,6 +140,7 @@ class Request:
         self.drafter_state: Any = None
         self.measured: dict[int, Any] = {}
         self.hidden: dict[int, tuple[int, Tensor]] = {}
+        self.texts: dict[int, TokenIds] = {}
         self.events: list[Event] = []
         self.num_turns = 0
         self.last_turns: dict[int, int] = {}

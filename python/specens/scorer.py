@@ -16,6 +16,7 @@ from specens.members import Separate, make_member
 from specens.processors import process
 from specens.reading import Reading
 from specens.request import Request
+from specens.token_ids import TokenIds
 
 
 @dataclass
@@ -145,10 +146,10 @@ class Scorer:
             request.hidden |= {place: (first, rows) for place, rows in zip(self.places, hidden, strict=True)}
         for place, prompt, rows in zip(self.places, self._prompts(request), logits, strict=True):
             first = len(request.readable) + 1 - len(rows)
-            request.rows[place].add(first, _processed(request, prompt, rows, first))
+            request.rows[place].add(first, _processed(request, place, prompt, rows, first))
 
 
-def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) -> Tensor:
+def _processed(request: Request, place: int, prompt: list[int], rows: Tensor, first: int) -> Tensor:
     """Logits [rows, vocab] of the positions from `first` on, each edited for the tokens before it.
 
     Rows behind an end, or behind a draft that cannot be accepted, are of no use, and no processor sees them.
@@ -156,7 +157,10 @@ def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) ->
     processors = request.processors(len(prompt))
     if not processors:
         return rows
-    ids = torch.tensor([prompt + request.sequence], device=rows.device)
+    if place not in request.texts:
+        request.texts[place] = TokenIds([prompt], rows.device)
+    text = request.texts[place]
+    ids = text.behind(request.sequence)
     edited = []
     for position, row in enumerate(rows, start=first):
         useful = processors if request.may_follow(position) else ()
@@ -164,4 +168,5 @@ def _processed(request: Request, prompt: list[int], rows: Tensor, first: int) ->
         edited.append(process(useful, before, row, is_first=position == 0))
         if useful:
             request.note_processed(position, row, edited[-1][0])
+    text.forget(request.num_settled)
     return torch.cat(edited)

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -179,6 +180,16 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, models)
     assert result.exit_code == 0
     assert "s)" in result.stderr
     assert 1 <= result.stderr.count("\n") < 20
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("<&- 2>&-", 2)])
+def test_a_stream_that_the_shell_closed_is_nowhere(models, closed, code):
+    prompt = "" if "<" in closed else "--prompt w5"
+    line = f"{shlex.join(SPECENS)} generate {shlex.join([*models, *JOB])} {prompt} {closed}"
+    ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == code, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ("6 tokens in" in ran.stderr) is (closed == ">&-")
 
 
 def test_loading_shows_its_steps_and_keeps_its_warnings():
