@@ -23,7 +23,11 @@ from bench.environment import environment
 from bench.report import JsonLines, list_rooms, print_environment
 
 EVERY_ROOM = "all"
-COUNTS = {"traffic": "bench.gpu.traffic", "static": "bench.gpu.static"}  # processes of their own
+COUNTS = {
+    "traffic": "bench.gpu.traffic",
+    "static": "bench.gpu.static",
+    "host_time": "bench.gpu.host_time",
+}  # processes of their own
 CONSOLE_WIDTH = 240  # of a table that goes to a file or a pipe
 INTERRUPTED = 130
 

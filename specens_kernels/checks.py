@@ -217,6 +217,8 @@ def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of arguments and their names."""
     if isinstance(value, Tensor):
         yield name, value
+    elif value is None or isinstance(value, bool | int | float | str):
+        return  # most are
     elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         for index, part in enumerate(value):
             yield from _tensors_in(f"{name}[{index}]", part)
@@ -230,5 +232,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first element to behind its last; nothing where there is no memory."""
     if tensor.numel() == 0 or tensor.is_meta or type(tensor) is not Tensor:
         return 0, 0
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -85,6 +85,7 @@ def _type_of(value: Any, path: Path, constexprs: dict[Path, Any], attributes: di
 class Activity(threading.local):
     """What is done with the launches of this thread, besides or instead of starting them."""
 
+    direct: bool = False  # nothing is recorded or replayed
     record: Callable[[Any, Launch], None] | None = None  # told of each compiled kernel that was started
     collected: dict[Hashable, Launch] | None = None  # takes them instead
 

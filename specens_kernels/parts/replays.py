@@ -8,7 +8,8 @@ of torch, and which compiled kernels it started on which tensors. Later calls do
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -168,6 +169,16 @@ def _seen(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT, tensor.get_device()
 
 
+@contextmanager
+def off() -> Iterator[None]:
+    """Every call of this thread launches as one of new shapes does."""
+    ACTIVITY.direct = True
+    try:
+        yield
+    finally:
+        ACTIVITY.direct = False
+
+
 def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
     """A launcher whose calls are recorded and replayed, unless kernels are interpreted."""
     if triton.knobs.runtime.interpret:
@@ -176,7 +187,7 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
     lock = threading.Lock()
 
     def call(*flat: Any) -> Any:
-        if ACTIVITY.collected is not None or ACTIVITY.record is not None:
+        if ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
             return launch(*flat)
         key, tensors = describe(flat)
         recording = recordings.get(key, UNSEEN)

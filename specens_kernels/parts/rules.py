@@ -152,9 +152,10 @@ def rate_of(rule, step):
     """The rate at which synthetic acceptance accepts the draft of each step, float64 like step."""
     rate = tl.zeros(step.shape, tl.float32)
     rest = tl.zeros(step.shape, tl.float32)
-    for index in tl.static_range(len(rule.rates)):
-        rate = tl.where(step == index, rule.rates[index], rate)
-        rest = tl.where(step == index, rule.rate_rests[index], rest)
+    if rule.rates is not None:  # there are drafts
+        for index in tl.static_range(len(rule.rates)):
+            rate = tl.where(step == index, rule.rates[index], rate)
+            rest = tl.where(step == index, rule.rate_rests[index], rest)
     return rate.to(tl.float64) + rest.to(tl.float64)
 
 

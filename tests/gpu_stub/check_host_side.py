@@ -1,4 +1,4 @@
-"""What the host does in a call, on a GPU that is not there; tests/ops/test_gpu_host_side.py runs this file."""
+"""What the host does in a call, on a GPU that is not there; tests/ops/test_triton_host_side.py runs this file."""
 
 from __future__ import annotations
 
