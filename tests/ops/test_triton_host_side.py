@@ -14,7 +14,7 @@ LIMIT = 600  # seconds
 
 
 FULL = bool(os.environ.get("SPECENS_TEST_FULL"))
-QUICK = ("ops/test_filters_and_rules.py", "ops/test_gumbel.py", "ops/test_triton_reports.py")
+QUICK = ("ops/test_gumbel.py", "ops/test_status.py", "ops/test_triton_reports.py")
 
 
 def run_under_stub(plugin: str, *arguments: str) -> str:
@@ -43,7 +43,7 @@ def test_the_front_end_of_the_jit_compiles_what_tests_launch():
 def test_a_call_costs_the_host_a_few_launches_of_the_jit():
     code = (
         "from bench.gpu import host_time; host_time.use_stub(); "
-        "print([(t.case.name, t.launches, t.case.launches) for t in host_time.measure() if t.launches > t.case.launches])"
+        "print([time for time in host_time.measure() if time.launches > time.case.launches])"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -294,7 +294,8 @@ def report(results: Sequence[Tensor], call: TreeCall, raw: TargetView | None, wa
         run(report_launches(view, call.statistics, call.target), tokens)
         return
     marked = torch.zeros(tokens.shape[0], call.target.steps, dtype=torch.int8, device=tokens.device)
-    marked.scatter_(1, torch.nn.functional.pad(path + 1, (1, 0)), 1)
+    rows = (path + 1).clamp(0, call.target.steps - 1)  # `warmup` leaves the path unwritten
+    marked.scatter_(1, torch.nn.functional.pad(rows, (1, 0)), 1)
     on_path = DraftView(draft_len=call.target.steps - 1, marked=marked)
     run(raw_report_launches(view, call.target if raw is None else raw, on_path), tokens)
 
