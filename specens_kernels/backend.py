@@ -109,13 +109,14 @@ def implementations(
     launch: str = "launch",
     fake: Implementation | None = None,
     cuda: bool = False,
+    cuda_first: bool = False,
 ) -> Table:
     """Define the operators of one room and return its table of implementations.
 
     Defines `specens::{name}_cpp` and `specens::{name}_triton` with `schema`, whose arguments `reference` takes in the
     same order; `reference` is their fake kernel, or `fake` where that would take long. Triton's kernel is the function
     `launch` of triton_kernel.py in the room, which is that of the name unless given. cuda: the room has a cuda.cu, so
-    "cpp" serves CUDA tensors too where nvcc was there to build it.
+    "cpp" serves CUDA tensors too where nvcc was there to build it; cuda_first: and is preferred to Triton there.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
     """
@@ -132,6 +133,8 @@ def implementations(
         KERNEL_DEVICES[operator] = _kernel_devices(operator)
         table[backend] = getattr(torch.ops.specens, operator).default if KERNEL_DEVICES[operator] else None
     for device_type, preference in FASTEST_FIRST.items():
+        if cuda_first and device_type == "cuda":
+            preference = ("cpp", "triton", "reference")
         usable = [backend for backend in preference if _unusable(table, backend, device_type, name) is None]
         for chosen in (None, *usable):
             backend = chosen or usable[0]

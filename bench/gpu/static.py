@@ -23,7 +23,7 @@ from rich.table import Table
 
 ARCHITECTURES = (80, 90, 100)
 WARP_SIZE = 32
-ROOMS = ("sample", "target_logprobs", "uniforms", "verify_chain", "verify_tree")
+ROOMS = ("compact_kv", "sample", "target_logprobs", "tree_mask", "uniforms", "verify_chain", "verify_tree")
 # kernels that read whole rows of logits, and those of them whose loops, if they have any, go over the vocabulary
 LOGIT_READERS = (
     "_statistics_kernel",

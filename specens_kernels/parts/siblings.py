@@ -120,12 +120,13 @@ def _member_probabilities(call, row, member: tl.constexpr, tokens):
 def _one_source(call, row, left, tokens, wanted):
     """The target's probabilities, the draft's, and what the draft leaves of the target; float32."""
     subtracts = (tl.max(left.rates, 0) > 0) | (wanted >= 0)
+    drafter = tl.full([], 0, tl.int32) + call.draft.drafter
     own_state = (0.0, 0.0, 0.0, 0.0)
     if call.drafts.DRAFT_PLANE >= 0:
         own_state = row.sources[0]
     probabilities, drafted = block_probabilities(
         call.statistics, call.target, call.draft, row.state, own_state, row.request, row.row, tokens,
-        call.draft.drafter, subtracts,
+        drafter, subtracts,
     )  # fmt: skip
     rest = probabilities * left.rate.to(tl.float32) - drafted * at_row(left.rates, 0).to(tl.float32)
     return probabilities, drafted, rest

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from cases import lay_out, operator_arguments
+from cases import TRACED_BACKENDS, lay_out, many, operator_arguments
 
 import specens_kernels.ops.tree_mask as room
 from specens_kernels import TokenTree, tree_mask
@@ -17,6 +17,9 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 LAYOUTS = ("full", "tree", "packed", "additive")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WINDOWS = (None, 1, 2, 4, 1000)
+# Triton's interpreter takes a hundredth of a second for a row.
+CASES, BATCHES = {"cpp": 120, "triton": many(8)}, {"cpp": (0, 1, 3, 17), "triton": (0, 1, 3)}
+NODES = {"cpp": (0, 1, 7, 8, 9, 33, 64), "triton": (0, 1, 7, 8, 9, 17)}
 
 
 def random_trees(batch, nodes, seed, faults=0.0):
@@ -71,13 +74,13 @@ def test_the_reference_is_what_a_walk_up_the_tree_sees(batch, nodes, faults, win
         assert torch.equal(result.positions, positions)
 
 
-@pytest.mark.parametrize("backend", ["cpp"])
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_backend_gives_the_mask_of_the_reference(backend, device, layout):
     rng = random.Random(layout)
-    for seed in range(120):
-        batch, nodes = rng.choice([0, 1, 3, 17]), rng.choice([0, 1, 7, 8, 9, 33, 64])
+    for seed in range(CASES[backend]):
+        batch, nodes = rng.choice(BATCHES[backend]), rng.choice(NODES[backend])
         parents, prefix_lens = random_trees(batch, nodes, seed, faults=rng.choice([0.0, 0.05]))
         num_nodes = torch.tensor([rng.randint(0, nodes + 1) for _ in range(batch)], dtype=torch.int64)
         options = {
@@ -96,7 +99,7 @@ def test_a_backend_gives_the_mask_of_the_reference(backend, device, layout):
         assert torch.equal(result.positions, expected.positions), options
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_all_layouts_say_the_same(backend, window):
     parents, prefix_lens = random_trees(5, 21, seed=1, faults=0.05)
@@ -117,7 +120,7 @@ def test_all_layouts_say_the_same(backend, window):
         assert torch.equal(additive == -torch.inf, ~full[:, None])
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_a_batch_of_trees_gives_their_bits_and_positions(backend):
     trees = [TokenTree.chains(1, 5), TokenTree.branching([3, 2]).with_root(), TokenTree([]), TokenTree([-1, 0, 0, -1])]
     batch = {name: torch.from_numpy(array) for name, array in TokenTree.batch(trees).items()}
@@ -133,7 +136,7 @@ def test_a_batch_of_trees_gives_their_bits_and_positions(backend):
     assert torch.equal(counted.mask, packed.mask)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpp"])
+@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_sdpa_with_the_additive_mask_is_attention_along_each_path(backend, window):
     batch, heads, nodes, slots, size = 3, 2, 12, 9, 8
@@ -203,7 +206,7 @@ def test_the_cpp_operator_itself_refuses_what_it_cannot_read(place, value):
         torch.ops.specens.tree_mask_cpp(*arguments)
 
 
-@pytest.mark.parametrize("backend", ["cpp"])
+@pytest.mark.parametrize("backend", TRACED_BACKENDS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_operator_keeps_its_contract_by_opcheck(backend, device, layout):

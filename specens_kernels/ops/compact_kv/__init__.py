@@ -17,7 +17,8 @@ SCHEMA = (
     "(Tensor(a!)[] caches, Tensor kept, Tensor prefix_lens, Tensor? num_kept, Tensor? block_table,"
     " Tensor? slot_mapping, int batch_dim, int slot_dim) -> (Tensor lengths, Tensor status)"
 )
-IMPLEMENTATIONS = implementations("compact_kv", SCHEMA, reference.compact_kv, cuda=True)
+# The CUDA C++ judges and moves all caches in one launch, several slots at a time; Triton takes one for 16 caches.
+IMPLEMENTATIONS = implementations("compact_kv", SCHEMA, reference.compact_kv, cuda=True, cuda_first=True)
 DENSE_SLOT_DIM, PAGED_SLOT_DIM = -2, -3
 
 
@@ -37,8 +38,9 @@ def compact_kv(
 
     Node i of a request lies at slot prefix_lens + i, as the nodes of a chain or of a `TokenTree` do after a forward.
     Afterwards the kept nodes lie in order from slot prefix_lens on; what lies behind them is free, and undefined. All
-    caches are moved by one call (on a GPU by one launch for up to 240 tensors), without host synchronisation, and keep
-    their address; nothing is copied but the slots that change their place. Slots before prefix_lens are never touched.
+    caches are moved by one call, without host synchronisation, and keep their address; nothing is copied but the slots
+    that change their place. On a GPU that is one launch for up to 240 tensors, or by Triton, without the CUDA library,
+    one for the requests and one for 16 tensors that are alike. Slots before prefix_lens are never touched.
 
     caches: keys and values of all layers: a tensor, or a sequence whose tensors may differ in heads, sizes and dtype;
         bytes are moved, so quantised ones and their scales are served too. Any strides but in the last dimension, which
@@ -59,7 +61,7 @@ def compact_kv(
         hand it to the forward; -1 is none.
     batch_dim, slot_dim: the dimension of requests (blocks) and of slots (offsets in a block), counted from the end.
         slot_dim None: -2, or -3 for paged caches.
-    backend: None for the fastest one on the device, or "reference" or "cpp".
+    backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Autograd is told that the caches have changed, as by PyTorch's own in-place operations. A cache that requires grad
     is a ValueError but in torch.no_grad().

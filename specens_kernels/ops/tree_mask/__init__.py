@@ -53,7 +53,7 @@ def tree_mask(
     window: a node at position x sees keys at positions > x - window only; positions count, so siblings take no room.
         "tree" and "packed" apply it to the nodes: the prefix is the caller's.
     dtype: float32, bfloat16 or float16, of "additive".
-    backend: None for the fastest one on the device, or "reference" or "cpp".
+    backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
     cannot run here. The numbers in prefix_lens are read on the CPU and outside torch.compile only; elsewhere a token of
