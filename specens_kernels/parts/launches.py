@@ -23,6 +23,7 @@ POINTERS = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.int8: "*i8",
+    torch.uint8: "*u8",
 }
 ALIGNMENT = 16  # of addresses, and of numbers that Triton is told to be multiples of it
 Path = tuple[int, ...]

@@ -19,7 +19,7 @@ from specens_kernels.parts.chain import INVALID_PARAMETER
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
 
 CACHES_A_LAUNCH = 16  # each is an argument
-WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # by their bytes
 DIMS = 4  # of rows, beside requests and slots
 JUDGED, MOVED = 128, 1024  # nodes of a request, words of its slots
 JUDGE_WARPS, MOVE_WARPS = 4, 4  # a node a thread; two 16-byte loads a thread
@@ -119,9 +119,10 @@ def _judge_kernel(
 
 @triton.jit
 def _move_kernel(
-    caches,  # a tuple of caches as words, written
+    caches,  # a tuple of caches as bytes, written
     layout,  # Layout
     moves,  # Moves
+    WORD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     request = tl.program_id(2).to(tl.int64)
@@ -136,6 +137,7 @@ def _move_kernel(
     for index in tl.static_range(1, len(caches)):
         if tl.program_id(1) == index:
             cache = caches[index]
+    cache = cache.to(tl.pointer_type(WORD))
     prefix_len = tl.load(moves.prefix_lens + request)
     count = tl.load(moves.lengths + request) - prefix_len  # 0 where the request is refused
     for index in range(count):
@@ -176,12 +178,6 @@ def layout_of(cache: Tensor, batch_dim: int, slot_dim: int) -> tuple[int, Layout
     )
 
 
-def _words(cache: Tensor, word: int) -> Tensor:
-    """A view of the cache's first word on, of which only address and type count."""
-    flat = cache.as_strided((cache.shape[-1],), (1,)) if cache.numel() else cache
-    return flat.view(torch.int8).view(WORDS[word])
-
-
 def launches(caches: Sequence[Tensor], moves: Moves, batch_dim: int, slot_dim: int) -> Iterator[Launch]:
     """One launch for the requests, and one for each so many caches of one layout."""
     batch = len(moves.prefix_lens)
@@ -192,11 +188,11 @@ def launches(caches: Sequence[Tensor], moves: Moves, batch_dim: int, slot_dim: i
             groups.setdefault(layout_of(cache, batch_dim, slot_dim), []).append(cache)
     for (word, layout), alike in groups.items():
         for first in range(0, len(alike), CACHES_A_LAUNCH):
-            part = [_words(cache, word) for cache in alike[first : first + CACHES_A_LAUNCH]]
+            part = [cache.view(torch.uint8) for cache in alike[first : first + CACHES_A_LAUNCH]]
             count = triton.next_power_of_2(len(part))  # few numbers are compiled
             arguments = {"caches": (*part, *part[:1] * (count - len(part))), "layout": layout, "moves": moves}
             grid = (triton.cdiv(layout.rows * layout.slot_words, MOVED), len(part), batch)
-            yield Launch(_move_kernel, grid, arguments | {"BLOCK": MOVED}, MOVE_WARPS)
+            yield Launch(_move_kernel, grid, arguments | {"WORD": WORDS[word], "BLOCK": MOVED}, MOVE_WARPS)
 
 
 def launch(
