@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from cases import FULL
 from rich.table import Table
 
-from bench.gpu import small, times, traffic
+from bench.gpu import checks, times, traffic
+from specens_kernels import sample
 
 VOCAB = 32768
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("reads", [traffic.UNFILTERED_READS, traffic.FILTERED_READS])
@@ -32,9 +39,61 @@ def test_the_timing_program_runs_dry(tmp_path):
     path = tmp_path / "times.jsonl"
     times.main(json_path=path, dry=True)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {(line["operation"], line["way"]) for line in lines} >= {("verify_chain", "eager"), ("sample", "copy")}
+    assert {(line["operation"], line["way"]) for line in lines} >= {
+        ("verify_chain", "eager"),
+        ("sample", "read"),
+        ("verify_tree", "eager"),
+        ("compact_kv", "eager"),
+    }
     assert all(line["seconds"] > 0 for line in lines)
 
 
-def test_the_program_for_sanitizers_runs():
-    small.main(torch.device("cpu"))
+def test_a_case_that_fails_is_a_row_and_leaves_the_others(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(times, "sample", broken, raising=True)
+    monkeypatch.setattr(times, "make_inputs", inputs_with(times.make_inputs))
+    path = tmp_path / "times.jsonl"
+    with pytest.raises(SystemExit):
+        times.main(json_path=path, dry=True)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["operation"] for line in lines if line["problem"]} == {"sample"}
+    assert {line["operation"] for line in lines if not line["problem"]} >= {"verify_chain", "compact_kv"}
+
+
+def inputs_with(make):
+    """Inputs are made by `sample` too, which is broken for what is timed alone."""
+
+    def made(*arguments, **named):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(times, "sample", sample)
+            return make(*arguments, **named)
+
+    return made
+
+
+CASES = list(checks.cases()) if FULL else list(checks.cases())[::8]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_checks_of_a_gpu_pass_on_the_processor(case):
+    checks.run_eager(case, torch.device("cpu"), None, launch_only=False)
+
+
+def test_checks_tell_a_wrong_token():
+    case = next(case for case in checks.cases() if case.operation == "verify_chain")
+    results = checks.expected(case, 0)
+    results[0][:2] += 1
+    with pytest.raises(AssertionError, match="differ"):
+        checks.judge(case, results, 0)
+
+
+@pytest.mark.skipif(not FULL, reason="a minute, behind SPECENS_TEST_FULL")
+def test_the_whole_script_runs_where_a_stub_stands_for_the_gpu(tmp_path):
+    environment = {**os.environ, "STUB": "1", "JOBS": "2", "OUT": str(tmp_path), "PYTHON": sys.executable}
+    environment.pop("TRITON_INTERPRET", None)
+    run = subprocess.run([ROOT / "bench/gpu/run.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    passed = [line.split(":")[0] for line in run.stdout.splitlines() if ": passed, " in line]
+    assert passed == ["compile", "checks", "memcheck", "racecheck", "times"]

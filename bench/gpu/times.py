@@ -1,8 +1,9 @@
-"""verify_chain, sample and the copies of tree nodes timed on a GPU: `python -m bench.gpu.times --json FILE`.
+"""Verification, draws and cache compaction timed on a GPU: `python -m bench.gpu.times --json FILE`.
 
-Each case is held against a device copy of the same bytes, the least that reading the logits once can take, and against
-plain PyTorch, eager and compiled. Inputs are made on the device; where they fit into the last cache several sets are
-taken in turn. `--dry` runs everything on the CPU at tiny sizes, to see that the program works.
+Each case is held against a read of the same bytes (torch.amax), the least that reading the logits once can take, and
+against plain PyTorch, eager and compiled, which come last. Inputs are made on the device; where they fit into the last
+cache several sets are taken in turn. A row is written as soon as it is measured, and a case that fails leaves the
+others. `--quick` times few cases, for tuning; `--dry` runs on the CPU at tiny sizes, to see that the program works.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -24,16 +25,20 @@ from torch import Tensor
 
 from bench.environment import environment
 from bench.peers import plain_pytorch
-from specens_kernels import Mixture, Sampling, Verdict, sample, verify_chain
+from specens_kernels import Mixture, Sampling, Verdict, compact_kv, sample, verify_chain, verify_tree
 
 DRAFT_LEN = 5
 BATCHES, VOCABS, MEMBERS = (1, 8, 32, 128, 512), (32000, 128256, 262144), (1, 2, 3)
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 CACHE_BYTES, MOST_SETS = 200e6, 8  # more than a last cache holds, over all sets of inputs
 ROUNDS, SECONDS_A_CASE = 20, 0.5
+QUICK_BATCHES = (8, 128)
+NODES = (-1, -1, 0, 1, 2)  # the parents of a tree of DRAFT_LEN nodes
+LAYERS, HEADS, SLOTS, DIM = 8, 8, 256, 128  # of a KV cache
+KEPT = (0, 2, 4)  # the slots that a path keeps, of those behind the prefix
 BUDGET = 300.0  # seconds; cases behind it are left out, and named
 TABLE_WIDTH = 200
-PEERS = (1, 128256)  # members and vocabulary of the cases that compiled PyTorch is timed at
+PEERS = (128256, 1)  # vocabulary and members of the cases that compiled PyTorch is timed at
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,10 @@ class Row:
     vocab: int
     members: int
     filtered: bool
-    seconds: float
-    spread: float  # of the middle half of the rounds
-    ratio: float  # to the copy of the same bytes
+    seconds: float | None
+    spread: float | None  # of the middle half of the rounds
+    ratio: float | None  # to the read of the same bytes
+    problem: str | None = None  # why there is no time
 
 
 def make_inputs(batch: int, vocab: int, members: int, filtered: bool, device: torch.device, seed: int) -> Inputs:
@@ -159,39 +165,62 @@ def buffers(inputs: Inputs) -> Verdict:
     return Verdict(tokens, *numbers, None, torch.empty(batch, dtype=torch.int32, device=device))
 
 
-def ways(inputs: list[Inputs], graphs: bool, peers: bool) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """operation, way and call; the copy is first."""
-    copies = [torch.empty_like(values) for values in inputs[0].logits]
-    yield "verify_chain", "copy", in_turn([lambda i=i: [c.copy_(v) for c, v in zip(copies, i.logits)] for i in inputs])
-    outs = [buffers(i) for i in inputs]
-    calls = [
-        lambda i=i, out=out: verify_chain(i.members, i.draft_tokens, out=out, **i.arguments())
-        for i, out in zip(inputs, outs)
-    ]
-    yield "verify_chain", "eager", in_turn(calls)
-    if graphs:
-        yield "verify_chain", "graph", graphed(calls)
-    if inputs[0].sampling is not FILTERED:
-        weights = (1 / len(inputs[0].members),) * len(inputs[0].members)
-        plain = [
-            lambda i=i: plain_pytorch.verify(i.members, weights, i.draft_logits, i.draft_tokens, i.uniforms)
-            for i in inputs
-        ]
-        yield "verify_chain", "PyTorch", in_turn(plain)
-        if peers:
-            verify = torch.compile(plain_pytorch.verify, dynamic=True)
-            compiled = [
-                lambda i=i: verify(i.members, weights, i.draft_logits, i.draft_tokens, i.uniforms) for i in inputs
-            ]
-            yield "verify_chain", "torch.compile", in_turn(compiled)
-    rows = [[values[:, 0].contiguous() for values in i.members[:1]] for i in inputs]
-    row_copy = torch.empty_like(rows[0][0])
-    yield "sample", "copy", in_turn([lambda r=r: row_copy.copy_(r[0]) for r in rows])
-    coins = [i.uniforms[:, 0].contiguous() for i in inputs]
-    draws = [lambda r=r, i=i, c=c: sample(r, sampling=i.sampling, uniforms=c) for r, i, c in zip(rows, inputs, coins)]
-    yield "sample", "eager", in_turn(draws)
-    if graphs:
-        yield "sample", "graph", graphed(draws)
+class Operation(NamedTuple):
+    """A call, and what it has to read."""
+
+    name: str
+    read: list[Tensor]
+    call: Callable[[], Any]
+
+
+def operations(inputs: Inputs) -> Iterator[Operation]:
+    """Those that a case times."""
+    i, out, arguments = inputs, buffers(inputs), inputs.arguments()
+    yield Operation("verify_chain", i.logits, lambda: verify_chain(i.members, i.draft_tokens, out=out, **arguments))
+    rows = i.members[0][:, 0].contiguous()
+    coins = i.uniforms[:, 0].contiguous()
+    yield Operation("sample", [rows], lambda: sample(rows, sampling=i.sampling, uniforms=coins))
+    if i.draft_logits is None or i.sampling is FILTERED:
+        return
+    numbers = torch.arange(len(rows), device=rows.device)
+    seeds = {"seeds": numbers, "positions": numbers}
+    yield Operation(
+        "verify_chain, gumbel", i.members, lambda: verify_chain(i.members, i.draft_tokens, rule="gumbel", **seeds)
+    )
+    parents = torch.tensor(NODES, device=rows.device).repeat(len(rows), 1)
+    yield Operation("verify_tree", i.members, lambda: verify_tree(i.members, i.draft_tokens, parents, **seeds))
+    yield cache_operation(len(rows), rows.device)
+
+
+def cache_operation(batch: int, device: torch.device) -> Operation:
+    """Of all layers; the slots that move are read."""
+    shape = (batch, HEADS, SLOTS, DIM)
+    caches = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2 * LAYERS)]
+    kept, first = torch.tensor(KEPT, device=device).repeat(batch, 1), SLOTS - DRAFT_LEN
+    prefix = torch.full((batch,), first, device=device)
+    moved = [values[:, :, first + 1 : first + len(KEPT)] for values in caches]
+    return Operation("compact_kv", moved, lambda: compact_kv(caches, kept, prefix))
+
+
+def own_ways(sets: list[Inputs], graphs: bool) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """operation, way and call; a read comes before what is held against it."""
+    for same in zip(*(operations(inputs) for inputs in sets), strict=True):
+        name = same[0].name
+        yield name, "read", in_turn([lambda o=o: [values.amax() for values in o.read] for o in same])
+        yield name, "eager", in_turn([o.call for o in same])
+        if graphs:
+            yield name, "graph", graphed([o.call for o in same])
+
+
+def peer_ways(sets: list[Inputs], compiled: bool) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """The read, and plain PyTorch."""
+    if sets[0].sampling is FILTERED:
+        return
+    yield "verify_chain", "read", in_turn([lambda i=i: [values.amax() for values in i.logits] for i in sets])
+    weights = (1 / len(sets[0].members),) * len(sets[0].members)
+    verify = torch.compile(plain_pytorch.verify, dynamic=True) if compiled else plain_pytorch.verify
+    calls = [lambda i=i: verify(i.members, weights, i.draft_logits, i.draft_tokens, i.uniforms) for i in sets]
+    yield "verify_chain", "torch.compile" if compiled else "PyTorch", in_turn(calls)
 
 
 def check(inputs: Inputs) -> None:
@@ -205,10 +234,13 @@ def check(inputs: Inputs) -> None:
         raise RuntimeError(f"{different} of {len(calls[0])} requests differ from the reference")
 
 
-def cases(dry: bool) -> Iterator[tuple[int, int, int, bool]]:
+def cases(dry: bool, quick: bool) -> Iterator[tuple[int, int, int, bool]]:
     """batch, vocab, members, filtered; what matters most first."""
     if dry:
         yield from ((1, 500, 1, False), (2, 700, 2, True), (2, 700, 3, False))
+        return
+    if quick:
+        yield from ((batch, 128256, 1, filtered) for batch in QUICK_BATCHES for filtered in (False, True))
         return
     order = sorted(VOCABS, key=lambda vocab: vocab != 128256)
     yield from ((batch, vocab, 1, filtered) for vocab in order for filtered in (False, True) for batch in BATCHES)
@@ -216,41 +248,82 @@ def cases(dry: bool) -> Iterator[tuple[int, int, int, bool]]:
     yield from ((batch, 128256, members, True) for members in MEMBERS[1:] for batch in BATCHES)
 
 
-def time_case(clock: Clock, batch: int, vocab: int, members: int, filtered: bool, dry: bool) -> Iterator[Row]:
-    first = make_inputs(batch, vocab, members, filtered, clock.device, 0)
-    if batch <= 8:
+def calls_to_compile(device: torch.device, dry: bool, quick: bool) -> list[Callable[[], Any]]:
+    """A call for each kernel that is timed; none is compiled for a batch."""
+    kinds = dict.fromkeys(case[1:] for case in cases(dry, quick))
+    return [operation.call for kind in kinds for operation in operations(make_inputs(2, *kind, device=device, seed=0))]
+
+
+def time_case(clock: Clock, case: tuple[int, int, int, bool], phase: str, dry: bool) -> Iterator[Row]:
+    """phase: "own", "PyTorch" or "torch.compile"."""
+    first = make_inputs(*case, clock.device, 0)
+    if case[0] <= 8 and phase == "own":
         check(first)
     size = sum(values.numel() * values.element_size() for values in first.logits)
-    sets = 1 if dry else max(1, min(MOST_SETS, int(CACHE_BYTES / size)))
-    inputs = [first, *[make_inputs(batch, vocab, members, filtered, clock.device, seed) for seed in range(1, sets)]]
+    sets = [first, *[make_inputs(*case, clock.device, seed) for seed in range(1, sets_of(size, dry))]]
+    graphs = not dry and clock.device.type == "cuda"
+    ways = own_ways(sets, graphs) if phase == "own" else peer_ways(sets, phase == "torch.compile")
     bound = 1.0
-    peers = (members, vocab) == PEERS
-    for operation, way, run in ways(inputs, not dry and clock.device.type == "cuda", peers and not dry):
-        seconds, spread = clock.measure(run)
-        bound = seconds if way == "copy" else bound
-        yield Row(operation, way, batch, vocab, members, filtered, seconds, spread, seconds / bound)
+    for operation, way, run in ways:
+        try:
+            seconds, spread = clock.measure(run)
+        except Exception as error:  # noqa: BLE001 -- the other cases are timed whatever it is
+            yield Row(operation, way, *case, None, None, None, f"{type(error).__name__}: {error}")
+            continue
+        bound = seconds if way == "read" else bound
+        if way != "read" or phase == "own":
+            yield Row(operation, way, *case, seconds, spread, seconds / bound)
+
+
+def sets_of(size: int, dry: bool) -> int:
+    """So many sets of inputs of that many bytes are more than a last cache holds."""
+    return 1 if dry else max(1, min(MOST_SETS, int(CACHE_BYTES / size) + 1))
 
 
 def table_of(rows: list[Row], card: str) -> Table:
-    table = Table(title=f"{card}: microseconds a call (times the copy of the same bytes)", title_justify="left")
-    names = ["copy", "eager", "graph", "PyTorch", "torch.compile"]
+    table = Table(title=f"{card}: microseconds a call (times the read of the same bytes)", title_justify="left")
+    names = ["read", "eager", "graph", "PyTorch", "torch.compile"]
     for column in ("operation", "batch", "vocabulary", "members", "filtered", *names):
         table.add_column(column, justify="right" if column in names else "left")
     groups: dict[tuple, dict[str, Row]] = {}
     for row in rows:
         groups.setdefault((row.operation, row.batch, row.vocab, row.members, row.filtered), {})[row.way] = row
     for key, found in groups.items():
-        cells = [f"{r.seconds * 1e6:.1f} ({r.ratio:.2f})" if (r := found.get(name)) else "-" for name in names]
+        cells = [_cell(found.get(name)) for name in names]
         table.add_row(*(str(part) for part in key), *cells)
     return table
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return "failed" if row.seconds is None else f"{row.seconds * 1e6:.1f} ({row.ratio:.2f})"
+
+
+def phases(dry: bool, quick: bool) -> Iterator[tuple[str, tuple[int, int, int, bool]]]:
+    """All cases of this package first."""
+    every = list(cases(dry, quick))
+    yield from (("own", case) for case in every)
+    if not quick:
+        yield from (("PyTorch", case) for case in every)
+        yield from (("torch.compile", case) for case in every if not dry and case[1:3] == PEERS)
+
+
+def rows_of(clock: Clock, phase: str, case: tuple[int, int, int, bool], dry: bool) -> Iterator[Row]:
+    """Of a case; what fails before its first call is a row too."""
+    try:
+        yield from time_case(clock, case, phase, dry)
+    except Exception as error:  # noqa: BLE001 -- likewise
+        yield Row("verify_chain", phase, *case, None, None, None, f"{type(error).__name__}: {error}")
 
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write one JSON line for each time.")] = None,
     dry: Annotated[bool, typer.Option("--dry", help="On the CPU, at tiny sizes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few cases and no peers, for tuning.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no case is begun.")] = BUDGET,
 ) -> None:
-    """Time the operations on the GPU and print a table."""
+    """Time the operations on the GPU and print a table; exit with 1 where one failed."""
     if not dry and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU: torch sees no CUDA device")
     clock = Clock(torch.device("cpu" if dry else "cuda"))
@@ -258,11 +331,11 @@ def main(
     facts = environment() | {"card": card}
     begin, rows, left_out = time.monotonic(), [], []
     out = json_path.open("w", encoding="utf-8") if json_path is not None else None
-    for case in cases(dry):
+    for phase, case in phases(dry, quick):
         if time.monotonic() - begin > budget:
-            left_out.append(case)
+            left_out.append((phase, *case))
             continue
-        for row in time_case(clock, *case, dry):
+        for row in rows_of(clock, phase, case, dry):
             rows.append(row)
             if out is not None:
                 out.write(json.dumps(asdict(row) | {"environment": facts}) + "\n")
@@ -271,7 +344,12 @@ def main(
         out.close()
     Console(width=TABLE_WIDTH, file=sys.stdout).print(table_of(rows, card))
     if left_out:
-        print(f"left out after {budget:.0f} s (batch, vocabulary, members, filtered): {left_out}")
+        print(f"left out after {budget:.0f} s (phase, batch, vocabulary, members, filtered): {left_out}")
+    problems = [row for row in rows if row.problem is not None]
+    for row in problems:
+        print(f"failed: {row.operation}, {row.way}, batch {row.batch}, vocabulary {row.vocab}: {row.problem}")
+    if problems:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

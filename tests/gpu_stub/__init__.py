@@ -103,6 +103,18 @@ def install() -> None:
     serve_cpu_tensors()
 
 
+def prefer_triton() -> None:
+    """Let calls that name no backend take Triton on CPU tensors, as on a GPU."""
+    import torch
+
+    from specens_kernels.backend import KERNEL_DEVICES, READY
+
+    for operator, devices in KERNEL_DEVICES.items():
+        name, backend = operator.rsplit("_", 1)
+        if backend == "triton" and "cpu" in devices:
+            READY[name, None, "cpu"] = "triton", getattr(torch.ops.specens, operator).default
+
+
 class NotCompiled:
     """In place of a compiled kernel: keeps what it is launched with. `launched` is told (kernel, grid, arguments)."""
 

@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tree_cases import random_case
 
-from gpu_stub import NotCompiled
+from bench.gpu import checks, compile_first
+from gpu_stub import NotCompiled, prefer_triton
 from gpu_stub.plugin import variants
 from specens_kernels import (
     Processing,
     Replacement,
     Sampling,
     Verdict,
+    backend,
     sample,
     target_logprobs,
     uniforms,
@@ -371,3 +373,16 @@ def test_warmup_compiles_what_calls_need_and_launches_nothing(launched):
     assert launched
     assert warmup(*calls.values()) == 0
     assert warmup(*(call for seed in SEEDS[::4] for call in calls_of(seed))) > 20
+
+
+def test_what_is_compiled_first_is_what_the_checks_launch(monkeypatch):
+    monkeypatch.setattr(backend, "READY", backend.READY.copy())
+    prefer_triton()
+    launches.COMPILED.clear()
+    warmup(*compile_first.calls(torch.device("cpu"), dry=True, quick=False), workers=1)
+    assert len(launches.COMPILED) > 50
+    del variants[:]
+    for case in checks.cases():
+        if case.operation in checks.SERVED_BY_TRITON:
+            checks.outcome(case, checks.arguments_of(case, 1), "triton")
+    assert variants == []
