@@ -30,8 +30,10 @@ from specens_kernels import (
     Sampling,
     Verdict,
     backend,
+    compact_kv,
     sample,
     target_logprobs,
+    tree_mask,
     uniforms,
     verify_chain,
     verify_tree,
@@ -65,6 +67,17 @@ def calls_of(seed: int) -> Iterator[Callable[[], Any]]:
         if seed % 4 == 0:
             yield lambda: target_logprobs(problem.logits, **settings, backend="triton")
             yield lambda: uniforms(**coins, backend="triton")
+    if seed % 4 == 1:
+        yield from cache_calls_of(seed, tree.parents)
+
+
+def cache_calls_of(seed: int, parents: Tensor) -> Iterator[Callable[[], Any]]:
+    batch, nodes = parents.shape
+    lens, layout = torch.arange(batch) % 3, ("full", "tree", "packed", "additive")[seed // 4 % 4]
+    yield lambda: tree_mask(parents, lens, layout=layout, max_prefix=3, backend="triton")
+    caches = [torch.zeros(batch, 2, nodes + 3, 8, dtype=dtype) for dtype in (torch.float32, torch.float16)]
+    kept = torch.arange(nodes).expand(batch, -1)
+    yield lambda: compact_kv(caches, kept, lens, num_kept=lens, backend="triton")
 
 
 @triton.jit(do_not_specialize=["general"])
@@ -205,7 +218,7 @@ def test_a_replayed_call_launches_what_a_direct_one_does_on_its_own_tensors(laun
         for seed in SEEDS:
             for call in calls_of(seed):
                 call()
-    assert len({name for name, _ in operations.operators}) == 5
+    assert len({name for name, _ in operations.operators}) == 7
     replayed_calls = 0
     for operator, flat in operations.operators:
         direct, others = launcher_of(operator), Copies().of(flat)
