@@ -24,19 +24,40 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, ops, sample, target_logprobs, verify_chain
+from specens_kernels import (
+    Contrastive,
+    LogitMixture,
+    Mixture,
+    Sampling,
+    TokenTree,
+    ops,
+    sample,
+    target_logprobs,
+    verify_chain,
+    verify_tree,
+)
 from specens_kernels.ops.sample import triton_kernel as sample_kernel
 from specens_kernels.ops.target_logprobs import triton_kernel as target_logprobs_kernel
 from specens_kernels.ops.verify_chain import triton_kernel as verify_chain_kernel
+from specens_kernels.ops.verify_tree import triton_kernel as verify_tree_kernel
 
 BATCH, DRAFT_LEN, VOCAB = 1, 5, 131072
 UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 3
 FILTERED_READS, FILTERED_LAUNCHES = 3.5, 6
 GUMBEL_READS, GUMBEL_LAUNCHES = 1.1, 2  # the blocks that are looked at are read twice
+TREE = TokenTree.branching([3, 2])
+REJECTED = 3  # siblings: where they were drawn, so many rows are read once more
+TREE_READS, TREE_LAUNCHES = 1.1, 2  # and a block for each rejected sibling that was chosen, and that of the next token
+FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES = 2.5, 3
 TEMPORARIES = 0.01  # of the logits
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 TABLE_WIDTH = 160
-ROOMS = {"verify_chain": verify_chain_kernel, "sample": sample_kernel, "target_logprobs": target_logprobs_kernel}
+ROOMS = {
+    "verify_chain": verify_chain_kernel,
+    "verify_tree": verify_tree_kernel,
+    "sample": sample_kernel,
+    "target_logprobs": target_logprobs_kernel,
+}
 
 
 @dataclass
@@ -163,7 +184,44 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
         found.append(Setting("sample", name, row, draw, *bars))
     score = lambda: target_logprobs(members[0], backend="triton")  # noqa: E731
     found.append(Setting("target_logprobs", "one member", members[:1], score, None, None))
-    return found
+    return [*found, *tree_settings(vocab)]
+
+
+def tree_settings(vocab: int) -> list[Setting]:
+    """Trees of which two of the three children of the root are rejected, and then one of two.
+
+    Logits handed in are those of all rows, and the draft logits of the rows with children.
+    """
+    nodes = len(TREE)
+    target = _logits(BATCH, nodes + 1, vocab, seed=20)
+    outside = target + _logits(BATCH, nodes + 1, vocab, seed=21) / 16
+    parents = torch.from_numpy(TREE.parents)[None]
+    inner = sorted({int(parent) + 1 for parent in TREE.parents})
+    ranked = target.float().argsort(-1, descending=True)[:, parents[0] + 1]  # [batch, nodes, vocab]
+    rank = torch.tensor([vocab - 1, vocab - 2, 0] + [vocab - 1, 0] * 3)
+    tokens = ranked[:, torch.arange(nodes), rank]
+    for node in (rank > 0).nonzero()[:, 0].tolist():
+        outside[:, parents[0, node] + 1, tokens[0, node]] = 20.0  # likely drawn, and rejected
+    coins = {"uniforms": torch.full((BATCH, nodes + 1), 0.05, dtype=torch.float64)}
+    rejected = 2 * REJECTED / (nodes + 1 + len(inner))  # rows of the target and of the draft, of those handed in
+    keys = {"seeds": torch.arange(BATCH), "positions": torch.full((BATCH,), 100)}
+    drawn = {"draft_logits": outside, "siblings": "without_replacement"} | coins
+    bars = (TREE_READS, TREE_LAUNCHES)
+    filtered = (FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES)
+    with_drafts = [target, outside[:, inner]]
+
+    def setting(name: str, logits: list[Tensor], bars: tuple, **arguments: Any) -> Setting:
+        call = lambda: verify_tree(target, tokens, parents, backend="triton", **arguments)  # noqa: E731
+        return Setting("verify_tree", name, logits, call, *bars)
+
+    return [
+        setting("chosen children", [target], bars, **coins),
+        setting("chosen children, greedy", [target], bars, sampling=Sampling(0.0)),
+        setting("chosen children, gumbel", [target], bars, rule="gumbel", **keys),
+        setting("chosen children, filtered", [target], filtered, sampling=FILTERED, **coins),
+        setting("drawn children", with_drafts, (TREE_READS + rejected, TREE_LAUNCHES), **drawn),
+        setting("drawn children, traversal", with_drafts, (None, TREE_LAUNCHES), rule="traversal", **drawn),
+    ]
 
 
 def count(setting: Setting) -> tuple[Traffic, int]:
