@@ -32,9 +32,7 @@ def test_verification_and_draws_read_the_logits_as_seldom_as_the_bars_say(reads)
 def test_a_tree_costs_one_read_and_one_of_a_row_for_each_rejected_child_that_was_drawn(name):
     setting = next(setting for setting in traffic.tree_settings(VOCAB // 4) if setting.name == name)
     assert traffic.add_row(Table(*"abcdef"), setting) == []
-    if name == "drawn children":
-        assert setting.reads < 1.6
-        assert traffic.count(setting)[0].logits > 1.4 * sum(2 * values.numel() for values in setting.logits)
+    assert setting.reads < 1.6
 
 
 def test_a_missed_bar_is_told():
