@@ -97,6 +97,28 @@ def test_cascades_draw_by_gumbel_too(members):
     assert texts[0] == texts[1]
 
 
+QUESTIONS = ["What does the with statement do in Python?"]
+FILTERS = [Sampling(top_k=50, top_p=0.95)]
+if FULL:
+    QUESTIONS += ["Write a poem about rain.", "List the planets, then list the planets again."]
+    FILTERS += [Sampling(), Sampling(top_p=0.9), Sampling(min_p=0.02, filter_order="vllm"), Sampling(1.3, top_k=20)]
+OF_A_PAIR = ["fixed", "alternate", "lookup", "tree", *["grown tree"] * FULL]
+
+
+@pytest.mark.parametrize("sampling", FILTERS, ids=str)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_way_writes_one_text_with_real_models(smollm2, expert, tokenizer, question, sampling):
+    job = {"chat": True, "seed": 5, "max_new_tokens": 48 if FULL else 12, "sampling": sampling}
+    for members, ways in (([smollm2, expert], OF_A_PAIR), *[([smollm2], ["lookup"])] * FULL):
+        texts = {
+            way: SpeculativeEnsemble(members, tokenizer, rule="gumbel", **how).generate(question, **job)
+            for way, how in [("standard", {"schedule": "standard"}), *((way, WAYS[way]) for way in ways)]
+        }
+        assert {way: text.tokens for way, text in texts.items()} == dict.fromkeys(texts, texts["standard"].tokens)
+        drafting = [way for way in ways if way != "lookup"]  # which may find nothing to copy
+        assert all(sum(texts[way].statistics.accepted) > 0 for way in drafting)
+
+
 def test_texts_follow_the_mixture():
     tables = [torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)) * 2 for seed in range(2)]
     ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], rule="gumbel", ensemble=Mixture((0.4, 0.6)))
