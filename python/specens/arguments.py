@@ -40,9 +40,15 @@ LOOKUP_LEN = 8  # a lookup costs nothing, and forwards of some more tokens littl
 
 
 def check_members(members: Any) -> None:
-    """Raise ValueError where there is no list of members."""
+    """Raise ValueError where there is no list of members, or one of them is no model."""
     if isinstance(members, (str, os.PathLike)) or not isinstance(members, Sequence) or not members:
-        raise ValueError(f"members: expected a list with at least one model, got {members!r}")
+        raise ValueError(f"members: expected a list with at least one model, got {_shown(members)}")
+    for index, member in enumerate(members):
+        is_model = isinstance(member, torch.nn.Module) and hasattr(member, "config")
+        if not (is_spec(member) or isinstance(member, CausalLM) or is_model):
+            raise ValueError(
+                f"members: expected models of transformers or specs of such, got {_shown(member)} as member {index}"
+            )
 
 
 def choose_schedule(
@@ -83,7 +89,7 @@ def make_plan(
     lens = list(draft_lens) if isinstance(draft_lens, Sequence) else [draft_lens] * len(members)
     if len(lens) != len(members) or not all(_is_draft_len(length) for length in lens):
         raise ValueError(
-            f"draft_lens: expected an integer >= 1, or one for each member ({len(members)}); got {draft_lens}"
+            f"draft_lens: expected an integer >= 1, or one for each member ({len(members)}); got {draft_lens!r}"
         )
     _check_drafter(drafter, len(members), draft_lens)
     if isinstance(tree, Sequence) and not isinstance(tree, str):
@@ -102,8 +108,9 @@ def _check_drafter(drafter: Any, num_members: int, draft_lens: Any) -> None:
         if isinstance(draft_lens, Sequence):
             raise ValueError(f"draft_lens: expected one for a drafter that is no member, got {draft_lens}")
     elif not _is_count(drafter) or not 0 <= drafter < num_members:
-        other = "" if _is_count(drafter) else ", or a Drafter"
-        raise ValueError(f"drafter: expected the index of a member, 0 to {num_members - 1}{other}; got {drafter!r}")
+        other = "" if _is_count(drafter) else ", or a Drafter, such as DraftModel(model)"
+        expected = f"the index of a member, 0 to {num_members - 1}{other}"
+        raise ValueError(f"drafter: expected {expected}; got {_shown(drafter)}")
 
 
 def _is_draft_len(length: Any) -> bool:
@@ -114,6 +121,9 @@ def complete_ensemble(ensemble: Ensemble | None, num_members: int) -> Ensemble |
     """The ensemble, by default the equal-weight Mixture of several members. Raises ValueError on a wrong number."""
     if ensemble is None:
         return Mixture((1 / num_members,) * num_members) if num_members > 1 else None
+    if not isinstance(ensemble, Ensemble):
+        expected_kinds = "Mixture, LogitMixture, Contrastive, or one of specens.targets"
+        raise ValueError(f"ensemble: expected a {expected_kinds}; got {_shown(ensemble)}")
     if isinstance(ensemble, DenseTarget):
         expected = ensemble.num_members or num_members
     elif isinstance(ensemble, Contrastive):
@@ -177,6 +187,7 @@ def load_members(
     if not any(map(is_spec, members)):
         check_unused(dtype=dtype, device=device, revision=revision)
     dtype = DTYPE if dtype is None else dtype
+    tokenizer = _as_tokenizer(tokenizer, dtype)
     loaded: dict[str, CausalLM] = {}
     models = []
     for index, member in enumerate(members):
@@ -192,6 +203,15 @@ def load_members(
             loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device))
         models.append(loaded[spec])
     return models, tokenizer
+
+
+def _as_tokenizer(tokenizer: Any, dtype: str | torch.dtype) -> Any:
+    """A tokenizer, loaded where it is the spec of one."""
+    if is_spec(tokenizer):
+        return load_tokenizer(tokenizer, dtype=dtype)
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise ValueError(f"tokenizer: expected one of transformers or a model spec, got {_shown(tokenizer)}")
+    return tokenizer
 
 
 def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
@@ -321,6 +341,25 @@ def check_caches(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_n
     for model, prompt in zip(models, prompts, strict=True):
         if model.has_cache:
             check_capacity(model.new_cache(), len(prompt) + max_new_tokens + num_nodes)
+
+
+def check_callbacks(**given: Any) -> None:
+    """Raise ValueError naming the first argument that is neither None nor a function."""
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise ValueError(f"{name}: expected a function, got {_shown(value)}")
+
+
+def as_switch(name: str, value: Any, default: bool) -> bool:
+    """True or False, None being the default. Raises ValueError where it is something else."""
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    return default if value is None else value
+
+
+def _shown(value: Any) -> str:
+    """A value in an error; of a module, whose words fill pages, its kind."""
+    return type(value).__name__ if isinstance(value, torch.nn.Module) else repr(value)
 
 
 def _is_count(value: object) -> bool:

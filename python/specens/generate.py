@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ import torch
 from specens.adapters.causal_lm import CausalLM
 from specens.adapters.modes import evaluating
 from specens.arguments import (
+    as_switch,
+    check_callbacks,
     check_members,
     check_rule,
     check_trees,
@@ -28,6 +30,7 @@ from specens.drafters import Drafter
 from specens.jobs import Job, Settings, TaskMaker
 from specens.presets import preset
 from specens.probing import reading_of
+from specens.prompts import MemberPrompts
 from specens.reading import Reading
 from specens.request import OUTSIDE, Ensemble, Event, Request, Task
 from specens.schedules import SCHEDULES, Tree, TreePlan
@@ -88,7 +91,8 @@ class SpeculativeEnsemble:
 
     members: loaded models, or model specs (see `specens.adapters.load.resolve_model`); equal specs are loaded once.
         A model that should have another cache than a DynamicCache comes in a `specens.adapters.causal_lm.CausalLM`.
-    tokenizer: of all members; None takes the one of the first spec. Without one, prompts and results are token ids.
+    tokenizer: of all members, or the spec of a model that has it; None takes the one of the first spec. Without one,
+        prompts and results are token ids.
     ensemble: Mixture, LogitMixture or Contrastive; None is the lone member, or the equal-weight Mixture of several.
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member. A length that adapts to
@@ -175,6 +179,7 @@ class SpeculativeEnsemble:
         KeyboardInterrupt ends the generation and returns what was settled, with `interrupted` True.
         Raises ValueError where an argument is wrong; RuntimeError where no token has positive probability.
         """
+        check_callbacks(on_tokens=on_tokens, on_round=on_round)
         make_task = TaskMaker(self, settings)
         request = self._request(make_task(Job(prompt), 0, 0))
         reports = [] if on_tokens is None else [lambda _, events: on_tokens(events)]
@@ -218,8 +223,10 @@ class SpeculativeEnsemble:
         for name, value in (("batch_size", batch_size), ("samples", samples)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
-        if not isinstance(exact, bool):
-            raise ValueError(f"exact: expected True or False, got {exact!r}")
+        as_switch("exact", exact, False)
+        check_callbacks(on_tokens=on_tokens, on_round=on_round)
+        if isinstance(prompts, (str, bytes, Mapping, MemberPrompts)) or not isinstance(prompts, Iterable):
+            raise ValueError(f"prompts: expected several, such as a list, got {type(prompts).__name__}")
         make_task = TaskMaker(self, settings)
 
         def report(request: Request, events: list[Event]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from specens.arguments import (
     as_stop_strings,
     as_stop_tokens,
+    as_switch,
     check_caches,
     check_drafter,
     check_lengths,
@@ -158,7 +159,9 @@ class TaskMaker:
         num_members = owner.plan.num_members
         given = own.get("stop_tokens")
         stop_tokens = self._end_of_sequence if given is None else as_stop_tokens(given)
-        prompts = prompts_for_members(job.prompt, num_members, owner.tokenizer, own.get("chat", False))
+        prompts = prompts_for_members(
+            job.prompt, num_members, owner.tokenizer, as_switch("chat", own.get("chat"), False)
+        )
         ensemble = owner.ensemble if job.ensemble is None else complete_ensemble(job.ensemble, num_members)
         lengths = self._of_models.lengths(own, prompts)
         found = self._of_models.wishes(own, ensemble, prompts, stop_tokens, lengths.max_new_tokens)
@@ -171,7 +174,7 @@ class TaskMaker:
             min_new_tokens=lengths.min_new_tokens,
             stop_tokens=stop_tokens,
             stop_strings=as_stop_strings(lengths.stop_strings, owner.tokenizer),
-            skip_special_tokens=own.get("skip_special_tokens", True),
+            skip_special_tokens=as_switch("skip_special_tokens", own.get("skip_special_tokens"), True),
             logprobs=own.get("logprobs", False),
             processing=as_processing(found, own.get("processing")),
             logits_processors=processors,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import numbers
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from specens.adapters.generation_config import (
     SAMPLING,
@@ -164,6 +167,9 @@ def _with_keywords(config: Any, own: Settings) -> Any:
         raise ValueError(f"{name}: expected none beside do_sample=False, got {value!r}")
     if chosen and temperature == 0:
         raise ValueError("temperature: expected a number > 0 beside do_sample=True, got 0")
+    for name, value in given.items():
+        if not isinstance(value, (numbers.Real, Tensor)) or isinstance(value, bool):
+            raise ValueError(f"{name}: expected a number, got {value!r}")
     config = copy.copy(config)
     for name, value in given.items():
         setattr(config, name, float(value) if name == "temperature" else value)

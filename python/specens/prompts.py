@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numbers
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 EXPECTED = "text, token ids, chat messages (dicts with role and content), or MemberPrompts of these"
 
 
@@ -30,7 +34,7 @@ class MemberPrompts:
 def prompts_for_members(prompt: Any, num_members: int, tokenizer: Any | None, chat: bool) -> list[list[int]]:
     """Token ids of every member's prompt.
 
-    prompt: text, token ids (ints or a one-dimensional tensor) or chat messages: the prompt of all members; or
+    prompt: text, token ids (ints or a one-dimensional tensor or array) or chat messages: the prompt of all members; or
         MemberPrompts. chat: put text through the tokenizer's chat template as a user's message.
     Raises ValueError where a prompt is none of these or empty, where the number of prompts is not that of the members,
         or where text comes without a tokenizer.
@@ -45,11 +49,11 @@ def prompts_for_members(prompt: Any, num_members: int, tokenizer: Any | None, ch
 
 
 def _is_one_prompt(prompt: Any) -> bool:
-    if isinstance(prompt, (str, Tensor)):
+    if isinstance(prompt, (str, Tensor, np.ndarray)):
         return True
-    if not isinstance(prompt, Sequence):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise ValueError(f"prompt: expected {EXPECTED}; got {type(prompt).__name__}")
-    return len(prompt) == 0 or isinstance(prompt[0], (int, dict))
+    return len(prompt) == 0 or isinstance(prompt[0], (numbers.Number, dict))
 
 
 def _former_list(prompts: Sequence[Any]) -> list[Any]:
@@ -68,12 +72,14 @@ def _former_list(prompts: Sequence[Any]) -> list[Any]:
 
 
 def _token_ids(prompt: Any, tokenizer: Any | None, chat: bool) -> list[int]:
+    if isinstance(prompt, np.ndarray):
+        prompt = torch.as_tensor(prompt)
     if isinstance(prompt, Tensor):
-        if prompt.dim() != 1 or prompt.is_floating_point():
+        if prompt.dim() != 1 or prompt.dtype not in INTEGERS:
             raise ValueError(f"prompt: expected one-dimensional token ids, got {prompt.dtype} {list(prompt.shape)}")
         ids = prompt.tolist()
-    elif isinstance(prompt, Sequence) and not isinstance(prompt, str) and all(isinstance(one, int) for one in prompt):
-        ids = list(prompt)
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes)) and all(map(_is_id, prompt)):
+        ids = list(map(int, prompt))
     elif isinstance(prompt, str) or (isinstance(prompt, Sequence) and all(isinstance(one, dict) for one in prompt)):
         ids = _tokenize(prompt, tokenizer, chat)
     else:
@@ -83,6 +89,10 @@ def _token_ids(prompt: Any, tokenizer: Any | None, chat: bool) -> list[int]:
     if min(ids) < 0:
         raise ValueError(f"prompt: expected token ids >= 0, got {min(ids)}")
     return ids
+
+
+def _is_id(one: Any) -> bool:
+    return isinstance(one, numbers.Integral) and not isinstance(one, bool)
 
 
 def _tokenize(prompt: str | Sequence[dict], tokenizer: Any | None, chat: bool) -> list[int]:

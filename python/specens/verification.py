@@ -103,8 +103,7 @@ def _awaits_bonus(request: Request) -> bool:
 
 
 def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
-    places, origin = _origin(group, counts)
-    with_bonus = with_bonus and places == group[0].counted
+    places, origin = group[0].counted, _origin(group, counts)
     logits, layout = _chain_rows(group, places, [count + with_bonus for count in counts])
     device = logits[0].device
     if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
@@ -129,11 +128,11 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         request.settle_chain(emitted, accepted[row], count, all_logprobs[row])
 
 
-def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """The places whose logits the test needs, and whose the drafts are: of members, of an outside drafter, of nobody.
+def _origin(group: list[Request], counts: list[int]) -> dict[str, Any]:
+    """Whose the drafts are: of members that count, of an outside drafter, of nobody; and how many.
 
-    A member without a weight is an outside drafter too, unless the drafts are of several members. The rule "gumbel"
-    does not ask whose they are.
+    A member without a weight is an outside drafter too: it may have scored no other rows than those it drafted from.
+    The rule "gumbel" does not ask whose they are.
     """
     counted = group[0].counted
     proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
@@ -141,15 +140,13 @@ def _origin(group: list[Request], counts: list[int]) -> tuple[tuple[int, ...], d
     drafters = {proposer for line in proposers for proposer in line}
     has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
     if group[0].draws_by_gumbel or (drafters == {OUTSIDE} and not has_rows):
-        return counted, lens
-    outsiders = has_rows or (len(drafters) == 1 and not drafters <= set(counted))
-    if outsiders or isinstance(group[0].task.ensemble, DenseTarget):
-        return counted, lens | {"draft_logits": _draft_logits(group, proposers)}
-    places = counted + tuple(sorted(drafters - {OUTSIDE, *counted}))
-    numbers = {place: number for number, place in enumerate(places)} | {OUTSIDE: OUTSIDE}
+        return lens
+    if has_rows or not drafters <= {OUTSIDE, *counted} or isinstance(group[0].task.ensemble, DenseTarget):
+        return lens | {"draft_logits": _draft_logits(group, proposers)}
+    numbers = {place: number for number, place in enumerate(counted)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]
     alone = len(drafters) == 1
-    return places, lens | {"drafter": lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))}
+    return lens | {"drafter": lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))}
 
 
 def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:

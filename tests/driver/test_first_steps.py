@@ -2,10 +2,12 @@
 
 import importlib.metadata
 
+import numpy as np
 import pytest
 import specens
-from driver.tiny_models import PROMPT, relative_of, tiny_llama
-from specens import SpeculativeEnsemble
+import torch
+from driver.tiny_models import PROMPT, relative_of, tiny_llama, tiny_tokenizer
+from specens import MemberPrompts, SpeculativeEnsemble
 from specens.drafters import PromptLookup
 
 import specens_kernels
@@ -77,3 +79,76 @@ def test_samples_of_neighbouring_seeds_have_no_text_in_common(pair):
     }
     assert [len(own) for own in texts.values()] == [8] * 3
     assert len(set.union(*texts.values())) == 24
+
+
+@pytest.mark.parametrize(
+    ("prompt", "got"),
+    [
+        (b"w1", "bytes"),
+        ([1.0, 2.0], "1.0|2.0"),
+        ([True], "True"),
+        (torch.ones(2), "float32"),
+        (3, "int"),
+        ([[]], "got 1|"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_refused(pair, prompt, got):
+    with pytest.raises(ValueError, match=rf"^prompt: expected .*({got})"):
+        SpeculativeEnsemble(pair, tiny_tokenizer()).generate(prompt, **JOB)
+
+
+def test_ids_of_numpy_are_ids(pair):
+    ensemble = SpeculativeEnsemble(pair)
+    expected = ensemble.generate(PROMPT, **JOB).tokens
+    for prompt in (np.array(PROMPT), [np.int64(token) for token in PROMPT], torch.tensor(PROMPT, dtype=torch.int32)):
+        assert ensemble.generate(prompt, **JOB).tokens == expected
+
+
+@pytest.mark.parametrize("prompts", ["w1 w2", b"w1", None, 3, {"prompt": "w1"}, MemberPrompts(["w1", "w2"])], ids=str)
+def test_one_prompt_is_not_many(pair, prompts):
+    with pytest.raises(ValueError, match=r"^prompts: expected several, such as a list, got "):
+        SpeculativeEnsemble(pair, tiny_tokenizer()).generate_many(prompts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": "0.7"}, "temperature: expected a number, got '0.7'"),
+        ({"top_p": True}, "top_p: expected a number, got True"),
+        ({"chat": "yes"}, "chat: expected True or False, got 'yes'"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens: expected True or False, got 0"),
+        ({"on_tokens": 3}, "on_tokens: expected a function, got 3"),
+        ({"on_round": []}, r"on_round: expected a function, got \[\]"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_type_are_named(pair, settings, message):
+    ensemble = SpeculativeEnsemble(pair)
+    for call in (ensemble.generate, lambda prompt, **own: list(ensemble.generate_many([prompt], **own))):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            call(PROMPT, **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"members": [None]}, "members: expected models of transformers or specs of such, got None as member 0"),
+        ({"members": [torch.nn.Linear(2, 2)]}, "members: expected models .* got Linear as member 0"),
+        ({"tokenizer": 3}, "tokenizer: expected one of transformers or a model spec, got 3"),
+        ({"ensemble": (0.5, 0.5)}, r"ensemble: expected a Mixture, .*; got \(0.5, 0.5\)"),
+        ({"drafter": tiny_llama(1)}, r"drafter: expected .* such as DraftModel\(model\); got LlamaForCausalLM$"),
+        ({"draft_lens": "3"}, "draft_lens: expected an integer >= 1, .*; got '3'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_arguments_of_another_type_are_named(pair, arguments, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        SpeculativeEnsemble(**{"members": pair, "tokenizer": tiny_tokenizer()} | arguments)
+
+
+def test_a_tokenizer_may_come_by_its_spec(pair, tmp_path):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    pair[0].config.save_pretrained(tmp_path)
+    ensemble = SpeculativeEnsemble(pair, str(tmp_path))
+    assert ensemble.generate("w5 w3 w8 w1", **JOB).tokens == ensemble.generate(PROMPT, **JOB).tokens

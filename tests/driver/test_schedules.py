@@ -108,6 +108,36 @@ def test_sampled_texts_follow_the_law_of_the_ensemble(name, schedule):
     assert chi_square_probability(counts, texts * law.flatten() / law.sum()) > 1e-4
 
 
+OUTSIDERS = {
+    "middle": Mixture((0.0, 1.0, 0.0)),
+    "first": LogitMixture((1.0, 0.0, 0.0)),
+    "two": Mixture((0.4, 0.0, 0.6)),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDERS)
+def test_members_of_weight_zero_take_turns_with_others(pair, name):
+    """One drafts behind another's draft, without having scored the place of that."""
+    members, target = [*pair, relative_of(pair[0], 2, noise=0.2)], OUTSIDERS[name]
+    expected = generate(members, "standard", ensemble=target, sampling=GREEDY).tokens
+    for draft_lens, drafter in [(1, None), ((2, 1, 3), 0), ((2, 1, 3), 2)]:
+        result = generate(members, "alternate", draft_lens, target, drafter, sampling=GREEDY, logprobs=True)
+        assert result.tokens == expected
+
+
+@pytest.mark.parametrize("name", ["middle", "two"])
+def test_texts_of_members_of_weight_zero_and_others_follow_the_law(name):
+    vocab, texts = 4, 1000
+    tables = [1.5 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    transition = target_logprobs(tables, ensemble=OUTSIDERS[name]).double().exp()
+    ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], ensemble=OUTSIDERS[name], schedule="alternate")
+    counts = torch.zeros(vocab, vocab, vocab, dtype=torch.float64)
+    for text in ensemble.generate_many([[0]] * texts, batch_size=100, max_new_tokens=3, seed=2):
+        counts[tuple(text.tokens)] += 1
+    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
+    assert chi_square_probability(counts.flatten(), texts * law.flatten() / law.sum()) > 1e-3
+
+
 def chi_square_probability(observed, expected, least=5):
     """Of counts at least so far from the expected ones; rare cells are put together, impossible ones must be empty."""
     assert observed[expected == 0].sum() == 0
