@@ -273,7 +273,6 @@ def check_backends(device: torch.device) -> None:
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write one JSON line for each case.")] = None,
     launch_only: Annotated[bool, typer.Option("--launch-only", help="Compare nothing, capture nothing.")] = False,
-    backend: Annotated[str | None, typer.Option(help="Of operations that have it, on CPU tensors.")] = None,
 ) -> None:
     """Run the cases; exit with 1 where one fails."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -281,9 +280,8 @@ def main(
     failures, out = 0, json_path.open("a", encoding="utf-8") if json_path is not None else None
     for case in cases():
         begin, problem = time.monotonic(), None
-        own = backend if case.operation in SERVED_BY_TRITON or case.operation == "uniforms" else None
         try:
-            run_eager(case, device, own, launch_only)
+            run_eager(case, device, None, launch_only)
             if device.type == "cuda" and case.graph and not launch_only:
                 run_graph(case, device)
         except Exception:  # noqa: BLE001 -- the other cases are run whatever it is

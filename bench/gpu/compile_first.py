@@ -19,9 +19,8 @@ from specens_kernels import warmup
 def calls(device: torch.device, dry: bool, quick: bool) -> Iterator[Callable[[], Any]]:
     """What is launched, of small batches."""
     for case in checks.cases():
-        if case.operation in (*checks.SERVED_BY_TRITON, "uniforms"):
-            arguments = checks.mapped(checks.arguments_of(case, 0), lambda tensor: tensor.to(device))
-            yield partial(checks.outcome, case, arguments, None)
+        arguments = checks.mapped(checks.arguments_of(case, 0), lambda tensor: tensor.to(device))
+        yield partial(checks.outcome, case, arguments, None)
     yield from times.calls_to_compile(device, dry, quick)
 
 

@@ -135,6 +135,18 @@ class NotCompiled:
         return lambda *arguments: self.run(*grid, *(None,) * 6, *arguments)
 
 
+CACHES: list[dict] = []  # of the JIT
+
+
+def forget_compiled() -> None:
+    """Let everything be compiled anew."""
+    from specens_kernels.parts import launches
+
+    launches.COMPILED.clear()
+    for cache in CACHES:
+        cache.clear()
+
+
 def replace_compiler(replacement: Callable[..., None]) -> None:
     """Call `replacement` with what the JIT would compile, (kernel, signature, constexprs, options, attributes)."""
     from triton.runtime.jit import JITFunction
@@ -142,7 +154,9 @@ def replace_compiler(replacement: Callable[..., None]) -> None:
     def compile_nothing(kernel, key, signature, device, constexprs, options, attributes, _):
         replacement(kernel, signature, constexprs, options, attributes)
         compiled = NotCompiled(kernel)
-        kernel.device_caches[device][0][key] = compiled
+        cache = kernel.device_caches[device][0]
+        cache[key] = compiled
+        CACHES.append(cache)
         return compiled
 
     JITFunction._do_compile = compile_nothing

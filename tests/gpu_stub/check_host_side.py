@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tree_cases import random_case
 
 from bench.gpu import checks, compile_first
-from gpu_stub import NotCompiled, prefer_triton
+from bench.gpu.checks import cache, mask, paged_cache
+from gpu_stub import NotCompiled, forget_compiled, prefer_triton
 from gpu_stub.plugin import variants
 from specens_kernels import (
     Processing,
@@ -39,7 +40,7 @@ from specens_kernels import (
     verify_tree,
     warmup,
 )
-from specens_kernels.parts import launches
+from specens_kernels.parts import launches, replays
 from specens_kernels.parts.replays import replayed
 
 SEEDS = range(40)
@@ -56,6 +57,11 @@ def calls_of(seed: int) -> Iterator[Callable[[], Any]]:
     yield lambda: problem.verify("triton", **REPORTS[seed % 4])
     tree = random_case(seed)
     yield lambda: tree.verify("triton", **REPORTS[seed % 4])
+    generator = torch.Generator().manual_seed(seed)
+    moved = [cache(generator), paged_cache(generator)][seed % 2]
+    yield lambda: compact_kv(**moved, backend="triton")
+    shown = mask(generator, ("full", "packed", "additive", "tree")[seed % 4])
+    yield lambda: tree_mask(**shown, backend="triton")
     requests = ragged(seed, bool(seed % 2))
     yield lambda: verify_packed(requests, "triton")
     if problem.logits[0].shape[1] > 0:
@@ -298,11 +304,12 @@ def test_a_second_call_copies_nothing_from_the_host_waits_for_nothing_and_alloca
         assert operations.allocated <= MOST_SCRATCH * 48 * 32768 * 2
 
 
-def compilations(steps: int, **more: Any) -> Counter[str]:
+def compilations(steps: int, step_of_engine: Callable[..., None], **more: Any) -> Counter[str]:
     del variants[:]
-    launches.COMPILED.clear()
-    for step in range(steps):
-        engine_step(random.Random(step), **more)
+    forget_compiled()
+    with replays.off():
+        for step in range(steps):
+            step_of_engine(random.Random(step), **more)
     return Counter(variant[0].__name__ for variant in variants)
 
 
@@ -356,6 +363,17 @@ def engine_step(
     )
 
 
+def cache_step(choice: random.Random, paged: bool) -> None:
+    """The mask before a forward, and what is kept of its cache, which grows."""
+    batch, nodes, slots = choice.randint(1, LARGEST_BATCH), 12, choice.randint(20, 400)
+    parents, prefix = torch.full((batch, nodes), -1), torch.zeros(batch, dtype=torch.int64)
+    tree_mask(parents, prefix, max_prefix=slots, backend="triton")
+    kept = torch.zeros(batch, 5, dtype=torch.int64)
+    table = {"block_table": torch.zeros(batch, slots // 16 + 1, dtype=torch.int32)} if paged else {}
+    shape = (512, 16, 2, 64) if paged else (batch, 2, slots, 64)
+    compact_kv(torch.zeros(shape, dtype=torch.bfloat16), kept, prefix, **table, backend="triton")
+
+
 STEPS_OF_ENGINES = (
     {"packed": False},
     {},
@@ -369,14 +387,21 @@ STEPS_OF_ENGINES = (
 
 @pytest.mark.parametrize("more", STEPS_OF_ENGINES, ids=str)
 def test_kernels_are_compiled_for_no_batch_and_no_table(more):
-    found = compilations(STEPS, **more)
+    found = compilations(STEPS, engine_step, **more)
     assert len(found) >= 2, found
     assert max(found.values()) <= MOST_COMPILATIONS, found
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_kernels_are_compiled_for_no_batch_and_no_length_of_a_cache(paged):
+    found = compilations(STEPS, cache_step, paged=paged)
+    assert len(found) >= 2, found
+    assert max(found.values()) <= 4, found  # masks of narrow and wide rows, with 16-byte stores or without
+
+
 def test_warmup_compiles_what_calls_need_and_launches_nothing(launched):
     calls = everyday_calls(4, 3, 4096)
-    launches.COMPILED.clear()
+    forget_compiled()
     assert warmup(*calls.values(), workers=2) == len(launches.COMPILED) > 8
     assert launched == []
     del variants[:]
@@ -391,11 +416,10 @@ def test_warmup_compiles_what_calls_need_and_launches_nothing(launched):
 def test_what_is_compiled_first_is_what_the_checks_launch(monkeypatch):
     monkeypatch.setattr(backend, "READY", backend.READY.copy())
     prefer_triton()
-    launches.COMPILED.clear()
+    forget_compiled()
     warmup(*compile_first.calls(torch.device("cpu"), dry=True, quick=False), workers=1)
     assert len(launches.COMPILED) > 50
     del variants[:]
     for case in checks.cases():
-        if case.operation in checks.SERVED_BY_TRITON:
-            checks.outcome(case, checks.arguments_of(case, 1), "triton")
+        checks.outcome(case, checks.arguments_of(case, 1), None)
     assert variants == []

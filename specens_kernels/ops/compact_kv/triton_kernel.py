@@ -17,6 +17,7 @@ from torch import Tensor
 from specens_kernels.ops.compact_kv.reference import MAX_PREFIX_LEN
 from specens_kernels.parts.chain import INVALID_PARAMETER
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.sampling import any_size, size_of
 
 CACHES_A_LAUNCH = 16  # each is an argument
 WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # by their bytes
@@ -35,7 +36,7 @@ class Moves(NamedTuple):
     num_kept: Tensor | None  # [batch]
     block_table: Tensor | None  # [batch, columns]
     slot_mapping: Tensor | None  # [batch, columns]
-    columns: int
+    columns: int  # any_size, like blocks and block_size
     blocks: int  # the least of all caches, 0 where they have no slots; in a dense cache a request is a block
     block_size: int  # at least 1
     lengths: Tensor  # int64 [batch], written
@@ -58,25 +59,26 @@ class Layout(NamedTuple):
 def _place_of(moves, request, prefix_len, node, used):
     """The block and the offset of nodes whose prefix_len is in range, and whether they have one. No sum overflows."""
     known = used & (node >= 0)
+    columns, block_size = size_of(moves.columns), size_of(moves.block_size)
     if moves.slot_mapping is not None:
-        known &= node < moves.columns
-        slot = tl.load(moves.slot_mapping + request * moves.columns + node, mask=known, other=-1)
+        known &= node < columns
+        slot = tl.load(moves.slot_mapping + request * columns + node, mask=known, other=-1)
         known &= slot >= 0
-        block = slot // moves.block_size
-        offset = slot % moves.block_size
+        block = slot // block_size
+        offset = slot % block_size
     else:
-        slots = tl.full([], 0, tl.int64) + moves.block_size
+        slots = tl.full([], 0, tl.int64) + block_size
         if moves.block_table is not None:
-            slots *= moves.columns
+            slots *= columns
         known &= node < slots - prefix_len
         position = tl.where(known, prefix_len + node, 0)
         block = request + position * 0
         offset = position
         if moves.block_table is not None:
-            column = position // moves.block_size
-            block = tl.load(moves.block_table + request * moves.columns + column, mask=known, other=-1)
-            offset = position % moves.block_size
-    return block, offset, known & (block >= 0) & (block < moves.blocks)
+            column = position // block_size
+            block = tl.load(moves.block_table + request * columns + column, mask=known, other=-1)
+            offset = position % block_size
+    return block, offset, known & (block >= 0) & (block < size_of(moves.blocks))
 
 
 @triton.jit
@@ -215,9 +217,9 @@ def launch(
         num_kept=_table(num_kept),
         block_table=_table(block_table),
         slot_mapping=_table(slot_mapping),
-        columns=0 if table is None else table.shape[1],
-        blocks=blocks if block_size > 0 else 0,
-        block_size=max(block_size, 1),
+        columns=any_size(0 if table is None else table.shape[1]),
+        blocks=any_size(blocks if block_size > 0 else 0),
+        block_size=any_size(max(block_size, 1)),
         lengths=torch.empty(prefix_lens.shape, dtype=torch.int64, device=prefix_lens.device),
         status=torch.empty(prefix_lens.shape, dtype=torch.int32, device=prefix_lens.device),
     )

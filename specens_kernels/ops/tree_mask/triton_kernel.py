@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specens_kernels.ops.tree_mask.reference import Layout
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
-from specens_kernels.parts.sampling import INFINITY
+from specens_kernels.parts.sampling import INFINITY, any_size, size_of
 
-LARGEST_BLOCK, WARPS = 2048, 4  # keys of a program: 16 bytes a thread where a key is one
+BLOCKS, WARPS = (128, 2048), 4  # keys of a program, of narrow and wide masks: up to 16 bytes a thread
 LARGEST_WINDOW = 2**31 - 1
 
 
@@ -24,7 +24,7 @@ class MaskCall(NamedTuple):
     prefix_lens: Tensor  # int64 [batch]
     num_nodes: Tensor | None  # int64 [batch]
     nodes: int
-    max_prefix: int
+    max_prefix: int  # any_size
     window: int  # LARGEST_WINDOW: none
     positions: Tensor  # int64 [batch, nodes], written
     mask: Tensor  # [batch * nodes, width], written: bytes of keys or of bits, or floating-point numbers
@@ -64,7 +64,7 @@ def _tree_mask_kernel(
     lane = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     seen = lane.to(tl.int32) * 0
     if not call.PACKED:
-        end = tl.where(in_tree, tl.minimum(prefix_len, call.max_prefix), 0)
+        end = tl.where(in_tree, tl.minimum(prefix_len, size_of(call.max_prefix)), 0)
         seen = ((lane > position - call.window) & (lane < end)).to(tl.int32)
     reached = row * 0 + 1  # positions that are in the window
     above = node
@@ -72,7 +72,7 @@ def _tree_mask_kernel(
         if call.PACKED:
             seen |= tl.where(lane == above // 8, 1, 0) << (above % 8).to(tl.int32)
         else:
-            seen |= (lane == call.max_prefix + above).to(tl.int32)
+            seen |= (lane == size_of(call.max_prefix) + above).to(tl.int32)
         above = tl.where(in_tree & (reached < call.window), _parent_of(call, request, above), -1)
         reached += 1
     values = seen
@@ -83,7 +83,7 @@ def _tree_mask_kernel(
 
 def mask_launch(call: MaskCall) -> Launch:
     """Keys of a row side by side."""
-    block = min(LARGEST_BLOCK, triton.next_power_of_2(max(call.width, 1)))
+    block = BLOCKS[call.width > BLOCKS[0]]
     grid = (call.mask.shape[0], triton.cdiv(call.width, block))
     return Launch(_tree_mask_kernel, grid, {"call": call, "BLOCK": block}, WARPS)
 
@@ -111,7 +111,7 @@ def launch(
         prefix_lens=prefix_lens.contiguous(),
         num_nodes=None if num_nodes is None else num_nodes.contiguous(),
         nodes=nodes,
-        max_prefix=max_prefix,
+        max_prefix=any_size(max_prefix),
         window=min(window or LARGEST_WINDOW, LARGEST_WINDOW),
         positions=parents.new_empty(batch, nodes),
         mask=flat if layout == Layout.ADDITIVE else flat.view(torch.int8),
@@ -147,7 +147,7 @@ def _example_call(layout: Layout, dtype: torch.dtype) -> MaskCall:
         prefix_lens=tensor(batch),
         num_nodes=tensor(batch),
         nodes=nodes,
-        max_prefix=0 if layout == Layout.PACKED else prefix,
+        max_prefix=any_size(0 if layout == Layout.PACKED else prefix),
         window=LARGEST_WINDOW,
         positions=tensor(batch, nodes),
         mask=tensor(batch * nodes, width, dtype=dtype),
