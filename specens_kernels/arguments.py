@@ -1,13 +1,19 @@
-"""The flat form in which operators take their arguments.
+"""The arguments of operators, grouped: what the reference and Triton's launchers take them apart into.
 
-An operator takes three lists: tensors, integers, numbers. One operator argument costs a call a fifth of a microsecond,
-and there are more than fifty. A group below names its fields in the order of the lists: first tensors, then integers,
-then numbers; the C++ reads them with `ArgumentReader` in the same order. A group that is as by default is left out:
-integers[0] has a bit for each group, whether it is there, and integers[1] a bit for each tensor of those that are. The
-members' logits are the last tensors; the weights of an ensemble follow the numbers of all groups, then a rule's table.
-Where there are no numbers there is no such list: each costs a call a third of a microsecond.
+The operators are defined in C++ (csrc/operators), once for all devices, with at most twenty arguments by name. Of those
+that several share, all optional:
 
-`packing` makes the lists from public arguments, and `Unpacker` makes groups of them.
+ensemble: its kind (`EnsembleKind`), whether members are filtered, plausibility, and, unless they are a tensor, weights.
+sampling, draft_sampling: temperature, top-k (0: off), top-p, min-p, whether min-p comes first.
+rows: tensors with a number for each request, None or one for each of: temperature, top-k, top-p, min-p, weights
+    [batch, members], and the draft's own temperature, top-k, top-p and min-p.
+processing: repetition, frequency and presence penalty, min_tokens. processing_rows: tensors for the same four, then
+    bias_tokens, bias_values, end_tokens, prompt_tokens and output_tokens.
+draft_logits: [logits], or [logits, slots]. random: [uniforms], or [seeds, positions].
+rule: its kind (`RuleKind`), then its settings. logprobs: which are told (TARGET_LOGPROBS, ...), and of how many tokens
+    besides the emitted one.
+
+`packing` makes them from public arguments.
 """
 
 from __future__ import annotations
@@ -18,12 +24,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.types import EnsembleKind
+from specens_kernels.types import EnsembleKind, RuleKind
 
-SCHEMA = "Tensor[] tensors, int[] integers, float[]? numbers"
 NO_DRAFTER = -1  # no member drafted: one-hot
-AS_TOKENS = -1  # of draft_len: that of dense tokens
+AS_TOKENS = -1  # of max_draft_len: the length of dense tokens
+WEIGHT_ROW, DRAFT_ROWS = 4, 5  # places in `rows`
 NO_LOGPROBS, TARGET_LOGPROBS, RAW_LOGPROBS = 0, 1, 2
+DRAFT_STREAM = 2  # that `sample` draws from unless told otherwise
+PLAIN_SAMPLING = (1.0, 0.0, 1.0, 0.0, 0.0)
 SMALLEST_NUMBER = 1e-37  # of kernels with float32 parameters: a number below it could become 0, a greedy temperature
 LARGEST_NUMBER = 3.4028234663852886e38  # of float32
 
@@ -98,15 +106,9 @@ class Draft(NamedTuple):
     slots: Tensor | None  # int64 or int32 [batch]: the place of a request's logits
     lens: Tensor | None  # int64 or int32 [batch]
     drafter: int  # a member, or NO_DRAFTER
-    draft_len: int  # the most drafts of a request; in the lists AS_TOKENS, unless they are packed
+    draft_len: int  # the most drafts of a request
     processed: int  # whether they were drawn from processed logits
     sampling: SamplingArguments
-
-
-class Drafts(NamedTuple):
-    """The tokens before the rows of a target."""
-
-    drafts: Tensor | None  # int64 or int32 [batch, n]
 
 
 class Coins(NamedTuple):
@@ -159,14 +161,11 @@ class ChainArguments(NamedTuple):
     report: Report
 
     @classmethod
-    def unpack(cls, flat: Sequence[Any]) -> ChainArguments:
+    def of(cls, member_logits: list[Tensor], draft_tokens: Tensor, **options: Any) -> ChainArguments:
         """From what the operator was given."""
-        unpacker = Unpacker(flat)
-        target = unpacker.target()
-        draft = unpacker.draft(target)
-        coins, rule, report = unpacker.coins(), unpacker.group(Rule), unpacker.group(Report)
-        target = unpacker.weighted(target)
-        return cls(target, draft, coins, rule._replace(table=unpacker.rest()), report)
+        target = target_of(member_logits, options)
+        draft = draft_of(draft_tokens, target, options)
+        return cls(target, draft, coins_of(options), rule_of(options), report_of(options))
 
 
 class TreeArguments(NamedTuple):
@@ -180,86 +179,110 @@ class TreeArguments(NamedTuple):
     report: Report
 
     @classmethod
-    def unpack(cls, flat: Sequence[Any]) -> TreeArguments:
+    def of(
+        cls, member_logits: list[Tensor], draft_tokens: Tensor, parents: Tensor, max_levels: int, **options: Any
+    ) -> TreeArguments:
         """From what the operator was given."""
-        unpacker = Unpacker(flat)
-        target = unpacker.target()
-        draft = unpacker.draft(target)
-        tree, coins, rule, report = unpacker.group(Tree), unpacker.coins(), unpacker.group(Rule), unpacker.group(Report)
-        return cls(unpacker.weighted(target), draft, tree, coins, rule, report)
+        target = target_of(member_logits, options)
+        draft = draft_of(draft_tokens, target, options | {"draft_lens": options.get("num_nodes")})
+        tree = Tree(parents, max_levels, int(options.get("without_replacement", False)))
+        return cls(target, draft, tree, coins_of(options), rule_of(options), report_of(options))
 
 
-# The tensors of a group, and the defaults of its integers and numbers; fields behind them are not in the lists.
-LISTS: dict[type, tuple[int, tuple[int, ...], tuple[float, ...]]] = {
-    SamplingArguments: (4, (0, 0), (1.0, 1.0, 0.0)),
-    ProcessingArguments: (9, (0,), (1.0, 0.0, 0.0)),
-    Target: (3, (int(EnsembleKind.SINGLE), 0), (0.0,)),
-    Draft: (5, (NO_DRAFTER, AS_TOKENS, 1), ()),
-    Drafts: (1, (), ()),
-    Coins: (3, (), ()),
-    Tree: (1, (0, 0), ()),
-    Rule: (0, (0,), (0.0, 0.0)),
-    Report: (0, (NO_LOGPROBS, 0), ()),
-    Stream: (0, (0, 0, 0), ()),
-}
-Flat = tuple[list[Tensor], list[int], list[float] | None]
+def target_of(member_logits: list[Tensor], options: dict[str, Any]) -> Target:
+    """The target, from an operator's options."""
+    kind, filter_members, plausibility, *weights = options.get("ensemble") or (EnsembleKind.SINGLE, 0, 0.0, 1.0)
+    rows = _rows(options)
+    weight_rows = rows[WEIGHT_ROW]
+    return Target(
+        weight_rows,
+        options.get("row_offsets"),
+        options.get("allowed"),
+        int(kind),
+        int(filter_members),
+        plausibility,
+        member_logits,
+        tuple(weights) if weight_rows is None else (1.0,) * len(member_logits),
+        _sampling_of(options.get("sampling"), rows[:WEIGHT_ROW]),
+        _processing_of(options),
+    )
 
 
-class Unpacker:
-    """Takes groups from an operator's arguments, in the order in which they were packed."""
+def draft_of(tokens: Tensor, target: Target, options: dict[str, Any]) -> Draft:
+    """The draft, from an operator's options."""
+    logits, slots = (*(options.get("draft_logits") or ()), None, None)[:2]
+    own_sampling, draft_len = options.get("draft_sampling"), options.get("max_draft_len", AS_TOKENS)
+    return Draft(
+        tokens,
+        options.get("drafters"),
+        logits,
+        slots,
+        options.get("draft_lens"),
+        options.get("drafter", NO_DRAFTER),
+        tokens.shape[1] if draft_len == AS_TOKENS else draft_len,
+        int(options.get("process_drafts", True)),
+        target.sampling if own_sampling is None else _sampling_of(own_sampling, _rows(options)[DRAFT_ROWS:]),
+    )
 
-    def __init__(self, flat: Sequence[Any]) -> None:
-        self._tensors, self._integers, self._numbers = (list(part or ()) for part in flat[:3])
-        self._groups, self._present = self._integers.pop(0), self._integers.pop(0)
-        self.member_logits = self._tensors[self._present.bit_count() :]
 
-    def _group_given(self) -> bool:
-        given = bool(self._groups & 1)
-        self._groups >>= 1
-        return given
+def coins_of(options: dict[str, Any]) -> Coins:
+    """The random numbers, from an operator's options."""
+    numbers: Sequence[Tensor] = options.get("random") or ()
+    if len(numbers) == 2:
+        return Coins(None, numbers[0].long(), numbers[1].long())
+    return Coins(numbers[0] if numbers else None, None, None)
 
-    def _tensor(self) -> Tensor | None:
-        present = self._present & 1
-        self._present >>= 1
-        return self._tensors.pop(0) if present else None
 
-    def group(self, kind: Any, *rest: Any) -> Any:
-        """The next group, an instance of kind; rest: its fields that are not in the lists."""
-        tensors, integers, numbers = LISTS[kind]
-        if not self._group_given():
-            return kind(*(None,) * tensors, *integers, *numbers, *rest)
-        own: list[Any] = [self._tensor() for _ in range(tensors)]
-        own += [self._integers.pop(0) for _ in integers]
-        return kind(*own, *[self._numbers.pop(0) for _ in numbers], *rest)
+def rule_of(options: dict[str, Any]) -> Rule:
+    """The rule, from an operator's options."""
+    kind, *settings = options.get("rule") or (RuleKind.TOKEN,)
+    if kind in (RuleKind.SYNTHETIC, RuleKind.DECISION_TREE):
+        return Rule(int(kind), 0.0, 0.0, tuple(settings))
+    return Rule(int(kind), *(*settings, 0.0, 0.0)[:2])
 
-    def target(self) -> Target:
-        """The target, but for its weights, which follow all groups."""
-        target = self.group(Target, self.member_logits, (), None)
-        return target._replace(sampling=self.group(SamplingArguments), processing=self.group(ProcessingArguments))
 
-    def draft(self, target: Target) -> Draft:
-        """The draft; the target has been unpacked."""
-        draft = self.group(Draft, target.sampling)
-        if draft.draft_len == AS_TOKENS:
-            draft = draft._replace(draft_len=draft.tokens.shape[1])
-        own_sampling = self._groups & 1
-        sampling = self.group(SamplingArguments)
-        return draft._replace(sampling=sampling) if own_sampling else draft
+def report_of(options: dict[str, Any]) -> Report:
+    """What is reported, from an operator's options."""
+    return Report(*options.get("logprobs") or (NO_LOGPROBS, 0))
 
-    def coins(self) -> Coins:
-        """The random numbers."""
-        uniforms, seeds, positions = self.group(Coins)
-        return Coins(uniforms, _in_int64(seeds), _in_int64(positions))
 
-    def weighted(self, target: Target) -> Target:
-        """The target with its weights; after all groups."""
-        if target.ensemble == EnsembleKind.SINGLE or target.weight_rows is not None:
-            return target._replace(weights=(1.0,) * len(target.member_logits))
-        return target._replace(weights=tuple(self._numbers.pop(0) for _ in target.member_logits))
+def stream_of(options: dict[str, Any]) -> Stream:
+    """Which random number is drawn, from an operator's options."""
+    return Stream(options.get("step", 0), options.get("stream", DRAFT_STREAM), options.get("gumbel_count", 0))
 
-    def rest(self) -> tuple[float, ...]:
-        """The numbers behind the weights."""
-        return tuple(self._numbers)
+
+def _rows(options: dict[str, Any]) -> list[Tensor | None]:
+    rows = options.get("rows") or []
+    return [*rows, *[None] * (DRAFT_ROWS + 4 - len(rows))]
+
+
+def _sampling_of(numbers: Sequence[float] | None, rows: Sequence[Tensor | None]) -> SamplingArguments:
+    temperature, top_k, top_p, min_p, first = numbers or PLAIN_SAMPLING
+    temperatures, top_ks, top_ps, min_ps = rows
+    return SamplingArguments(temperatures, top_ks, top_ps, min_ps, int(top_k), int(first), temperature, top_p, min_p)
+
+
+def _processing_of(options: dict[str, Any]) -> ProcessingArguments:
+    if options.get("processing") is None:
+        return NO_PROCESSING
+    repetition, frequency, presence, min_tokens = options["processing"]
+    rows = options.get("processing_rows") or (None,) * 9
+    repetitions, frequencies, presences, min_tokens_rows, bias_tokens, bias_values, end, prompt, output = rows
+    return ProcessingArguments(
+        bias_tokens,
+        bias_values,
+        repetitions,
+        frequencies,
+        presences,
+        min_tokens_rows,
+        end,
+        prompt,
+        output,
+        int(min_tokens),
+        repetition,
+        frequency,
+        presence,
+    )
 
 
 def ready_for_kernels(group: Any) -> Any:
@@ -277,10 +300,6 @@ def ready_for_kernels(group: Any) -> Any:
     tensors = {name: value for name, value in zip(group._fields, group) if isinstance(value, Tensor)}
     wanted = {name: torch.float32 if value.is_floating_point() else torch.int64 for name, value in tensors.items()}
     return group._replace(**{name: _in_dtype(value, wanted[name]) for name, value in tensors.items()})
-
-
-def _in_int64(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.long()
 
 
 def _in_dtype(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:

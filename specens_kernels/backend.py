@@ -22,25 +22,35 @@ Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
 
-class Operators:
-    """What was defined and loaded in `torch.ops.specens`. One a process, which outlives this module.
+OPERATOR_VERSION = 2  # of the schemas; csrc/operators has the same
+INTERPRETED = "{}_triton"  # an operator of Triton's own
 
-    A second copy of the package, or a second import, finds its operators defined, and takes them. Raises RuntimeError
-    where those are of another version.
+
+class Operators:
+    """What was loaded and added in `torch.ops.specens`. One a process, which outlives this module.
+
+    A second copy of the package, or a second import, finds the operators there, and takes them.
     """
 
     def __init__(self) -> None:
         self.library = torch.library.Library("specens", "FRAGMENT")
         self.loaded: set[str] = set()
+        self.traced: set[str] = set()
 
-    def define(self, name: str, schema: str, fake: Implementation) -> None:
-        """Define an operator whose results claim no gradient; fake: its fake kernel."""
-        if not hasattr(torch.ops.specens, name):
-            self.library.define(name + schema)
+    def trace(self, name: str, fake: Implementation) -> None:
+        """Let torch trace an operator, whose results claim no gradient; fake: its fake kernel."""
+        if name not in self.traced:
+            self.traced.add(name)
             self.library.impl(name, torch.library.fallthrough_kernel, "Autograd")
             torch.library.register_fake(f"specens::{name}", fake, lib=self.library)
+
+    def define(self, name: str, schema: str, fake: Implementation) -> None:
+        """Define an operator that C++ does not, and let torch trace it."""
+        if not hasattr(torch.ops.specens, name):
+            self.library.define(name + schema)
         elif getattr(torch.ops.specens, name).default._schema != torch._C.parse_schema(f"specens::{name}{schema}"):
             raise RuntimeError(f"another version of specens_kernels has defined specens::{name} in this process")
+        self.trace(name, fake)
 
     def implement(self, name: str, kernel: Implementation, key: str) -> None:
         """Add a kernel, unless there is one."""
@@ -49,6 +59,7 @@ class Operators:
 
 
 OPERATORS: Operators = vars(torch.ops.specens).setdefault("_operators", Operators())
+OPERATOR_LIBRARY = "_C.so"
 FASTEST_FIRST = {"cpu": ("cpp", "reference"), "cuda": ("triton", "cpp", "reference")}
 
 
@@ -69,6 +80,9 @@ def _load_library(file_name: str, folders: Iterable[str]) -> str | None:
     """Load an operator library from the first of `folders` that has it. Return why it could not be loaded, or None."""
     if file_name in OPERATORS.loaded:
         return None
+    if file_name == OPERATOR_LIBRARY and hasattr(torch.ops.specens, "verify_chain"):
+        _require_version()  # `torch.ops.load_library` was here before
+        return None
     path = next((path for folder in folders if (path := Path(folder, file_name)).is_file()), None)
     if path is None:
         return f"not built: the package has no {file_name}"
@@ -78,6 +92,12 @@ def _load_library(file_name: str, folders: Iterable[str]) -> str | None:
         return f"{file_name} could not be loaded: {error}"
     OPERATORS.loaded.add(file_name)
     return None
+
+
+def _require_version() -> None:
+    """Raise RuntimeError where operators of another version are loaded."""
+    if not hasattr(torch.ops.specens, "operator_version") or torch.ops.specens.operator_version() != OPERATOR_VERSION:
+        raise RuntimeError("another version of specens_kernels has defined the operators torch.ops.specens")
 
 
 def _load_cuda_library() -> str | None:
@@ -90,7 +110,7 @@ def _load_cuda_library() -> str | None:
 
 
 CHOSEN_BACKEND = os.environ.get("SPECENS_BACKEND") or None
-CPP_REASON = _load_library("_C.so", package_folders)
+CPP_REASON = _load_library(OPERATOR_LIBRARY, package_folders)
 instruction_set.use_chosen()
 CUDA_REASON = _load_cuda_library()
 TRITON_REASON, TRITON_INTERPRETED = import_triton()
@@ -102,7 +122,6 @@ READY: dict[tuple[str, str | None, str], tuple[str, Implementation]] = {}
 
 def implementations(
     name: str,
-    schema: str,
     reference: Implementation,
     *,
     room: str | None = None,
@@ -111,27 +130,32 @@ def implementations(
     cuda: bool = False,
     cuda_first: bool = False,
 ) -> Table:
-    """Define the operators of one room and return its table of implementations.
+    """Complete the operator `specens::{name}`, which C++ defines, and return the table of its implementations.
 
-    Defines `specens::{name}_cpp` and `specens::{name}_triton` with `schema`, whose arguments `reference` takes in the
-    same order; `reference` is their fake kernel, or `fake` where that would take long. Triton's kernel is the function
-    `launch` of triton_kernel.py in the room, which is that of the name unless given. cuda: the room has a cuda.cu, so
-    "cpp" serves CUDA tensors too where nvcc was there to build it; cuda_first: and is preferred to Triton there.
+    It is that of the backend "cpp" on CPUs, and on GPUs that of C++ where the operation has a cuda.cu that was built,
+    else of Triton. Where that leaves Triton's kernel without one (on CPUs in its interpreter, and beside a cuda.cu), it
+    is the operator `specens::{name}_triton`. Triton's kernel is the function `launch` of triton_kernel.py in the room,
+    which is that of the name unless given. `reference` takes the operator's arguments, and is its fake kernel, or `fake`
+    where that would take long. cuda: the room has a cuda.cu, so "cpp" serves CUDA tensors too where nvcc was there to
+    build it; cuda_first: and is preferred to Triton there.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
     """
-    for operator in (f"{name}_cpp", f"{name}_triton"):
-        OPERATORS.define(operator, schema, _on_one_device(fake or reference))
     module = f"specens_kernels.ops.{room or name}.triton_kernel"
     has_triton = importlib.util.find_spec(module) is not None
     GPU_BACKENDS[name] = ("triton",) * has_triton + ("cpp",) * cuda
-    if has_triton and TRITON_REASON is None:
-        _register_triton(name, getattr(importlib.import_module(module), launch))
-    table: Table = {"reference": torch.no_grad()(reference)}
-    for backend in ("cpp", "triton"):
-        operator = f"{name}_{backend}"
-        KERNEL_DEVICES[operator] = _kernel_devices(operator)
-        table[backend] = getattr(torch.ops.specens, operator).default if KERNEL_DEVICES[operator] else None
+    table: Table = {"reference": torch.no_grad()(reference), "cpp": None, "triton": None}
+    KERNEL_DEVICES[f"{name}_cpp"] = KERNEL_DEVICES[f"{name}_triton"] = frozenset()
+    if hasattr(torch.ops.specens, name):
+        traced = _on_one_device(fake or reference)
+        OPERATORS.trace(name, traced)
+        cuda = cuda and CUDA_REASON is None
+        KERNEL_DEVICES[f"{name}_cpp"] = frozenset({"cpu", "cuda"} if cuda else {"cpu"})
+        table["cpp"] = getattr(torch.ops.specens, name).default
+        if has_triton and TRITON_REASON is None:
+            operator = _add_triton(name, getattr(importlib.import_module(module), launch), traced, cuda)
+            KERNEL_DEVICES[f"{name}_triton"] = _kernel_devices(operator) - ({"cpu"} if operator == name else set())
+            table["triton"] = getattr(torch.ops.specens, operator).default
     for device_type, preference in FASTEST_FIRST.items():
         if cuda_first and device_type == "cuda":
             preference = ("cpp", "triton", "reference")
@@ -143,23 +167,32 @@ def implementations(
     return table
 
 
+def _add_triton(name: str, kernel: Implementation, traced: Implementation, cuda: bool) -> str:
+    """The operator that has Triton's kernel."""
+    kernel = importlib.import_module("specens_kernels.parts.replays").replayed(kernel)
+    if not TRITON_INTERPRETED and not cuda:
+        OPERATORS.implement(name, kernel, "CUDA")
+        return name
+    own = INTERPRETED.format(name)
+    schema = str(getattr(torch.ops.specens, name).default._schema)
+    OPERATORS.define(own, schema[schema.index("(") :], traced)
+    for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
+        OPERATORS.implement(own, kernel, key)
+    return own
+
+
 def _on_one_device(fake: Implementation) -> Implementation:
     """The fake kernel, which torch also takes where one tensor among real ones is on the device "meta"."""
 
-    def checked(*arguments: Any) -> Any:
-        lists = (argument if isinstance(argument, list) else [argument] for argument in arguments)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        given = (*arguments, *options.values())
+        lists = (argument if isinstance(argument, list) else [argument] for argument in given)
         tensors = [value for values in lists for value in values if isinstance(value, Tensor)]
         if len({tensor.is_meta for tensor in tensors}) > 1:
             raise ValueError("expected tensors on one device, got some on the device meta")
-        return fake(*arguments)
+        return fake(*arguments, **options)
 
     return checked
-
-
-def _register_triton(name: str, launch: Implementation) -> None:
-    kernel = importlib.import_module("specens_kernels.parts.replays").replayed(launch)
-    for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
-        OPERATORS.implement(f"{name}_triton", kernel, key)
 
 
 def _kernel_devices(operator: str) -> frozenset[str]:
@@ -220,14 +253,14 @@ def backend_for(op_name: str, like: Tensor) -> str | None:
 
 
 def run_operator(
-    table: Table, op_name: str, call: Any, flatten: Callable[[Any, Any], Any], check: Callable[[Any], None]
+    table: Table, op_name: str, call: Any, pack: Callable[[Any, Any], Any], check: Callable[[Any], None]
 ) -> Any:
     """Run the implementation that a call takes.
 
-    call: the public arguments, a named tuple with member_logits and backend. flatten(call, members): what the operator
-    takes; members: a sequence of the members' logits. check(call): raises ValueError for an argument that is wrong. The
-    C++ checks for itself what it reads: there, `check` only finds the name of what was wrong, since looking at all
-    arguments in Python would double a call's cost.
+    call: the public arguments, a named tuple with member_logits and backend. pack(call, members): what the operator
+    takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError for an
+    argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what was
+    wrong, since looking at all arguments in Python would double a call's cost.
     """
     logits = call.member_logits
     try:
@@ -235,7 +268,8 @@ def run_operator(
         name, operator = select(table, call.backend, members[0], op_name)
         if name != "cpp" or torch.compiler.is_compiling():
             check(call)
-        return operator(*flatten(call, members))
+        given, options = pack(call, members)
+        return operator(*given, **options)
     except Exception:
         check(call)
         raise
@@ -258,6 +292,8 @@ def _unusable(table: Table, name: str, device_type: str, op_name: str) -> str | 
         return library_reason or f"this build has no C++ kernel of {op_name} for {device_type}"
     if device_type == "cpu" and TRITON_REASON is None and not TRITON_INTERPRETED:
         return "Triton runs CPU tensors in its interpreter only (TRITON_INTERPRET=1, set before the import)"
+    if table["cpp"] is None:
+        return CPP_REASON
     return TRITON_REASON or f"there is no Triton kernel of {op_name} for {device_type}"
 
 

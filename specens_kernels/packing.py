@@ -1,6 +1,6 @@
-"""How doors make the flat form of operators' arguments, which `arguments` describes.
+"""What operators take, from public arguments; `arguments` says what that is.
 
-Every call goes through here, so no group is made of what it puts into the lists: that would take as long as the lists.
+Every call goes through here. What is as by default is left out: each option costs a call a fifth of a microsecond.
 Nothing is checked: operators in C++ check what they read, and `checks` names what is wrong.
 """
 
@@ -8,46 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import AS_TOKENS, NO_DRAFTER, RAW_LOGPROBS, TARGET_LOGPROBS, Flat
+from specens_kernels.arguments import (
+    PLAIN_SAMPLING,
+    RAW_LOGPROBS,
+    TARGET_LOGPROBS,
+)
 from specens_kernels.types import Ensemble, Mixture, Processing, Sampling
 
-# What a group has in the lists.
-Part = tuple[tuple[Tensor | None, ...], tuple[int, ...], tuple[float, ...]]
-
-
-def pack(
-    members: Sequence[Tensor], ensemble: Ensemble | None, parts: Sequence[Part | None], table: Sequence[float] = ()
-) -> Flat:
-    """The arguments of an operator.
-
-    parts: of its groups, in order; None for one that is as by default. table: of the rule.
-    """
-    tensors: list[Tensor] = []
-    integers: list[int] = [0, 0]
-    numbers: list[float] = []
-    groups, present, group_bit, tensor_bit = 0, 0, 1, 1
-    for part in parts:
-        if part is not None:
-            own_tensors, own_integers, own_numbers = part
-            for tensor in own_tensors:
-                if tensor is not None:
-                    tensors.append(tensor)
-                    present |= tensor_bit
-                tensor_bit += tensor_bit
-            integers += own_integers
-            numbers += own_numbers
-            groups |= group_bit
-        group_bit += group_bit
-    integers[0], integers[1] = groups, present
-    tensors += members
-    if ensemble is not None and not isinstance(ensemble.weights, Tensor):
-        numbers += ensemble.weights
-    numbers += table
-    return tensors, integers, numbers or None
+Options = dict[str, Any]  # an operator's arguments by name
+SamplingNumbers = tuple[Sequence[float], tuple[Tensor | None, ...] | None]  # and the rows, where there are any
+NO_ROWS = (None, None, None, None)
+LARGEST_EXACT = 2**53  # integers up to it are floats; larger settings mean the same
 
 
 def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
@@ -55,36 +31,40 @@ def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
     return (0.0, value) if isinstance(value, Tensor) else (float(value), None)
 
 
-PLAIN_SAMPLING: Part = (None, None, None, None), (0, 0), (1.0, 1.0, 0.0)
+def _integer(value: Any) -> float:
+    return float(min(max(index(value), -LARGEST_EXACT), LARGEST_EXACT))
 
 
-def sampling_part(sampling: Sampling) -> Part | None:
-    """The part of `SamplingArguments`."""
+def sampling_numbers(sampling: Sampling) -> SamplingNumbers | None:
+    """Those of the option `sampling`, and their rows; None where all are as by default."""
     if type(sampling.temperature) is float and sampling.temperature == 1.0 and not sampling.filters:
         return None
     temperature, temperatures = number_and_rows(sampling.temperature)
     if not sampling.filters:
-        return (temperatures, None, None, None), (0, 0), (temperature, 1.0, 0.0)
-    top_k = 0 if sampling.top_k is None else sampling.top_k
-    top_k, top_ks = (0, top_k) if isinstance(top_k, Tensor) else (max(index(top_k), 0), None)
+        return (temperature, 0.0, 1.0, 0.0, 0.0), None if temperatures is None else (temperatures, None, None, None)
+    given = 0 if sampling.top_k is None else sampling.top_k
+    top_k, top_ks = (0.0, given) if isinstance(given, Tensor) else (max(_integer(given), 0.0), None)
     top_p, top_ps = number_and_rows(1.0 if sampling.top_p is None else sampling.top_p)
     min_p, min_ps = number_and_rows(0.0 if sampling.min_p is None else sampling.min_p)
-    first = int(sampling.filter_order == "vllm")
-    return (temperatures, top_ks, top_ps, min_ps), (top_k, first), (temperature, top_p, min_p)
+    first = float(sampling.filter_order == "vllm")
+    numbers = (temperature, top_k, top_p, min_p, first)
+    if temperatures is None and top_ks is None and top_ps is None and min_ps is None:
+        return numbers, None
+    return numbers, (temperatures, top_ks, top_ps, min_ps)
 
 
-def never_greedy(sampling: Part | None) -> Part | None:
+def never_greedy(sampling: SamplingNumbers | None) -> SamplingNumbers | None:
     """The same, with 1 for a temperature of 0: for rules that draw nothing."""
     if sampling is None:
         return None
-    (temperatures, *filters), integers, (temperature, *settings) = sampling
-    if temperatures is not None:
-        temperatures = torch.where(temperatures == 0, 1.0, temperatures)
-    return (temperatures, *filters), integers, (temperature or 1.0, *settings)
+    (temperature, *settings), rows = sampling
+    if rows is not None and rows[0] is not None:
+        rows = (torch.where(rows[0] == 0, 1.0, rows[0]), *rows[1:])
+    return (temperature or 1.0, *settings), rows
 
 
-def processing_part(processing: Processing, batch: int) -> Part:
-    """The part of `ProcessingArguments`."""
+def add_processing(options: Options, processing: Processing, batch: int) -> None:
+    """The options `processing` and `processing_rows`."""
     bias_tokens, bias_values = processing.logit_bias or (None, None)
     if bias_values is not None:
         bias_values = bias_values.to(torch.float32).contiguous()
@@ -96,80 +76,104 @@ def processing_part(processing: Processing, batch: int) -> Part:
     presence, presences = number_and_rows(processing.presence_penalty)
     held_back = processing.min_tokens
     min_tokens, min_tokens_rows = (0, held_back) if isinstance(held_back, Tensor) else (held_back, None)
-    tensors = (bias_tokens, bias_values, repetitions, frequencies, presences, min_tokens_rows, end_tokens)
-    tables = (processing.prompt_tokens, processing.output_tokens)
-    return (*tensors, *tables), (index(min_tokens),), (repetition, frequency, presence)
+    tables = (bias_tokens, bias_values, end_tokens, processing.prompt_tokens, processing.output_tokens)
+    rows = [repetitions, frequencies, presences, min_tokens_rows, *tables]
+    options["processing"] = [repetition, frequency, presence, _integer(min_tokens)]
+    if any(tensor is not None for tensor in rows):
+        options["processing_rows"] = rows
 
 
-def target_parts(
+def target_options(
     members: Sequence[Tensor],
     ensemble: Ensemble | None,
-    sampling: Sampling,
+    sampling: SamplingNumbers | None,
     processing: Processing | None = None,
     allowed: Tensor | None = None,
     row_offsets: Tensor | None = None,
-) -> tuple[Part | None, Part | None, Part | None]:
-    """The parts of `Target`, `SamplingArguments` and `ProcessingArguments`."""
-    own: Part | None = None
-    edits: Part | None = None
-    if processing is not None:
-        batch = members[0].shape[0] if row_offsets is None else row_offsets.shape[0] - 1
-        edits = processing_part(processing, batch)
+    draft_sampling: SamplingNumbers | None = None,
+) -> Options:
+    """The options of the target, and the sampling parameters of the draft."""
+    options: Options = {}
+    if row_offsets is not None:
+        options["row_offsets"] = row_offsets
+    if allowed is not None:
+        options["allowed"] = allowed
+    weight_rows: Tensor | None = None
+    rows: tuple[Tensor | None, ...] | None = None
+    draft_rows: tuple[Tensor | None, ...] | None = None
     if ensemble is not None:
+        filter_members = isinstance(ensemble, Mixture) and ensemble.filter == "members"
+        numbers = [int(ensemble.kind), int(filter_members), float(ensemble.plausibility or 0.0)]
         weights = ensemble.weights
-        weight_rows = weights.to(torch.float32).contiguous() if isinstance(weights, Tensor) else None
-        filter_members = int(isinstance(ensemble, Mixture) and ensemble.filter == "members")
-        settings = (int(ensemble.kind), filter_members)
-        own = (weight_rows, row_offsets, allowed), settings, (float(ensemble.plausibility or 0.0),)
-    elif row_offsets is not None or allowed is not None:
-        own = (None, row_offsets, allowed), (0, 0), (0.0,)
-    return own, sampling_part(sampling), edits
+        if isinstance(weights, Tensor):
+            weight_rows = weights.to(torch.float32).contiguous()
+        else:
+            numbers += weights
+        options["ensemble"] = numbers
+    if sampling is not None:
+        options["sampling"], rows = sampling
+    if draft_sampling is not None:
+        options["draft_sampling"], draft_rows = draft_sampling
+    if weight_rows is not None or rows is not None or draft_rows is not None:
+        options["rows"] = [*(rows or NO_ROWS), weight_rows, *(draft_rows or NO_ROWS)]
+    if processing is not None:
+        add_processing(options, processing, members[0].shape[0] if row_offsets is None else row_offsets.shape[0] - 1)
+    return options
 
 
-def draft_parts(
-    tokens: Tensor,
+def draft_numbers(sampling: Sampling | None) -> SamplingNumbers | None:
+    """What drafts were drawn with; None: as the target."""
+    return None if sampling is None else sampling_numbers(sampling) or (PLAIN_SAMPLING, None)
+
+
+def add_draft(
+    options: Options,
     drafter: int | Tensor | None,
     logits: Tensor | None,
     slots: Tensor | None,
-    lens: Tensor | None,
     draft_len: int | None,
     process_drafts: bool,
-    sampling: Sampling | None,
-) -> tuple[Part, Part | None]:
-    """The parts of `Draft` and of its own `SamplingArguments`. draft_len: of packed tokens."""
-    drafters = None
-    if drafter is None:
-        drafter = NO_DRAFTER
-    elif isinstance(drafter, Tensor):
-        drafters, drafter = drafter, NO_DRAFTER
-    elif drafter < 0 or isinstance(drafter, bool):
-        raise ValueError("drafter")  # -1 is what operators take for none
-    if draft_len is None:
-        draft_len = AS_TOKENS
-    elif draft_len < 0 or isinstance(draft_len, bool):
-        raise ValueError("max_draft_len")  # likewise
-    if not isinstance(process_drafts, bool):
-        raise ValueError("process_drafts")
-    own_sampling = None
-    if sampling is not None:
-        own_sampling = sampling_part(sampling) or PLAIN_SAMPLING  # None is what the target is sampled with
-    return ((tokens, drafters, logits, slots, lens), (index(drafter), draft_len, int(process_drafts)), ()), own_sampling
+) -> None:
+    """The options of the draft. draft_len: of packed tokens."""
+    if isinstance(drafter, Tensor):
+        options["drafters"] = drafter
+    elif drafter is not None:
+        if drafter < 0 or isinstance(drafter, bool):
+            raise ValueError("drafter")  # -1 is what operators take for none
+        options["drafter"] = index(drafter)
+    if logits is not None or slots is not None:
+        options["draft_logits"] = [logits] if slots is None else [logits, slots]
+    if draft_len is not None:
+        if draft_len < 0 or isinstance(draft_len, bool):
+            raise ValueError("max_draft_len")  # likewise
+        options["max_draft_len"] = draft_len
+    if process_drafts is not True:
+        if process_drafts is not False:
+            raise ValueError("process_drafts")
+        options["process_drafts"] = False
 
 
-def rule_part(kind: int, threshold: float = 0.0, alpha: float = 0.0) -> Part:
-    """The part of `Rule`."""
-    return (), (int(kind),), (float(threshold), float(alpha))
+def add_random(options: Options, uniforms: Tensor | None, seeds: Tensor | None, positions: Tensor | None) -> None:
+    """The option `random`."""
+    if uniforms is not None:
+        if seeds is not None or positions is not None:
+            raise ValueError("uniforms")
+        options["random"] = [uniforms]
+    elif seeds is not None and positions is not None:
+        options["random"] = [seeds, positions]
+    elif seeds is not None or positions is not None:
+        raise ValueError("seeds")
 
 
 REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TARGET_LOGPROBS, "raw": RAW_LOGPROBS}
 
 
-def report_part(logprobs: bool | str, top_logprobs: int) -> Part | None:
-    """The part of `Report`."""
+def add_report(options: Options, logprobs: bool | str, top_logprobs: int) -> None:
+    """The option `logprobs`."""
     if isinstance(top_logprobs, bool) or top_logprobs < 0:
         raise ValueError("top_logprobs")  # `check_report` says what was expected
     if logprobs is False and top_logprobs == 0:
-        return None
+        return
     if not isinstance(logprobs, bool | str) or logprobs not in REPORTS:
         raise ValueError("logprobs")  # likewise
-    return (), (REPORTS[logprobs] or TARGET_LOGPROBS, top_logprobs), ()
+    options["logprobs"] = [REPORTS[logprobs] or TARGET_LOGPROBS, top_logprobs]

@@ -180,14 +180,14 @@ def tensors_of(result: Verdict | Draw) -> list[Tensor]:
     return [value for value in result if value is not None]
 
 
-def operator_arguments(room: ModuleType, call: Callable[[str], Any]) -> tuple[Any, ...]:
+def operator_arguments(room: ModuleType, call: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `call("reference")` hands to the operator of a room (a module of specens_kernels.ops)."""
-    recorded: list[tuple[Any, ...]] = []
+    recorded: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     reference = room.IMPLEMENTATIONS["reference"]
 
-    def record(*arguments: Any) -> Any:
-        recorded.append(arguments)
-        return reference(*arguments)
+    def record(*arguments: Any, **options: Any) -> Any:
+        recorded.append((arguments, options))
+        return reference(*arguments, **options)
 
     with patch.dict(room.IMPLEMENTATIONS, {"reference": record}):
         call("reference")

@@ -185,9 +185,9 @@ def test_the_driver_says_when_it_takes_the_reference_on_a_gpu(monkeypatch):
 
 def test_a_file_that_is_no_library_gives_the_text_of_the_loader(tmp_path, monkeypatch):
     monkeypatch.setattr(specens_kernels.backend.OPERATORS, "loaded", set())
-    (tmp_path / "_C.so").write_bytes(b"not a library")
-    assert "_C.so could not be loaded" in _load_library("_C.so", [str(tmp_path)])
-    assert _load_library("_C.so", [str(tmp_path / "nowhere")]) == "not built: the package has no _C.so"
+    (tmp_path / "_C_cuda.so").write_bytes(b"not a library")
+    assert "_C_cuda.so could not be loaded" in _load_library("_C_cuda.so", [str(tmp_path)])
+    assert _load_library("_C_cuda.so", [str(tmp_path / "nowhere")]) == "not built: the package has no _C_cuda.so"
 
 
 def test_the_environment_variable_chooses_the_backend(monkeypatch):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import specens_kernels.ops.verify_chain as chain_room
 from specens_kernels import Draw, Verdict
-from specens_kernels.arguments import ChainArguments, Coins, Target, Unpacker
+from specens_kernels.arguments import ChainArguments, Coins, Target, target_of
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
     parameters,
@@ -27,7 +27,7 @@ from specens_kernels.ops.target_logprobs.reference import (
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.reference import chain_coins, draft_probs, pick_row
-from specens_kernels.packing import pack, target_parts
+from specens_kernels.packing import sampling_numbers, target_options
 from specens_kernels.types import EnsembleKind
 
 ROUNDING = 2.0**-23  # of float32
@@ -41,8 +41,7 @@ NEVER = math.inf
 def _target(case: Case) -> Target:
     """The target without its processing."""
     members, ensemble = case.member_logits, case.target["ensemble"]
-    unpacker = Unpacker(pack(members, ensemble, target_parts(members, ensemble, case.target["sampling"])))
-    return unpacker.weighted(unpacker.target())
+    return target_of(members, target_options(members, ensemble, sampling_numbers(case.target["sampling"])))
 
 
 def row_noise(case: Case) -> Tensor:
@@ -105,7 +104,8 @@ def draw_ties(case: Case, row: int) -> Tensor:
 
 
 def _draft_distribution(case: Case, vocab: int, greedy: Tensor) -> Tensor:
-    arguments = ChainArguments.unpack(operator_arguments(chain_room, case.verify))
+    given, options = operator_arguments(chain_room, case.verify)
+    arguments = ChainArguments.of(*given, **options)
     return draft_probs(arguments.target, arguments.draft, vocab, greedy)[0]
 
 

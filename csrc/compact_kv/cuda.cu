@@ -92,4 +92,4 @@ std::tuple<TorchTensor, TorchTensor> compact_kv_cuda(const std::vector<TorchTens
 }  // namespace
 }  // namespace specens
 
-SPECENS_CUDA_OPERATORS(library) { library.impl("compact_kv_cpp", TORCH_BOX(&specens::compact_kv_cuda)); }
+SPECENS_CUDA_OPERATORS(library) { library.impl("compact_kv", TORCH_BOX(&specens::compact_kv_cuda)); }

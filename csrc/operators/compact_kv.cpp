@@ -16,6 +16,10 @@ std::tuple<TorchTensor, TorchTensor> compact_kv_cpu(const std::vector<TorchTenso
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("compact_kv_cpp", TORCH_BOX(&specens::compact_kv_cpu));
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def(
+        "compact_kv(Tensor(a!)[] caches, Tensor kept, Tensor prefix_lens, Tensor? num_kept, Tensor? block_table, "
+        "Tensor? slot_mapping, int batch_dim, int slot_dim) -> (Tensor lengths, Tensor status)");
 }
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("compact_kv", TORCH_BOX(&specens::compact_kv_cpu)); }

@@ -20,11 +20,18 @@ std::tuple<int64_t, int64_t> instruction_set(int64_t code) {
     return {static_cast<int64_t>(instruction_set_in_use()), best};
 }
 
+// Changes with the schemas of operators; `specens_kernels.backend` takes those of its own version alone.
+int64_t operator_version() { return 2; }
+
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) { library.def("instruction_set(int code) -> (int, int)"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def("instruction_set(int code) -> (int, int)");
+    library.def("operator_version() -> int");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(specens, CompositeExplicitAutograd, library) {
     library.impl("instruction_set", TORCH_BOX(&specens::instruction_set));
+    library.impl("operator_version", TORCH_BOX(&specens::operator_version));
 }

@@ -1,30 +1,24 @@
-#include "operators/flat.h"
+#include "operators/call.h"
 #include "sample/sampler.h"
 
 namespace specens {
 namespace {
 
-struct FlatDraw : FlatCall {
+std::vector<TorchTensor> sample_cpu(const Members& member_logits, const OptionalTensor& allowed,
+                                    const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                                    const Numbers& processing, const Rows& processing_rows,
+                                    const OptionalTensors& random, int64_t step, int64_t stream, int64_t gumbel_count,
+                                    const Integers& logprobs) {
+    Call given(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
+    given.set_random(random);
     specens_draw draw = specens_draw_init();
-
-    explicit FlatDraw(ArgumentReader from) : FlatCall(std::move(from)) {
-        read_random();
-        reader.group();
-        draw.step = reader.integer(0);
-        draw.stream = reader.integer(0);
-        draw.gumbel_count = reader.integer(0);
-        read_report(draw);
-        read_members();
-        require(rule.table_size == 0, "one weight a member is needed");
-        draw.target = &target;
-        draw.random = &random;
-    }
-};
-
-std::vector<TorchTensor> sample_cpu(const std::vector<TorchTensor>& tensors, const std::vector<int64_t>& integers,
-                                    const std::optional<std::vector<double>>& numbers) {
-    const FlatDraw flat(ArgumentReader(tensors, integers, numbers));
-    const SampleArguments call(flat.draw);
+    draw.target = &given.target;
+    draw.random = &given.random;
+    draw.step = step;
+    draw.stream = stream;
+    draw.gumbel_count = gumbel_count;
+    Call::set_report(draw, logprobs);
+    const SampleArguments call(draw);
     const int64_t batch = call.target.batch, top = call.report.top;
     const auto shaped = [&](ScalarType dtype) {
         return call.best > 0 ? new_tensor({batch, call.best}, dtype) : new_tensor({batch}, dtype);
@@ -51,4 +45,10 @@ std::vector<TorchTensor> sample_cpu(const std::vector<TorchTensor>& tensors, con
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("sample_cpp", TORCH_BOX(&specens::sample_cpu)); }
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def("sample(Tensor[] member_logits, *, " SPECENS_TARGET_OPTIONS
+                ", Tensor[]? random=None, int step=0, int stream=2, int gumbel_count=0, int[]? logprobs=None)"
+                " -> Tensor[]");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("sample", TORCH_BOX(&specens::sample_cpu)); }

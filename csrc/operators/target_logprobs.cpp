@@ -1,17 +1,14 @@
-#include "operators/flat.h"
+#include "operators/call.h"
 #include "target_logprobs/score.h"
 
 namespace specens {
 namespace {
 
-TorchTensor target_logprobs_cpu(const std::vector<TorchTensor>& tensors, const std::vector<int64_t>& integers,
-                                const std::optional<std::vector<double>>& numbers) {
-    FlatCall flat(ArgumentReader(tensors, integers, numbers));
-    flat.reader.group();
-    const Tensor* drafts = flat.reader.tensor();
-    flat.read_members();
-    require(flat.rule.table_size == 0, "one weight a member is needed");
-    const LogprobArguments call(&flat.target, drafts);
+TorchTensor target_logprobs_cpu(const Members& member_logits, const OptionalTensor& draft_tokens,
+                                const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                                const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+    Call given(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const LogprobArguments call(&given.target, given.view(draft_tokens));
     TorchTensor logprobs = new_tensor({call.target.batch, call.target.steps, call.target.vocab}, ScalarType::Float);
     const TorchThreads threads;
     target_logprobs(call, logprobs.mutable_data_ptr<float>());
@@ -21,6 +18,11 @@ TorchTensor target_logprobs_cpu(const std::vector<TorchTensor>& tensors, const s
 }  // namespace
 }  // namespace specens
 
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def("target_logprobs(Tensor[] member_logits, *, Tensor? draft_tokens=None, " SPECENS_TARGET_OPTIONS
+                ") -> Tensor");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("target_logprobs_cpp", TORCH_BOX(&specens::target_logprobs_cpu));
+    library.impl("target_logprobs", TORCH_BOX(&specens::target_logprobs_cpu));
 }

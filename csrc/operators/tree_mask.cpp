@@ -13,4 +13,10 @@ std::tuple<TorchTensor, TorchTensor> tree_mask_cpu(const TorchTensor& parents, c
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("tree_mask_cpp", TORCH_BOX(&specens::tree_mask_cpu)); }
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def(
+        "tree_mask(Tensor parents, Tensor prefix_lens, Tensor? num_nodes, int layout, SymInt max_prefix, int window, "
+        "ScalarType dtype) -> (Tensor mask, Tensor positions)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("tree_mask", TORCH_BOX(&specens::tree_mask_cpu)); }

@@ -17,4 +17,8 @@ TorchTensor uniforms_cpu(const TorchTensor& seeds, const TorchTensor& positions,
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("uniforms_cpp", TORCH_BOX(&specens::uniforms_cpu)); }
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def("uniforms(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("uniforms", TORCH_BOX(&specens::uniforms_cpu)); }

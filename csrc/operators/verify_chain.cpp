@@ -1,26 +1,10 @@
 #include "verify_chain/verify.h"
 
-#include "operators/flat.h"
+#include "operators/call.h"
 #include "parts/overlap.h"
 
 namespace specens {
 namespace {
-
-struct FlatChain : FlatCall {
-    specens_chain chain = specens_chain_init();
-
-    explicit FlatChain(ArgumentReader from) : FlatCall(std::move(from)) {
-        read_draft();
-        read_random();
-        read_rule();
-        read_report(chain);
-        read_members();
-        chain.target = &target;
-        chain.draft = &draft;
-        chain.random = &random;
-        chain.rule = &rule;
-    }
-};
 
 // The places of results, in the order in which operators return or take them.
 specens_verdict places(const std::vector<TorchTensor>& tensors) {
@@ -79,32 +63,85 @@ void check_results(const std::vector<TorchTensor>& tensors, const ChainArguments
     }
 }
 
-std::vector<TorchTensor> verify_chain_cpu(const std::vector<TorchTensor>& tensors, const std::vector<int64_t>& integers,
-                                          const std::optional<std::vector<double>>& numbers) {
-    const FlatChain call(ArgumentReader(tensors, integers, numbers));
-    const ChainArguments chain(call.chain);
-    std::vector<TorchTensor> results = new_results(chain);
-    const TorchThreads threads;
-    verify_chain(chain, places(results));
-    return results;
+// Calls run(call, arguments) with what an operator was given.
+template <typename Run>
+auto with_arguments(const Run& run, const Members& member_logits, const TorchTensor& draft_tokens,
+                    const OptionalTensor& row_offsets, const OptionalTensor& draft_lens, int64_t max_draft_len,
+                    int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                    const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                    const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                    const Rows& processing_rows, const OptionalTensors& random, const Numbers& rule,
+                    const Integers& logprobs) {
+    Call call(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
+    call.target.row_offsets = call.view(row_offsets);
+    call.set_draft(draft_tokens, draft_lens, drafter, drafters, draft_logits, draft_sampling, rows, process_drafts);
+    call.draft.max_draft_len = max_draft_len;
+    call.set_random(random);
+    call.set_rule(rule);
+    specens_chain chain = specens_chain_init();
+    chain.target = &call.target;
+    chain.draft = &call.draft;
+    chain.random = &call.random;
+    chain.rule = &call.rule;
+    Call::set_report(chain, logprobs);
+    return run(chain, ChainArguments(chain));
 }
 
-void verify_chain_out_cpu(const std::vector<TorchTensor>& tensors, const std::vector<int64_t>& integers,
-                          const std::optional<std::vector<double>>& numbers, const std::vector<TorchTensor>& out) {
-    const FlatChain call(ArgumentReader(tensors, integers, numbers));
-    const ChainArguments chain(call.chain);
-    check_results(out, chain);
-    const specens_verdict verdict = places(out);
-    require_disjoint(results_of(verdict, chain.target.batch, chain.draft.draft_len + 1, chain.report.top),
-                     inputs_of(call.chain));
-    const TorchThreads threads;
-    verify_chain(chain, verdict);
+std::vector<TorchTensor> verify_chain_cpu(const Members& member_logits, const TorchTensor& draft_tokens,
+                                          const OptionalTensor& row_offsets, const OptionalTensor& draft_lens,
+                                          int64_t max_draft_len, int64_t drafter, const OptionalTensor& drafters,
+                                          const OptionalTensors& draft_logits, const Numbers& draft_sampling,
+                                          bool process_drafts, const OptionalTensor& allowed, const Numbers& ensemble,
+                                          const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                                          const Rows& processing_rows, const OptionalTensors& random,
+                                          const Numbers& rule, const Integers& logprobs) {
+    const auto run = [](const specens_chain&, const ChainArguments& arguments) {
+        std::vector<TorchTensor> results = new_results(arguments);
+        const TorchThreads threads;
+        verify_chain(arguments, places(results));
+        return results;
+    };
+    return with_arguments(run, member_logits, draft_tokens, row_offsets, draft_lens, max_draft_len, drafter, drafters,
+                          draft_logits, draft_sampling, process_drafts, allowed, ensemble, sampling, rows, processing,
+                          processing_rows, random, rule, logprobs);
+}
+
+void verify_chain_out_cpu(const Members& member_logits, const TorchTensor& draft_tokens, const Members& out,
+                          const OptionalTensor& row_offsets, const OptionalTensor& draft_lens, int64_t max_draft_len,
+                          int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                          const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                          const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                          const Rows& processing_rows, const OptionalTensors& random, const Numbers& rule,
+                          const Integers& logprobs) {
+    const auto run = [&](const specens_chain& chain, const ChainArguments& arguments) {
+        check_results(out, arguments);
+        const specens_verdict verdict = places(out);
+        require_disjoint(
+            results_of(verdict, arguments.target.batch, arguments.draft.draft_len + 1, arguments.report.top),
+            inputs_of(chain));
+        const TorchThreads threads;
+        verify_chain(arguments, verdict);
+    };
+    with_arguments(run, member_logits, draft_tokens, row_offsets, draft_lens, max_draft_len, drafter, drafters,
+                   draft_logits, draft_sampling, process_drafts, allowed, ensemble, sampling, rows, processing,
+                   processing_rows, random, rule, logprobs);
 }
 
 }  // namespace
 }  // namespace specens
 
+#define SPECENS_CHAIN_OPTIONS                                                                         \
+    "Tensor? row_offsets=None, Tensor? draft_lens=None, int max_draft_len=-1, " SPECENS_DRAFT_OPTIONS \
+    ", " SPECENS_TARGET_OPTIONS ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def("verify_chain(Tensor[] member_logits, Tensor draft_tokens, *, " SPECENS_CHAIN_OPTIONS ") -> Tensor[]");
+    library.def(
+        "verify_chain_out(Tensor[] member_logits, Tensor draft_tokens, Tensor(a!)[] out, "
+        "*, " SPECENS_CHAIN_OPTIONS ") -> ()");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("verify_chain_cpp", TORCH_BOX(&specens::verify_chain_cpu));
-    library.impl("verify_chain_out_cpp", TORCH_BOX(&specens::verify_chain_out_cpu));
+    library.impl("verify_chain", TORCH_BOX(&specens::verify_chain_cpu));
+    library.impl("verify_chain_out", TORCH_BOX(&specens::verify_chain_out_cpu));
 }

@@ -1,28 +1,8 @@
-#include "operators/flat.h"
+#include "operators/call.h"
 #include "verify_tree/verify.h"
 
 namespace specens {
 namespace {
-
-struct FlatTree : FlatCall {
-    specens_tree tree = specens_tree_init();
-
-    explicit FlatTree(ArgumentReader from) : FlatCall(std::move(from)) {
-        read_draft();
-        reader.group();
-        tree.parents = reader.tensor();
-        tree.max_levels = reader.integer(-1);
-        tree.without_replacement = static_cast<int32_t>(reader.integer(0));
-        read_random();
-        read_rule();
-        read_report(tree);
-        read_members();
-        tree.target = &target;
-        tree.draft = &draft;
-        tree.random = &random;
-        tree.rule = &rule;
-    }
-};
 
 // In the order in which the operator returns them.
 struct TreeResults {
@@ -54,19 +34,43 @@ struct TreeResults {
     }
 };
 
-std::vector<TorchTensor> verify_tree_cpu(const std::vector<TorchTensor>& tensors, const std::vector<int64_t>& integers,
-                                         const std::optional<std::vector<double>>& numbers) {
-    const FlatTree flat(ArgumentReader(tensors, integers, numbers));
-    const TreeCall call(flat.tree);
-    TreeResults results(call);
+std::vector<TorchTensor> verify_tree_cpu(const Members& member_logits, const TorchTensor& draft_tokens,
+                                         const TorchTensor& parents, int64_t max_levels, bool without_replacement,
+                                         const OptionalTensor& num_nodes, int64_t drafter,
+                                         const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                                         const Numbers& draft_sampling, bool process_drafts,
+                                         const OptionalTensor& allowed, const Numbers& ensemble,
+                                         const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                                         const Rows& processing_rows, const OptionalTensors& random,
+                                         const Numbers& rule, const Integers& logprobs) {
+    Call call(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
+    call.set_draft(draft_tokens, num_nodes, drafter, drafters, draft_logits, draft_sampling, rows, process_drafts);
+    call.set_random(random);
+    call.set_rule(rule);
+    specens_tree tree = specens_tree_init();
+    tree.target = &call.target;
+    tree.draft = &call.draft;
+    tree.random = &call.random;
+    tree.rule = &call.rule;
+    tree.parents = call.view(parents);
+    tree.max_levels = max_levels;
+    tree.without_replacement = without_replacement ? 1 : 0;
+    Call::set_report(tree, logprobs);
+    const TreeCall arguments(tree);
+    TreeResults results(arguments);
     const TorchThreads threads;
-    verify_tree(call, results.verdict);
+    verify_tree(arguments, results.verdict);
     return std::move(results.tensors);
 }
 
 }  // namespace
 }  // namespace specens
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("verify_tree_cpp", TORCH_BOX(&specens::verify_tree_cpu));
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def(
+        "verify_tree(Tensor[] member_logits, Tensor draft_tokens, Tensor parents, int max_levels, *, "
+        "bool without_replacement=False, Tensor? num_nodes=None, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS
+        ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None) -> Tensor[]");
 }
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("verify_tree", TORCH_BOX(&specens::verify_tree_cpu)); }

@@ -36,4 +36,4 @@ std::tuple<TorchTensor, TorchTensor> tree_mask_cuda(const TorchTensor& parents, 
 }  // namespace
 }  // namespace specens
 
-SPECENS_CUDA_OPERATORS(library) { library.impl("tree_mask_cpp", TORCH_BOX(&specens::tree_mask_cuda)); }
+SPECENS_CUDA_OPERATORS(library) { library.impl("tree_mask", TORCH_BOX(&specens::tree_mask_cuda)); }

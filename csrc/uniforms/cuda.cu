@@ -31,4 +31,4 @@ TorchTensor uniforms_cuda(const TorchTensor& seeds, const TorchTensor& positions
 }  // namespace
 }  // namespace specens
 
-SPECENS_CUDA_OPERATORS(library) { library.impl("uniforms_cpp", TORCH_BOX(&specens::uniforms_cuda)); }
+SPECENS_CUDA_OPERATORS(library) { library.impl("uniforms", TORCH_BOX(&specens::uniforms_cuda)); }

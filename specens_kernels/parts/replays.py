@@ -49,12 +49,12 @@ class Recording(TorchDispatchMode):
         self._num_slots += 1
         self._alive.append(value)
 
-    def record(self, launch: Callable[..., Any], flat: Sequence[Any]) -> Any:
+    def record(self, launch: Callable[..., Any], given: Sequence[Any], options: dict[str, Any]) -> Any:
         """Call a launcher, and return what it does."""
         ACTIVITY.record = self._launched
         try:
             with self:
-                result = launch(*flat)
+                result = launch(*given, **options)
         finally:
             ACTIVITY.record = None
         self._fill_result = filler(self._template(list(result) if isinstance(result, (list, tuple)) else result))
@@ -145,20 +145,18 @@ def filler(template: Any) -> Callable[[list[Any]], Any]:
     return fill
 
 
-def describe(flat: Sequence[Any]) -> tuple[Hashable, list[Tensor]]:
+def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
     """What a launcher can see of arguments without reading tensors, and the tensors, each as often as it is there."""
     tensors: list[Tensor] = []
-    seen: list[Hashable] = []
-    for argument in flat:
-        if isinstance(argument, Tensor):
-            tensors.append(argument)
-            seen.append(_seen(argument))
-        elif isinstance(argument, list) and argument and isinstance(argument[0], Tensor):
-            tensors += argument
-            seen += map(_seen, argument)
-            seen.append(len(argument))
-        else:
-            seen.append(tuple(argument) if isinstance(argument, list) else argument)
+    seen: list[Hashable] = [*options]
+    for argument in (*given, *options.values()):
+        for value in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                seen.append(_seen(value))
+            else:
+                seen.append(value)
+        seen.append(UNSEEN)  # where an argument ends
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     if len(places) < len(tensors):  # a tensor that is there twice
         seen.append(tuple(places[id(tensor)] for tensor in tensors))
@@ -186,20 +184,20 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
     recordings: dict[Hashable, Any] = {}  # a Recording, or None of what was seen once
     lock = threading.Lock()
 
-    def call(*flat: Any) -> Any:
+    def call(*given: Any, **options: Any) -> Any:
         if ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
-            return launch(*flat)
-        key, tensors = describe(flat)
+            return launch(*given, **options)
+        key, tensors = describe(given, options)
         recording = recordings.get(key, UNSEEN)
         if recording is UNSEEN:
             with lock:
                 if len(recordings) >= MOST_RECORDINGS:
                     del recordings[next(iter(recordings))]
                 recordings[key] = None
-            return launch(*flat)
+            return launch(*given, **options)
         if recording is None:
             recording = Recording(tensors)
-            result = recording.record(launch, flat)
+            result = recording.record(launch, given, options)
             with lock:
                 recordings[key] = recording
             return result

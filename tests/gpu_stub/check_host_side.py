@@ -165,13 +165,13 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
         self.allocated = 0  # bytes
-        self.operators: list[tuple[str, Any]] = []
+        self.operators: list[tuple[str, tuple[Any, dict[str, Any]]]] = []  # given in order, and by name
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, result = function._schema.name, function(*args, **(kwargs or {}))
         self.names.append(name)
         if name.startswith("specens::") and name.endswith("_triton"):
-            self.operators.append((name, args))
+            self.operators.append((name, (args, kwargs or {})))
         elif name.startswith("aten::empty"):
             self.allocated += result.nbytes
         return result
@@ -190,6 +190,8 @@ class Names:
             return place, value.shape, value.stride(), value.dtype
         if isinstance(value, (tuple, list)):
             return tuple(self.of(item) for item in value)
+        if isinstance(value, dict):
+            return tuple(self.of(item) for item in value.values())
         return value.value if isinstance(value, tl.constexpr) else value
 
 
@@ -203,6 +205,8 @@ class Copies:
     def of(self, value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return [self.of(item) for item in value]
+        if isinstance(value, dict):
+            return {name: self.of(item) for name, item in value.items()}
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self.tensors:
@@ -226,14 +230,14 @@ def test_a_replayed_call_launches_what_a_direct_one_does_on_its_own_tensors(laun
                 call()
     assert len({name for name, _ in operations.operators}) == 7
     replayed_calls = 0
-    for operator, flat in operations.operators:
-        direct, others = launcher_of(operator), Copies().of(flat)
+    for operator, given in operations.operators:
+        direct, others = launcher_of(operator), Copies().of(given)
         replays = replayed(direct)
         seen = []
-        for call, arguments in ((direct, flat), (replays, flat), (replays, flat), (replays, others)):
+        for call, arguments in ((direct, given), (replays, given), (replays, given), (replays, others)):
             launched.clear()
             names = Names(arguments)
-            results = call(*arguments)
+            results = call(*arguments[0], **arguments[1])
             seen.append((names.of(launched), names.of(results)))
             if call is replays:
                 replayed_calls += len(launched)

@@ -114,13 +114,13 @@ def test_the_operators_keep_their_contract_with_packed_rows_and_buffers():
     def call(backend: str) -> Verdict:
         return verify_packed(requests, backend, top_logprobs=2)
 
-    arguments = operator_arguments(room, call)
-    operator = torch.ops.specens.verify_chain_cpp.default
-    assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
+    given, options = operator_arguments(room, call)
+    operator = torch.ops.specens.verify_chain.default
+    assert set(torch.library.opcheck(operator, given, options).values()) == {"SUCCESS"}
     names = ("tokens", "num_accepted", "num_tokens", "next_token", "status", "logprobs", "top_tokens", "top_logprobs")
     written = [getattr(out, name) for name in names]
-    operator = torch.ops.specens.verify_chain_out_cpp.default
-    assert set(torch.library.opcheck(operator, (*arguments, written)).values()) == {"SUCCESS"}
+    operator = torch.ops.specens.verify_chain_out.default
+    assert set(torch.library.opcheck(operator, (*given, written), options).values()) == {"SUCCESS"}
 
 
 def test_packed_rows_compile_to_one_graph_also_with_buffers():

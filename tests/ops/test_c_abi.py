@@ -43,8 +43,8 @@ def chain_problem(seed: int) -> Problem:
 
 def chain_arguments(seed: int) -> tuple[ChainArguments, list[Tensor]]:
     """Of a random round of chains, and what the torch operator returns."""
-    flat = operator_arguments(chain_room, chain_problem(seed).verify)
-    return ChainArguments.unpack(flat), chain_room.IMPLEMENTATIONS["cpp"](*flat)
+    given, options = operator_arguments(chain_room, chain_problem(seed).verify)
+    return ChainArguments.of(*given, **options), chain_room.IMPLEMENTATIONS["cpp"](*given, **options)
 
 
 def assert_same(results: list[Tensor], expected: list[Tensor], name: object) -> None:
@@ -65,9 +65,9 @@ def test_chains_are_verified_as_by_the_operator():
 def test_trees_are_verified_as_by_the_operator():
     rules = set()
     for seed in range(PROBLEMS):
-        flat = operator_arguments(tree_room, random_case(seed).verify)
-        arguments = TreeArguments.unpack(flat)
-        assert_same(c_abi.verify(arguments), tree_room.IMPLEMENTATIONS["cpp"](*flat), seed)
+        given, options = operator_arguments(tree_room, random_case(seed).verify)
+        arguments = TreeArguments.of(*given, **options)
+        assert_same(c_abi.verify(arguments), tree_room.IMPLEMENTATIONS["cpp"](*given, **options), seed)
         rules.add(arguments.rule.kind)
     assert len(rules) >= 3
 

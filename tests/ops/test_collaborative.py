@@ -206,10 +206,10 @@ def test_the_cpp_operator_refuses_a_tree_that_cannot_be_walked(table):
     def call(backend: str) -> Verdict:
         return verify_chain(torch.zeros(1, 2, 3), torch.zeros(1, 1).long(), drafter=0, rule=ALWAYS, backend=backend)
 
-    tensors, integers, numbers = operator_arguments(room, call)
-    numbers = [*numbers[: -len(ALWAYS.table)], *table]
+    given, options = operator_arguments(room, call)
+    rule = [options["rule"][0], *table]
     with pytest.raises(ValueError, match=r"decision tree|children"):
-        torch.ops.specens.verify_chain_cpp(tensors, integers, numbers)
+        torch.ops.specens.verify_chain(*given, **(options | {"rule": rule}))
 
 
 def test_the_operators_keep_their_contract_with_a_decision_tree():
@@ -217,8 +217,8 @@ def test_the_operators_keep_their_contract_with_a_decision_tree():
     requests = replace(requests, problem=with_rule(requests.problem, 3))
     assert isinstance(requests.problem.arguments["rule"], DecisionTree)
     arguments = operator_arguments(room, lambda backend: verify_packed(requests, backend))
-    operator = torch.ops.specens.verify_chain_cpp.default
-    assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
+    operator = torch.ops.specens.verify_chain.default
+    assert set(torch.library.opcheck(operator, *arguments).values()) == {"SUCCESS"}
 
 
 def test_the_rules_compile_to_one_graph():

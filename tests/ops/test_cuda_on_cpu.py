@@ -54,10 +54,10 @@ def operators(tmp_path_factory):
     subprocess.run([compiler, *map(str, objects), *link], check=True)
     definitions = torch.library.Library("specens_cuda_on_cpu", "DEF")
     for name in OPERATIONS:
-        schema = str(getattr(torch.ops.specens, f"{name}_cpp").default._schema)
+        schema = str(getattr(torch.ops.specens, name).default._schema)
         definitions.define(schema.split("::")[1])
     torch.ops.load_library(library)
-    yield {name: getattr(torch.ops.specens_cuda_on_cpu, f"{name}_cpp").default for name in OPERATIONS}
+    yield {name: getattr(torch.ops.specens_cuda_on_cpu, name).default for name in OPERATIONS}
     definitions._destroy()
 
 

@@ -179,13 +179,13 @@ def test_the_environment_variable_may_name_a_backend_of_this_room(monkeypatch):
 def test_the_operator_keeps_its_contract_by_opcheck(monkeypatch, kv_heads, small_mask, device):
     monkeypatch.setattr(sdpa, "SMALL_MASK", small_mask)
     problem = {name: tensor.to(device) for name, tensor in random_problem(0, kv_heads=kv_heads).items()}
-    arguments = operator_arguments(room, lambda name: tree_attention(**problem, backend=name))
+    arguments, _ = operator_arguments(room, lambda name: tree_attention(**problem, backend=name))
     results = torch.library.opcheck(torch.ops.specens.tree_attention_sdpa.default, arguments)
     assert set(results.values()) == {"SUCCESS"}
 
 
 def test_lengths_that_only_the_operator_reads_are_checked_there():
-    arguments = operator_arguments(room, lambda name: tree_attention(**PROBLEM, backend=name))
+    arguments, _ = operator_arguments(room, lambda name: tree_attention(**PROBLEM, backend=name))
     with pytest.raises(ValueError, match=r"^prefix_lens: expected lengths from 0"):
         torch.ops.specens.tree_attention_sdpa(*arguments[:4], LENS - 9, *arguments[5:])
 

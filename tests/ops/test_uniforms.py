@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+import specens_kernels.ops.uniforms as room
 from specens_kernels import uniforms
 from specens_kernels.ops.uniforms.reference import philox4x32_10
 
@@ -160,11 +161,11 @@ def test_a_bad_argument_is_named(argument, arguments):
 def test_the_operator_itself_refuses_what_it_cannot_read(name):
     arguments = {"seeds": SEEDS, "positions": SEEDS, "step": SEEDS, "stream": 0}
     with pytest.raises(ValueError, match=f"^{name}: expected int64, got"):
-        torch.ops.specens.uniforms_cpp(**{**arguments, name: SEEDS.double()})
+        torch.ops.specens.uniforms(**{**arguments, name: SEEDS.double()})
 
 
 def test_the_operator_keeps_its_contract(backend, device):
-    operator = getattr(torch.ops.specens, f"uniforms_{backend}").default
+    operator = room.IMPLEMENTATIONS[backend]
     seeds, positions, steps = (random_int64(33, seed).to(device) for seed in (1, 2, 3))
     results = torch.library.opcheck(operator, (seeds, positions, steps, 2))
     assert set(results.values()) == {"SUCCESS"}

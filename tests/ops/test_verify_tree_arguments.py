@@ -67,6 +67,6 @@ def test_too_many_nodes_are_refused():
 
 
 def test_the_operator_itself_refuses_logits_that_it_cannot_read():
-    members, *rest = operator_arguments(room, lambda backend: verify(backend=backend))
+    (members, *rest), options = operator_arguments(room, lambda backend: verify(backend=backend))
     with pytest.raises(ValueError, match=r"^member_logits: expected float32, bfloat16 or float16, got"):
-        room.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest)
+        room.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest, **options)

@@ -13,12 +13,8 @@ from specens_kernels.ops.compact_kv import reference
 from specens_kernels.ops.compact_kv.checks import check, check_choice
 from specens_kernels.types import Compaction
 
-SCHEMA = (
-    "(Tensor(a!)[] caches, Tensor kept, Tensor prefix_lens, Tensor? num_kept, Tensor? block_table,"
-    " Tensor? slot_mapping, int batch_dim, int slot_dim) -> (Tensor lengths, Tensor status)"
-)
 # The CUDA C++ judges and moves all caches in one launch, several slots at a time; Triton takes one for 16 caches.
-IMPLEMENTATIONS = implementations("compact_kv", SCHEMA, reference.compact_kv, cuda=True, cuda_first=True)
+IMPLEMENTATIONS = implementations("compact_kv", reference.compact_kv, cuda=True, cuda_first=True)
 DENSE_SLOT_DIM, PAGED_SLOT_DIM = -2, -3
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Flat
+from specens_kernels.arguments import DRAFT_STREAM
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import check_coins, check_members, check_report, check_target, fail
 from specens_kernels.ops.sample import reference
-from specens_kernels.packing import pack, report_part, target_parts
+from specens_kernels.packing import Options, add_random, add_report, sampling_numbers, target_options
 from specens_kernels.types import Draw, Ensemble, Processing, Sampling, is_integer
 
 METHODS = ("inverse_cdf", "gumbel")
-DRAFT_STREAM = 2
 MOST_TOKENS = 4096  # of one row
-IMPLEMENTATIONS = implementations("sample", f"({SCHEMA}) -> Tensor[]", reference.sample)
+IMPLEMENTATIONS = implementations("sample", reference.sample)
 
 
 class SampleCall(NamedTuple):
@@ -76,19 +75,26 @@ def sample(
     """
     source = (seeds, positions, step, stream, uniforms, method, count)
     call = SampleCall(member_logits, ensemble, sampling, processing, allowed, *source, logprobs, top_logprobs, backend)
-    tokens, status, *reported = run_operator(IMPLEMENTATIONS, "sample", call, _flatten, _check)
+    tokens, status, *reported = run_operator(IMPLEMENTATIONS, "sample", call, _pack, _check)
     logprobs_there = reported[0] if reported else None
     if method == "gumbel" and count is None:
         tokens, logprobs_there = tokens[:, 0], None if logprobs_there is None else logprobs_there[:, 0]
     return Draw(tokens, logprobs_there, status, *reported[1:])
 
 
-def _flatten(call: SampleCall, members: Sequence[Tensor]) -> Flat:
-    target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
-    coins = (call.uniforms, call.seeds, call.positions), (), ()
-    stream = (), (index(call.step), DRAFT_STREAM if call.stream is None else index(call.stream), _best(call)), ()
-    report = report_part(call.logprobs, call.top_logprobs)
-    return pack(members, call.ensemble, (*target, coins, stream, report))
+def _pack(call: SampleCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
+    sampling = sampling_numbers(call.sampling)
+    options = target_options(members, call.ensemble, sampling, call.processing, call.allowed)
+    add_random(options, call.uniforms, call.seeds, call.positions)
+    add_report(options, call.logprobs, call.top_logprobs)
+    step, stream, best = index(call.step), DRAFT_STREAM if call.stream is None else index(call.stream), _best(call)
+    if step != 0:
+        options["step"] = step
+    if stream != DRAFT_STREAM:
+        options["stream"] = stream
+    if best != 0:
+        options["gumbel_count"] = best
+    return (members,), options
 
 
 def _best(call: SampleCall) -> int:

@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import NO_LOGPROBS, TARGET_LOGPROBS, Coins, Report, Stream, Target, Unpacker
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    Coins,
+    Stream,
+    Target,
+    coins_of,
+    report_of,
+    stream_of,
+    target_of,
+)
 from specens_kernels.ops.sample.gumbel import best_tokens
 from specens_kernels.ops.target_logprobs.reference import Distributions, ensemble_logprobs, raw, target_probs
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
@@ -52,12 +62,10 @@ def most_likely(logprobs: Tensor, count: int, chosen: Tensor) -> list[Tensor]:
     return [*reported, torch.where(values > -math.inf, tokens[..., :count], -1), values.float()]
 
 
-def sample(*flat: Any) -> list[Tensor]:
+def sample(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
     """tokens int64 [batch], of best scores [batch, best], status int32 [batch], and what is reported; see `Draw`."""
-    unpacker = Unpacker(flat)
-    target = unpacker.target()
-    coin_source, stream = unpacker.coins(), unpacker.group(Stream)
-    report, target = unpacker.group(Report), one_step(unpacker.weighted(target))
+    target, coin_source = one_step(target_of(member_logits, options)), coins_of(options)
+    stream, report = stream_of(options), report_of(options)
     rows = ensemble_logprobs(target)
     if stream.best > 0:
         positions = None if coin_source.positions is None else (coin_source.positions + stream.step)[:, None]

@@ -13,8 +13,11 @@ from specens_kernels.arguments import (
     Report,
     Rule,
     Stream,
-    Unpacker,
+    coins_of,
     ready_for_kernels,
+    report_of,
+    stream_of,
+    target_of,
 )
 from specens_kernels.ops.sample.reference import one_step
 from specens_kernels.ops.sample.triton_scores import draw_found
@@ -35,12 +38,10 @@ from specens_kernels.types import RuleKind
 TOKEN_RULE = Rule(int(RuleKind.TOKEN), 0.0, 0.0)  # without drafts every rule is a plain draw
 
 
-def launch(*flat: Any) -> list[Tensor]:
+def launch(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
     """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`."""
-    unpacker = Unpacker(flat)
-    arguments = unpacker.target()
-    coins, stream, report = unpacker.coins(), unpacker.group(Stream), unpacker.group(Report)
-    ready = ready_for_kernels(one_step(unpacker.weighted(arguments)))
+    coins, stream, report = coins_of(options), stream_of(options), report_of(options)
+    ready = ready_for_kernels(one_step(target_of(member_logits, options)))
     target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))
     if stream.best > 0:
         return best_tokens(target, raw_view(ready, report, 1), coins, stream, report)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import check_integers, check_members, check_target, fail
 from specens_kernels.ops.target_logprobs import reference
-from specens_kernels.packing import pack, target_parts
+from specens_kernels.packing import Options, sampling_numbers, target_options
 from specens_kernels.types import Ensemble, Processing, Sampling
 
-IMPLEMENTATIONS = implementations("target_logprobs", f"({SCHEMA}) -> Tensor", reference.target_logprobs)
+IMPLEMENTATIONS = implementations("target_logprobs", reference.target_logprobs)
 
 
 class ScoreCall(NamedTuple):
@@ -50,19 +49,20 @@ def target_logprobs(
     of range, is -inf throughout.
     """
     call = ScoreCall(member_logits, ensemble, sampling, processing, allowed, draft_tokens, backend)
-    logprobs = run_operator(IMPLEMENTATIONS, "target_logprobs", call, _flatten, _check)
+    logprobs = run_operator(IMPLEMENTATIONS, "target_logprobs", call, _pack, _check)
     first = member_logits if isinstance(member_logits, Tensor) else member_logits[0]
     return logprobs[:, 0] if first.dim() == 2 else logprobs
 
 
-def _flatten(call: ScoreCall, members: Sequence[Tensor]) -> Flat:
+def _pack(call: ScoreCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
     allowed = call.allowed
     if members[0].dim() == 2:
         members = [logits[:, None] for logits in members]
         allowed = None if allowed is None else allowed[:, None]
-    target = target_parts(members, call.ensemble, call.sampling, call.processing, allowed)
-    drafts = (call.draft_tokens,), (), ()
-    return pack(members, call.ensemble, (*target, drafts))
+    options = target_options(members, call.ensemble, sampling_numbers(call.sampling), call.processing, allowed)
+    if call.draft_tokens is not None:
+        options["draft_tokens"] = call.draft_tokens
+    return (members,), options
 
 
 def _check(call: ScoreCall) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import NO_PROCESSING, Drafts, SamplingArguments, Target, Unpacker
+from specens_kernels.arguments import NO_PROCESSING, SamplingArguments, Target, target_of
 from specens_kernels.ops.target_logprobs.processing import (
     FLOAT_MAX,
     Paths,
@@ -207,11 +207,9 @@ def raw(target: Target) -> Target:
     return target._replace(allowed=None, processing=NO_PROCESSING, sampling=plain, filter_members=0)
 
 
-def target_logprobs(*flat: Any) -> Tensor:
+def target_logprobs(member_logits: list[Tensor], *, draft_tokens: Tensor | None = None, **options: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
-    unpacker = Unpacker(flat)
-    target, given = unpacker.target(), unpacker.group(Drafts)
-    rows = ensemble_logprobs(unpacker.weighted(target), given.drafts)
+    rows = ensemble_logprobs(target_of(member_logits, options), draft_tokens)
     most_likely = target_probs(rows).log()
     logprobs = torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs)
     return torch.where(rows.invalid[:, None, None], -math.inf, logprobs).float()

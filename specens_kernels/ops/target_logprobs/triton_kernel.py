@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.arguments import Drafts, Unpacker, ready_for_kernels
+from specens_kernels.arguments import ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.parts.draft import DraftView, row_is_read
 from specens_kernels.parts.examples import edited_target, example_draft, example_targets, filtered_targets
@@ -180,13 +180,10 @@ def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
     yield Launch(_target_logprobs_kernel, grid, arguments, WARPS)
 
 
-def launch(*flat: Any) -> Tensor:
+def launch(member_logits: list[Tensor], *, draft_tokens: Tensor | None = None, **options: Any) -> Tensor:
     """float32 [batch, steps, vocab]."""
-    unpacker = Unpacker(flat)
-    arguments = unpacker.target()
-    given = unpacker.group(Drafts)
-    arguments = unpacker.weighted(arguments)
-    drafts = None if given.drafts is None else given.drafts.contiguous()
+    arguments = target_of(member_logits, options)
+    drafts = None if draft_tokens is None else draft_tokens.contiguous()
     target = target_view(ready_for_kernels(arguments), arguments.member_logits[0].shape[1], drafts)
     shape = (*target.logits[0].shape[:2], target.vocab)
     logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)

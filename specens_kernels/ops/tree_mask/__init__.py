@@ -11,11 +11,7 @@ from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
 from specens_kernels.types import INTEGER_DTYPES, TreeMask
 
-SCHEMA = (
-    "(Tensor parents, Tensor prefix_lens, Tensor? num_nodes, int layout, SymInt max_prefix, int window,"
-    " ScalarType dtype) -> (Tensor mask, Tensor positions)"
-)
-IMPLEMENTATIONS = implementations("tree_mask", SCHEMA, reference.tree_mask, cuda=True)
+IMPLEMENTATIONS = implementations("tree_mask", reference.tree_mask, cuda=True)
 LAYOUTS = {layout.name.lower(): layout for layout in Layout}
 WITH_PREFIX = (Layout.FULL, Layout.ADDITIVE)
 

@@ -10,9 +10,7 @@ from specens_kernels.checks import INT64, check_tensor, fail
 from specens_kernels.ops.uniforms import reference
 from specens_kernels.types import is_integer
 
-IMPLEMENTATIONS = implementations(
-    "uniforms", "(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor", reference.uniforms, cuda=True
-)
+IMPLEMENTATIONS = implementations("uniforms", reference.uniforms, cuda=True)
 WORD_LIMIT = 2**32
 
 

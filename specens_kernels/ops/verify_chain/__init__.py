@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import count_changes, implementations, run_operator
 from specens_kernels.checks import MOST_DRAFTS, has_one
 from specens_kernels.collaborative import DecisionTree, Replacement
 from specens_kernels.ops.verify_chain import reference
 from specens_kernels.ops.verify_chain.checks import NO_PART_IN_GUMBEL, ChainCall, ChainRule, check, compares, out_names
-from specens_kernels.packing import Part, draft_parts, never_greedy, pack, report_part, rule_part, target_parts
+from specens_kernels.packing import (
+    Options,
+    add_draft,
+    add_random,
+    add_report,
+    draft_numbers,
+    never_greedy,
+    sampling_numbers,
+    target_options,
+)
 from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Threshold, Typical, Verdict
 
-LOSSLESS_RULES: dict[str, tuple[Part | None, tuple[float, ...]]] = {
-    "token": (None, ()),
-    "block": (rule_part(RuleKind.BLOCK), ()),
-    "gumbel": (rule_part(RuleKind.GUMBEL), ()),
+LOSSLESS_RULES: dict[str, list[float] | None] = {
+    "token": None,
+    "block": [int(RuleKind.BLOCK)],
+    "gumbel": [int(RuleKind.GUMBEL)],
 }
 RULES_WITH_SETTINGS: dict[str, ChainRule] = {
     "typical": Typical(),
     "synthetic": Synthetic(),
     "replacement": Replacement(),
 }
-IMPLEMENTATIONS = implementations("verify_chain", f"({SCHEMA}) -> Tensor[]", reference.verify_chain)
+IMPLEMENTATIONS = implementations("verify_chain", reference.verify_chain)
 OUT_IMPLEMENTATIONS = implementations(
-    "verify_chain_out",
-    f"({SCHEMA}, Tensor(a!)[] out) -> ()",
-    reference.verify_chain_out,
-    room="verify_chain",
-    launch="launch_out",
+    "verify_chain_out", reference.verify_chain_out, room="verify_chain", launch="launch_out"
 )
 
 
@@ -155,67 +160,62 @@ def verify_chain(
         backend,
     )
     if out is not None:
-        run_operator(OUT_IMPLEMENTATIONS, "verify_chain_out", call, _flatten_with_out, check)
+        run_operator(OUT_IMPLEMENTATIONS, "verify_chain_out", call, _pack_with_out, check)
         if torch.is_grad_enabled():
             count_changes(value for value in out if value is not None)
         return out
     tokens, num_accepted, num_tokens, next_token, status, *reported = run_operator(
-        IMPLEMENTATIONS, "verify_chain", call, _flatten, check
+        IMPLEMENTATIONS, "verify_chain", call, _pack, check
     )
     if not reported:
         return Verdict(tokens, num_accepted, num_tokens, next_token, None, status)
     return Verdict(tokens, num_accepted, num_tokens, next_token, reported[0], status, *reported[1:])
 
 
-def _flatten(call: ChainCall, members: Sequence[Tensor]) -> Flat:
-    target, sampling, processing = target_parts(
-        members, call.ensemble, call.sampling, call.processing, call.allowed, call.row_offsets
-    )
-    draft, draft_sampling = draft_parts(
-        call.draft_tokens,
-        call.drafter,
-        call.draft_logits,
-        call.draft_slots,
-        call.draft_lens,
-        call.max_draft_len,
-        call.process_drafts,
-        call.draft_sampling,
-    )
+def _pack(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
+    sampling, draft_sampling = sampling_numbers(call.sampling), draft_numbers(call.draft_sampling)
     if compares(call.rule):
         if call.drafter is None and call.draft_logits is None:
             raise ValueError("drafter")
         sampling, draft_sampling = never_greedy(sampling), never_greedy(draft_sampling)
-    if call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
+    elif call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
         raise ValueError("rule")  # `check` says what plays no part
-    coins = (call.uniforms, call.seeds, call.positions), (), ()
-    rule, table = _rule_parts(call)
-    report = report_part(call.logprobs, call.top_logprobs)
-    parts = (target, sampling, processing, draft, draft_sampling, coins, rule, report)
-    return pack(members, call.ensemble, parts, table)
+    target = (sampling, call.processing, call.allowed, call.row_offsets, draft_sampling)
+    options = target_options(members, call.ensemble, *target)
+    if call.draft_lens is not None:
+        options["draft_lens"] = call.draft_lens
+    draft = (call.drafter, call.draft_logits, call.draft_slots, call.max_draft_len, call.process_drafts)
+    add_draft(options, *draft)
+    add_random(options, call.uniforms, call.seeds, call.positions)
+    if (rule := _rule_numbers(call)) is not None:
+        options["rule"] = rule
+    add_report(options, call.logprobs, call.top_logprobs)
+    return (members, call.draft_tokens), options
 
 
-def _flatten_with_out(call: ChainCall, members: Sequence[Tensor]) -> tuple:
+def _pack_with_out(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
     names, out = out_names(call), call.out
     if out is None or any((getattr(out, name) is None) == (name in names) for name in Verdict._fields):
         raise ValueError("out")  # `check` says which field is missing, or was not asked for
-    return *_flatten(call, members), [getattr(out, name) for name in names]
+    given, options = _pack(call, members)
+    return (*given, [getattr(out, name) for name in names]), options
 
 
-def _rule_parts(call: ChainCall) -> tuple[Part | None, tuple[float, ...]]:
-    """The part of `Rule`, and its table."""
+def _rule_numbers(call: ChainCall) -> list[float] | None:
+    """The rule's kind, and its settings; None: "token"."""
     rule = call.rule
     if isinstance(rule, str):
         if rule in LOSSLESS_RULES:
             return LOSSLESS_RULES[rule]
         rule = RULES_WITH_SETTINGS.get(rule, rule)
     if isinstance(rule, Typical):
-        return rule_part(RuleKind.TYPICAL, rule.threshold, rule.alpha), ()
+        return [int(RuleKind.TYPICAL), float(rule.threshold), float(rule.alpha)]
     if isinstance(rule, Threshold):
-        return rule_part(RuleKind.THRESHOLD, rule.probability), ()
+        return [int(RuleKind.THRESHOLD), float(rule.probability)]
     if isinstance(rule, Replacement):
-        return rule_part(RuleKind.REPLACEMENT, rule.alpha, rule.beta), ()
+        return [int(RuleKind.REPLACEMENT), float(rule.alpha), float(rule.beta)]
     if isinstance(rule, DecisionTree):
-        return rule_part(RuleKind.DECISION_TREE), rule.table
+        return [int(RuleKind.DECISION_TREE), *rule.table]
     if not isinstance(rule, Synthetic):
         raise ValueError("rule")  # `check` says what was expected
     rates = rule.acceptance_rates
@@ -224,4 +224,4 @@ def _rule_parts(call: ChainCall) -> tuple[Part | None, tuple[float, ...]]:
         if draft_len > MOST_DRAFTS:
             raise ValueError("max_draft_len")  # likewise
         rates = (float(rates),) * draft_len
-    return rule_part(RuleKind.SYNTHETIC), rates
+    return [int(RuleKind.SYNTHETIC), *rates]

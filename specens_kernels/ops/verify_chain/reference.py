@@ -142,9 +142,9 @@ def chain_end(draft: Draft, lens: Tensor, vocab: int) -> Tensor:
     return torch.minimum(valid.int().cumprod(1).sum(1), lens.clamp(0, draft.tokens.shape[1]))
 
 
-def verify_chain(*flat: Any) -> list[Tensor]:
+def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`."""
-    arguments = ChainArguments.unpack(flat)
+    arguments = ChainArguments.of(*given, **options)
     chain_target, chain_draft, lens, num_rows, invalid = padded(arguments.target, arguments.draft)
     draft_tokens = chain_draft.tokens.long()
     rows = ensemble_logprobs(chain_target, draft_tokens)
@@ -199,10 +199,9 @@ def verify_chain(*flat: Any) -> list[Tensor]:
     return [*verdict, *most_likely(logprobs, arguments.report.top, tokens)]
 
 
-def verify_chain_out(*flat: Any) -> None:
-    """As `verify_chain`, into the tensors of the last argument."""
-    *arguments, out = flat
-    for into, values in zip(out, verify_chain(*arguments), strict=True):
+def verify_chain_out(member_logits: list[Tensor], draft_tokens: Tensor, out: list[Tensor], **options: Any) -> None:
+    """As `verify_chain`, into the tensors of `out`."""
+    for into, values in zip(out, verify_chain(member_logits, draft_tokens, **options), strict=True):
         into.copy_(values)
 
 

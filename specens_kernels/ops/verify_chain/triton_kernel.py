@@ -243,18 +243,17 @@ def decide(call: Call, results: Sequence[Tensor] | None = None) -> Sequence[Tens
     return results
 
 
-def launch(*flat: Any) -> list[Tensor]:
+def launch(*given: Any, **options: Any) -> list[Tensor]:
     """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`."""
-    return list(_launch(flat, None))
+    return list(_launch(ChainArguments.of(*given, **options), None))
 
 
-def launch_out(*flat: Any) -> None:
-    """As `launch`, into the tensors of the last argument."""
-    _launch(flat[:-1], flat[-1])
+def launch_out(member_logits: list[Tensor], draft_tokens: Tensor, out: list[Tensor], **options: Any) -> None:
+    """As `launch`, into the tensors of `out`."""
+    _launch(ChainArguments.of(member_logits, draft_tokens, **options), out)
 
 
-def _launch(flat: Sequence[Any], out: Sequence[Tensor] | None) -> Sequence[Tensor]:
-    arguments = ChainArguments.unpack(flat)
+def _launch(arguments: ChainArguments, out: Sequence[Tensor] | None) -> Sequence[Tensor]:
     ready, steps = ready_for_kernels(arguments.target), row_limit(arguments.target, arguments.draft)
     drafts = dense_drafts(ready, arguments.draft) if ready.processing.active else None
     target = target_view(ready, steps, drafts)

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import SCHEMA, Flat
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.checks import fail, has_one
 from specens_kernels.ops.verify_tree import reference
 from specens_kernels.ops.verify_tree.checks import NO_PART_IN_GUMBEL, SIBLINGS, TreeCall, check
 from specens_kernels.ops.verify_tree.rules import RuleKind
-from specens_kernels.packing import Part, draft_parts, pack, report_part, rule_part, target_parts
+from specens_kernels.packing import (
+    Options,
+    add_draft,
+    add_random,
+    add_report,
+    draft_numbers,
+    sampling_numbers,
+    target_options,
+)
 from specens_kernels.types import Ensemble, Processing, Sampling, Typical, Verdict
 
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
 
-RULES: dict[str, Part | None] = {
+RULES: dict[str, list[float] | None] = {
     "token": None,
-    "traversal": rule_part(RuleKind.TRAVERSAL),
-    "gumbel": rule_part(RuleKind.GUMBEL),
+    "traversal": [int(RuleKind.TRAVERSAL)],
+    "gumbel": [int(RuleKind.GUMBEL)],
 }
 PADDING = -2  # of parents
-IMPLEMENTATIONS = implementations(
-    "verify_tree", f"({SCHEMA}) -> Tensor[]", reference.verify_tree, fake=reference.empty_verdict
-)
+IMPLEMENTATIONS = implementations("verify_tree", reference.verify_tree, fake=reference.empty_verdict)
 
 
 def verify_tree(
@@ -117,33 +122,43 @@ def verify_tree(
         backend,
     )
     tokens, num_accepted, num_tokens, next_token, status, path, *reported = run_operator(
-        IMPLEMENTATIONS, "verify_tree", call, _flatten, check
+        IMPLEMENTATIONS, "verify_tree", call, _pack, check
     )
     emitted, top_tokens, top = (*reported, None, None, None)[:3]
     return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status, top_tokens, top, path)
 
 
-def _flatten(call: TreeCall, members: Sequence[Tensor]) -> Flat:
-    target = target_parts(members, call.ensemble, call.sampling, call.processing, call.allowed)
-    origin = (call.drafter, call.draft_logits, None, call.num_nodes, None, call.process_drafts, call.draft_sampling)
-    draft = draft_parts(call.draft_tokens, *origin)
-    coins = (call.uniforms, call.seeds, call.positions), (), ()
-    report = report_part(call.logprobs, call.top_logprobs)
+def _pack(call: TreeCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
     if call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
         raise ValueError("rule")  # `check` says what plays no part
-    return pack(members, call.ensemble, (*target, *draft, _tree_part(call), coins, _rule_part(call.rule), report))
+    sampling, draft_sampling = sampling_numbers(call.sampling), draft_numbers(call.draft_sampling)
+    target = (sampling, call.processing, call.allowed, None, draft_sampling)
+    options = target_options(members, call.ensemble, *target)
+    add_draft(options, call.drafter, call.draft_logits, None, None, call.process_drafts)
+    if call.num_nodes is not None:
+        options["num_nodes"] = call.num_nodes
+    add_random(options, call.uniforms, call.seeds, call.positions)
+    if (rule := _rule_numbers(call.rule)) is not None:
+        options["rule"] = rule
+    add_report(options, call.logprobs, call.top_logprobs)
+    parents, levels = _tree_part(call)
+    if call.siblings is not None and SIBLINGS[call.siblings]:
+        options["without_replacement"] = True
+    return (members, call.draft_tokens, parents, levels), options
 
 
-def _rule_part(rule: str | Typical) -> Part | None:
+def _rule_numbers(rule: str | Typical) -> list[float] | None:
+    """The rule's kind, and its settings; None: "token"."""
     if isinstance(rule, str) and rule in RULES:
         return RULES[rule]
     if rule != "typical" and not isinstance(rule, Typical):
         raise ValueError("rule")  # `check` says what was expected
     settings = rule if isinstance(rule, Typical) else Typical()
-    return rule_part(RuleKind.TYPICAL, settings.threshold, settings.alpha)
+    return [int(RuleKind.TYPICAL), float(settings.threshold), float(settings.alpha)]
 
 
-def _tree_part(call: TreeCall) -> Part:
+def _tree_part(call: TreeCall) -> tuple[Tensor, int]:
+    """The parents, and the most nodes of a path."""
     drawn = call.drafter is not None or call.draft_logits is not None
     if drawn != (call.siblings in SIBLINGS) or (not drawn and call.siblings is not None):
         raise ValueError("siblings")
@@ -153,8 +168,7 @@ def _tree_part(call: TreeCall) -> Part:
         table, levels = parents_of_trees(call.parents, call.draft_tokens)
     if isinstance(call.max_levels, bool):
         raise ValueError("max_levels")
-    siblings = SIBLINGS[call.siblings] if call.siblings is not None else 0
-    return (table,), (levels if call.max_levels is None else call.max_levels, siblings), ()
+    return table, levels if call.max_levels is None else call.max_levels
 
 
 def parents_of_trees(trees: TokenTree | Sequence[TokenTree], draft_tokens: Tensor) -> tuple[Tensor, int]:

@@ -68,9 +68,9 @@ def node_drafts(target: Target, draft: Draft, tree: Tree, shape: Shape, greedy: 
     return probs, rows.status | (rows.drawn & ~drawn) * Status.INVALID_DRAFT_DISTRIBUTION
 
 
-def verify_tree(*flat: Any) -> list[Tensor]:
+def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
     """tokens, num_accepted, num_tokens, next_token, status, path, and what is reported; see `Verdict`."""
-    arguments = TreeArguments.unpack(flat)
+    arguments = TreeArguments.of(*given, **options)
     target, draft, tree = arguments[:3]
     tokens, shape = draft.tokens.long(), tree_shape(tree, draft)
     rows = ensemble_logprobs(target, paths(tokens, shape))
@@ -114,9 +114,9 @@ def best_scores(source: Coins, rows: Distributions, shape: Shape) -> Tensor:
     return best_tokens(rows, source.seeds, positions, 1)[..., 0]
 
 
-def empty_verdict(*flat: Any) -> list[Tensor]:
+def empty_verdict(*given: Any, **options: Any) -> list[Tensor]:
     """Tensors of the shapes that `verify_tree` gives, which takes a step a node: too many for a tracer."""
-    arguments = TreeArguments.unpack(flat)
+    arguments = TreeArguments.of(*given, **options)
     batch, width = arguments.draft.tokens.shape[0], arguments.tree.levels + 1
     sizes = [(batch, width), (batch,), (batch,), (batch,), (batch,), (batch, width - 1)]
     dtypes = [torch.int64] * 4 + [torch.int32, torch.int64]

@@ -260,10 +260,10 @@ def tree_found(results: Sequence[Tensor], levels: int) -> Found:
     return Found(*results[:6], COLUMNS=tl.constexpr(triton.next_power_of_2(levels + 1)))
 
 
-def launch(*flat: Any) -> list[Tensor]:
+def launch(*given_arguments: Any, **options: Any) -> list[Tensor]:
     """tokens, num_accepted, num_tokens, next_token, status, path, and what is reported; see `Verdict`."""
-    arguments = TreeArguments.unpack(flat)
-    results, tree, rule = empty_verdict(*flat), arguments.tree, arguments.rule
+    arguments = TreeArguments.of(*given_arguments, **options)
+    results, tree, rule = empty_verdict(*given_arguments, **options), arguments.tree, arguments.rule
     ready, given = ready_for_kernels(arguments.target), ready_for_kernels(arguments.draft)
     parents = tree.parents.to(torch.int64).contiguous()
     nodes = parents.shape[1]
