@@ -135,8 +135,8 @@ def implementations(
     It is that of the backend "cpp" on CPUs, and on GPUs that of C++ where the operation has a cuda.cu that was built,
     else of Triton. Where that leaves Triton's kernel without one (on CPUs in its interpreter, and beside a cuda.cu), it
     is the operator `specens::{name}_triton`. Triton's kernel is the function `launch` of triton_kernel.py in the room,
-    which is that of the name unless given. `reference` takes the operator's arguments, and is its fake kernel, or `fake`
-    where that would take long. cuda: the room has a cuda.cu, so "cpp" serves CUDA tensors too where nvcc was there to
+    which is that of the name unless given. `reference` takes the operator's arguments, is its fake kernel, or `fake` is
+    where it would take long. cuda: the room has a cuda.cu, so "cpp" serves CUDA tensors where nvcc was there to
     build it; cuda_first: and is preferred to Triton there.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.

@@ -230,9 +230,9 @@ def count(setting: Setting) -> tuple[Traffic, int]:
     traffic: list[Traffic] = []
     temporaries = []
 
-    def counting(*flat: Any) -> Any:
+    def counting(*given: Any, **options: Any) -> Any:
         with counted() as counts:
-            results = ROOMS[setting.room].launch(*flat)
+            results = ROOMS[setting.room].launch(*given, **options)
         kept = sum(value.untyped_storage().nbytes() for value in (results if isinstance(results, list) else [results]))
         traffic.append(counts)
         temporaries.append(sum(counts.allocated) - kept)
