@@ -1,8 +1,8 @@
 """Tree verification on a GPU: a pass over the logits, and a program a request that judges its tree and draws.
 
-The program reads nothing but statistics and the logits of draft tokens, a row once more for each rejected child that
-was drawn from a distribution, and a block for each that was chosen. Filtered targets and the rule typical add a launch,
-and a row where the next token is drawn; several drafters whose distributions are no parts of the target a second pass.
+The program reads statistics and the logits of draft tokens, a row once more for each rejected child that was drawn from
+a distribution, and a block for each that was chosen. Filters and the rule typical add a launch, and filters the row
+that the next token is drawn from. Several drafters whose distributions are no parts of the target add a second pass.
 """
 
 from __future__ import annotations
