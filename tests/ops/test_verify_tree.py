@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tree_cases import TreeCase, hangs_on_the_last_bits, random_case
 
 import specens_kernels.ops.verify_tree as room
-from specens_kernels import Mixture, Processing, Sampling, Status, TokenTree, Verdict, verify_tree
+from specens_kernels import LogitMixture, Mixture, Processing, Sampling, Status, TokenTree, Verdict, verify_tree
 
 BACKENDS = ("reference", "cpp", "triton")
 RANDOM_CASES = {"cpp": 150, "triton": many(6)}  # Triton's interpreter takes seconds for a tree
@@ -238,6 +238,24 @@ def test_children_of_which_nothing_was_left_to_draw_count_as_chosen(backend):
     )
     assert verdict.tokens.tolist() == [[4, 4]]
     assert verdict.status.tolist() == [Status.INVALID_DRAFT_DISTRIBUTION]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_several_drafters_the_status_tells_the_logits_of_those_that_drafted(backend):
+    logits = [torch.zeros(2, 3, 5) for _ in range(2)]
+    logits[1][:, 0, 2] = torch.nan  # of a member without weight, the drafter of request 1
+    verdict = verify_tree(
+        logits,
+        torch.tensor([[0, 1], [0, 1]]),
+        TokenTree([-1, -1]),
+        ensemble=LogitMixture((1.0, 0.0)),
+        drafter=torch.tensor([[0, 0], [1, 0]]),
+        siblings="with_replacement",
+        uniforms=torch.tensor([[0.999, 0.999, 0.5]] * 2),
+        draft_sampling=Sampling(0.5),
+        backend=backend,
+    )
+    assert verdict.status.tolist() == [0, Status.NAN_LOGITS]
 
 
 def test_strided_inputs_give_the_bits_of_contiguous_ones():

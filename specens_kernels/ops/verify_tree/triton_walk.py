@@ -10,7 +10,7 @@ import triton.language as tl
 from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT
 from specens_kernels.ops.verify_tree.rules import RuleKind
 from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
-from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_of
+from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_logits, drafter_of
 from specens_kernels.parts.draw import EMPTY_RESIDUAL, target_block_masses
 from specens_kernels.parts.rules import SMALLEST_RESIDUAL, typical_probability
 from specens_kernels.parts.sampling import INFINITY
@@ -18,7 +18,7 @@ from specens_kernels.parts.score_search import search_scores
 from specens_kernels.parts.siblings import Left, draft_log, row_of, taken_away, weigh
 from specens_kernels.parts.states import INVALID_DRAFT_DISTRIBUTION, drafter_state, log_probability
 from specens_kernels.parts.statistics import NO_TOKEN, NOWHERE, row_marks, top_tokens
-from specens_kernels.parts.target import everywhere
+from specens_kernels.parts.target import everywhere, marks_of, raw_logits
 from specens_kernels.parts.tree import at_row, first_row, with_children
 
 TRAVERSAL = tl.constexpr(int(RuleKind.TRAVERSAL))
@@ -49,6 +49,19 @@ def _source_of(call, request, child):
 
 
 @triton.jit
+def _member_marks(call, row, drafter):
+    """Status bits of one member's logits as a drafter, int32, read once more: statistics have those of all members."""
+    marks = tl.zeros([call.drafts.BLOCK_VOCAB], tl.int32)
+    for block in range(call.drafts.blocks):
+        tokens = block * call.drafts.BLOCK_VOCAB + tl.arange(0, call.drafts.BLOCK_VOCAB)
+        for member in tl.static_range(call.tree.SOURCES):
+            used = everywhere(drafter == member, tokens)
+            raw = raw_logits(call.target, member, row.request, row.row, tokens, used)
+            marks |= marks_of(drafter_logits(call.target, call.draft, member, row.request, row.row, tokens, used, raw))
+    return tl.reduce_or(marks, 0)
+
+
+@triton.jit
 def _offer(call, row, child, token):
     """A child of a row; token: int64 [1]."""
     if call.drafts.DRAFT_PLANE >= 0:
@@ -57,6 +70,8 @@ def _offer(call, row, child, token):
         target_marks, marks = row_marks(call.drafts, rows, given)
         if call.tree.APART:
             marks = target_marks
+            if tl.max(target_marks, 0) != 0:
+                marks = target_marks * 0 + _member_marks(call, row, tl.max(drafter, 0))
         _, soft, status = drafter_state(call.drafts, call.draft, row.request, drafter, rows, marks, given)
         source = tl.max(drafter, 0)
         if call.tree.SOURCES == 1:
