@@ -44,8 +44,8 @@
    n-gram indices) of their own. Without a workspace a call runs on its own thread. There is no global state but the
    instruction set, which is chosen once.
 
-   Memory. Scratch memory is kept in the workspace from call to call, without one by the thread: a call allocates where
-   it needs more than all calls before it.
+   Memory. Scratch memory of rows is kept in the workspace from call to call, without one by the thread, and grows only
+   where a call needs more than all calls before it. Besides it a call allocates small lists, of bytes a tensor.
 
    Results are the same as those of the Python package, token for token, from the same seeds. */
 #ifndef SPECENS_H
@@ -378,6 +378,53 @@ typedef struct specens_kv_moves {
 } specens_kv_moves;
 
 SPECENS_API int32_t specens_compact_kv(const specens_kv_moves* moves, specens_workspace* workspace);
+
+/* ---- drafting --------------------------------------------------------------------------------------------------- */
+
+/* Of a tree's parents, -1 or an earlier node each: the depth of each node (0: a first draft token), its first child and
+   next sibling (-1: none), and the most nodes of a path. Each result [nodes], or NULL. */
+SPECENS_API int32_t specens_tree_links(const int64_t* parents, int64_t nodes, int32_t* depth, int64_t* first_child,
+                                       int64_t* next_sibling, int64_t* num_levels);
+
+/* The tree of at most so many nodes and levels (0: any) of largest expected accepted length, if the child of rank r is
+   accepted with probability acceptance[r] [ranks], of a sum of at most 1. Writes up to `nodes` of parents and
+   child_ranks (or NULL), and how many. Source: Chen et al., "Sequoia", NeurIPS 2024. */
+SPECENS_API int32_t specens_best_tree(const double* acceptance, int64_t ranks, int64_t nodes, int64_t max_levels,
+                                      int64_t* parents, int64_t* child_ranks, int64_t* num_nodes);
+
+/* A tree that grows from draft probabilities, and keeps its `nodes` of largest path probability; at each step the
+   `width` most probable are expanded: newest_only 1, of the newest level (EAGLE-2), else wherever they are (SpecExec).
+ */
+typedef struct specens_growth specens_growth;
+
+SPECENS_API int32_t specens_growth_create(int64_t nodes, int64_t width, int64_t max_levels, int32_t newest_only,
+                                          specens_growth** growth);
+SPECENS_API void specens_growth_destroy(specens_growth* growth);
+/* The candidates to expand next, [count], valid until the next one is added; -1: the root position, at first. */
+SPECENS_API const int64_t* specens_growth_frontier(const specens_growth* growth, int64_t* count);
+/* tokens, probabilities: [frontier, columns], what may follow each; numbered in this order. Of probability 0: padding.
+ */
+SPECENS_API int32_t specens_growth_add(specens_growth* growth, const int64_t* tokens, const double* probabilities,
+                                       int64_t columns);
+/* Writes the nodes that are kept: parents, tokens, candidates, up to `nodes` of each (or NULL), and how many. */
+SPECENS_API int32_t specens_growth_prune(const specens_growth* growth, int64_t* parents, int64_t* tokens,
+                                         int64_t* candidates, int64_t* num_nodes);
+
+/* What followed each n-gram of texts, to draft without a model. max_match: the longest n-gram that is looked up. */
+typedef struct specens_ngram_index specens_ngram_index;
+
+SPECENS_API int32_t specens_ngram_index_create(int64_t max_match, specens_ngram_index** index);
+SPECENS_API void specens_ngram_index_destroy(specens_ngram_index* index);
+/* Goes on with the open text; ids from 0 to 2^31 - 1. */
+SPECENS_API int32_t specens_ngram_index_extend(specens_ngram_index* index, const int64_t* tokens, int64_t count);
+/* What follows is another text. */
+SPECENS_API int32_t specens_ngram_index_begin_text(specens_ngram_index* index);
+/* Drafts after the open text: each token is what followed the longest n-gram, of min_match tokens or more, that the
+   ones before it end with: last, or with most_frequent 1 most often. Writes up to draft_len tokens, how many, and the
+   length of the first n-gram (or NULL). */
+SPECENS_API int32_t specens_ngram_index_propose(const specens_ngram_index* index, int64_t draft_len, int64_t min_match,
+                                                int32_t most_frequent, int64_t* tokens, int64_t* num_tokens,
+                                                int64_t* match_len);
 
 /* ---- defaults --------------------------------------------------------------------------------------------------- */
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tree_cases import random_case
 
 import specens_kernels
-from specens_kernels import Threshold
+from specens_kernels import NgramIndex, Threshold, TokenTree
 from specens_kernels.arguments import ChainArguments, TreeArguments
 from specens_kernels.ops import verify_chain as chain_room
 from specens_kernels.ops import verify_tree as tree_room
@@ -151,3 +151,72 @@ def test_pkg_config_finds_the_library():
         check=True,
     )
     assert "-lspecens" in found.stdout
+
+
+def integers(*sizes: int) -> Tensor:
+    return torch.full(sizes, -9)
+
+
+def address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def test_trees_are_built_as_by_token_tree():
+    library, count, levels = c_abi.LIBRARY, ctypes.c_int64(), ctypes.c_int64()
+    acceptance = [0.5, 0.2, 0.1]
+    expected = TokenTree.best_for_acceptance(acceptance, 12)
+    parents, ranks, depth = integers(12), integers(12), integers(12).int()
+    chances = torch.tensor(acceptance, dtype=torch.float64)
+    nodes, any_levels = ctypes.c_int64(12), ctypes.c_int64(0)
+    best = (address(chances), ctypes.c_int64(3), nodes, any_levels, address(parents), address(ranks))
+    c_abi.check(library.specens_best_tree(*best, ctypes.byref(count)))
+    assert parents[: count.value].tolist() == expected.parents.tolist()
+    assert ranks[: count.value].tolist() == expected.child_ranks.tolist()
+    first, following = integers(12), integers(12)
+    links = (address(depth), address(first), address(following), ctypes.byref(levels))
+    c_abi.check(library.specens_tree_links(address(parents), count, *links))
+    assert (depth.tolist(), first.tolist()) == (expected.depth.tolist(), expected.first_child.tolist())
+    assert (following.tolist(), levels.value) == (expected.next_sibling.tolist(), expected.num_levels)
+    parents[3] = 7
+    with pytest.raises(c_abi.SpecensError, match=r"parents\[3\]: expected -1 or an earlier node, got 7"):
+        c_abi.check(library.specens_tree_links(address(parents), count, *links))
+
+
+def test_trees_grow_as_tree_growth_does():
+    library, count, growth = c_abi.LIBRARY, ctypes.c_int64(), ctypes.c_void_p()
+    library.specens_growth_frontier.restype = ctypes.POINTER(ctypes.c_int64)
+    sizes = (ctypes.c_int64(9), ctypes.c_int64(3), ctypes.c_int64(4), 1)
+    c_abi.check(library.specens_growth_create(*sizes, ctypes.byref(growth)))
+    expected = TokenTree.grow(9, 3, max_levels=4)
+    generator = torch.Generator().manual_seed(3)
+    while len(expected.frontier):
+        frontier = library.specens_growth_frontier(growth, ctypes.byref(count))
+        assert frontier[: count.value] == expected.frontier.tolist()
+        probabilities = torch.rand(count.value, 4, generator=generator, dtype=torch.float64) / 4
+        tokens = torch.randint(99, (count.value, 4), generator=generator)
+        c_abi.check(library.specens_growth_add(growth, address(tokens), address(probabilities), ctypes.c_int64(4)))
+        expected.add(tokens.numpy(), probabilities.numpy())
+    results = [integers(9) for _ in range(3)]
+    c_abi.check(library.specens_growth_prune(growth, *map(address, results), ctypes.byref(count)))
+    tree, *others = expected.prune()
+    for own, other in zip(results, (tree.parents, *others), strict=True):
+        assert own[: count.value].tolist() == other.tolist()
+    library.specens_growth_destroy(growth)
+
+
+def test_an_n_gram_index_drafts_as_the_python_object_does():
+    library, index, count, matched = c_abi.LIBRARY, ctypes.c_void_p(), ctypes.c_int64(), ctypes.c_int64()
+    text = torch.randint(1, 6, (200,), generator=torch.Generator().manual_seed(1))
+    c_abi.check(library.specens_ngram_index_create(ctypes.c_int64(4), ctypes.byref(index)))
+    c_abi.check(library.specens_ngram_index_extend(index, address(text), ctypes.c_int64(len(text))))
+    expected = NgramIndex(text.numpy(), max_match=4)
+    for frequent, choose in ((0, "recent"), (1, "frequent")):
+        draft = integers(6)
+        wanted = (ctypes.c_int64(6), ctypes.c_int64(1), frequent, address(draft))
+        c_abi.check(library.specens_ngram_index_propose(index, *wanted, ctypes.byref(count), ctypes.byref(matched)))
+        tokens, match_len = expected.propose(6, choose=choose)
+        assert draft[: count.value].tolist() == tokens.tolist()
+        assert matched.value == match_len
+    with pytest.raises(c_abi.SpecensError, match=r"tokens: expected ids from 0 to 2147483647, got -\d"):
+        c_abi.check(library.specens_ngram_index_extend(index, address(text.neg_()), ctypes.c_int64(1)))
+    library.specens_ngram_index_destroy(index)
