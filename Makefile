@@ -8,7 +8,7 @@ VLLM_VERSION := 0.32.0
 TRITON_VERSIONS := 3.6.0 3.9.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
-CPP_FILES := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
+CPP_FILES := $(wildcard examples/c/*.c csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
 .PHONY: demo test test-full test-triton test-install test-vllm sanitize check bench wheel clean
 

@@ -23,7 +23,7 @@ Table = dict[str, Implementation | None]
 
 
 OPERATOR_VERSION = 2  # of the schemas; csrc/operators has the same
-INTERPRETED = "{}_triton"  # an operator of Triton's own
+TRITON_OPERATOR = "{}_triton"  # where the operator of the name is not Triton's
 
 
 class Operators:
@@ -173,7 +173,7 @@ def _add_triton(name: str, kernel: Implementation, traced: Implementation, cuda:
     if not TRITON_INTERPRETED and not cuda:
         OPERATORS.implement(name, kernel, "CUDA")
         return name
-    own = INTERPRETED.format(name)
+    own = TRITON_OPERATOR.format(name)
     schema = str(getattr(torch.ops.specens, name).default._schema)
     OPERATORS.define(own, schema[schema.index("(") :], traced)
     for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):

@@ -2,8 +2,8 @@
 
        batched_decoder FILE
 
-   FILE has, one after the other, the target's and the drafter's tables in float32 (embedding, places, output, query, key,
-   value), then the text [batch, slots], its lengths and the lengths wanted [batch], in int64. */
+   FILE has, one after the other, the target's and the drafter's tables in float32 (embedding, places, output, query,
+   key, value), then the text [batch, slots], its lengths and the lengths wanted [batch], in int64. */
 #include <math.h>
 #include <specens.h>
 #include <stdio.h>
