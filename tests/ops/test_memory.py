@@ -204,7 +204,7 @@ def ticks_during(work: Callable[[], object]) -> int:
     done, ticks = threading.Event(), 0
     thread = threading.Thread(target=lambda: (work(), done.set()))
     thread.start()
-    while not done.wait(0.002):
+    while not done.wait(0.0003):
         ticks += 1
     thread.join()
     return ticks
