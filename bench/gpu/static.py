@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,10 @@ class Binary:
     occupancy: float  # warps at once, of those that a multiprocessor can hold
 
 
-def compile_rooms(rooms: list[str]) -> list[Binary]:
+def compile_rooms(rooms: list[str], architectures: Sequence[int] = ARCHITECTURES) -> list[Binary]:
     """Compile in a fresh process."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "bench.gpu.static", *rooms]
+    command = [sys.executable, "-m", "bench.gpu.static", ",".join(map(str, architectures)), *rooms]
     root = Path(__file__).parents[2]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -72,7 +73,7 @@ def compile_rooms(rooms: list[str]) -> list[Binary]:
     return [Binary(**fields) for fields in json.loads(result.stdout)]
 
 
-def compile_room(room: str) -> list[Binary]:
+def compile_room(room: str, architectures: Sequence[int]) -> list[Binary]:
     """Compile in this process."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -82,7 +83,7 @@ def compile_room(room: str) -> list[Binary]:
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
     for index, variant in enumerate(module.aot_variants()):
-        for architecture in ARCHITECTURES:
+        for architecture in architectures:
             source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
             options = {"num_warps": variant.num_warps, "enable_fp_fusion": False}
             compiled = triton.compile(source, target=GPUTarget("cuda", architecture, WARP_SIZE), options=options)
@@ -209,4 +210,5 @@ def main() -> int:
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(min(main(), 1))
-    print(json.dumps([asdict(binary) for room in sys.argv[1:] for binary in compile_room(room)]))
+    chosen = [int(architecture) for architecture in sys.argv[1].split(",")]
+    print(json.dumps([asdict(binary) for room in sys.argv[2:] for binary in compile_room(room, chosen)]))

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from cases import FULL
 from driver.test_schedules import chi_square_probability
 from specens import MemberPrompts, SpeculativeEnsemble, TreePlan
 
@@ -14,7 +15,9 @@ LENGTH = 48
 
 
 @pytest.mark.parametrize(
-    "ensemble", [Mixture((0.5, 0.5)), Contrastive(0.2, plausibility=0.1)], ids=["mixture", "contrastive"]
+    "ensemble",
+    [Mixture((0.5, 0.5)), *[Contrastive(0.2, plausibility=0.1)] * FULL],
+    ids=["mixture", *["contrastive"] * FULL],
 )
 def test_greedy_speculation_writes_the_text_of_standard(smollm2, expert, tokenizer, ensemble):
     members = [expert, smollm2]
@@ -28,7 +31,7 @@ def test_greedy_speculation_writes_the_text_of_standard(smollm2, expert, tokeniz
         assert result.statistics.acceptance_rate > 0.5
 
 
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.5, 0.5)], ids=["one_model", "ensemble"])
+@pytest.mark.parametrize("weights", [(0.5, 0.5), *[(1.0, 0.0)] * FULL], ids=["ensemble", *["one_model"] * FULL])
 def test_greedy_trees_write_the_text_of_standard(smollm2, expert, tokenizer, weights):
     members, ensemble = [smollm2, expert], Mixture(weights)
     job = {"prompt": QUESTION, "chat": True, "max_new_tokens": 24, "sampling": Sampling(temperature=0.0)}

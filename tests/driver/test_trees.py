@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from cases import FULL
 from driver.cache_models import CACHES, tiny_model
 from driver.test_schedules import ENSEMBLES, GREEDY, chi_square_probability
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
@@ -78,7 +79,7 @@ class TreeBigram(Bigram):
         return super().forward(input_ids, logits_to_keep=logits_to_keep)
 
 
-@pytest.mark.parametrize("name", ["mixture", "single_target", "contrastive"])
+@pytest.mark.parametrize("name", ["mixture", *["single_target", "contrastive"] * FULL])
 @pytest.mark.parametrize(
     "plan",
     [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import many
+from cases import FULL, many
 from torch import Tensor
 
 from specens_kernels import (
@@ -210,7 +210,7 @@ def test_cpp_finds_thresholds_in_rows_of_every_shape(row, vocab):
     assert_thresholds("cpp", [ROWS[row](vocab)], FILTERS)
 
 
-@pytest.mark.parametrize("vocab", [5, 300])
+@pytest.mark.parametrize("vocab", [5, *[300] * FULL])
 def test_triton_finds_thresholds_in_rows_of_every_shape(vocab):
     normal = ROWS["random"](vocab)
     degenerate = [
@@ -245,9 +245,9 @@ def test_greedy_requests_accept_the_most_likely_token_whatever_is_typical(backen
 
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_a_draft_keeps_the_default_sampling_where_the_target_has_another(backend):
-    generator = torch.Generator().manual_seed(4)
-    logits, outside = (torch.randn(64, 3, 9, generator=generator) for _ in range(2))
-    tokens, coins = torch.randint(9, (64, 2), generator=generator), torch.rand(64, 3, generator=generator)
+    generator, batch = torch.Generator().manual_seed(4), 64 if backend == "cpp" else 12
+    logits, outside = (torch.randn(batch, 3, 9, generator=generator) for _ in range(2))
+    tokens, coins = torch.randint(9, (batch, 2), generator=generator), torch.rand(batch, 3, generator=generator)
     arguments = {"draft_logits": outside[:, :2], "uniforms": coins, "sampling": Sampling(0.5, top_k=4)}
 
     def accepted(backend: str, **changes: Any) -> Tensor:
