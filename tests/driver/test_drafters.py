@@ -153,7 +153,7 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
         (lambda: Heads(3), "heads: expected a function of hidden states, got 3"),
         (lambda: DraftModel("nowhere"), "model: expected a folder"),
         (lambda: DraftModel(tiny_model("mamba"), place=5), "place: expected the index of a member"),
-        (lambda: "lookup", "drafter: expected the index of a member, 0 to 1, or a Drafter; got 'lookup'"),
+        (lambda: "lookup", "drafter: expected the index of a member, 0 to 1, or a Drafter, .*; got 'lookup'"),
         (lambda: PromptLookup, "drafter: expected the index of a member, 0 to 1, or a Drafter"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "drafter",
