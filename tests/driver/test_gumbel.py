@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
+from cases import FULL
 from driver.test_schedules import chi_square_probability
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from hypothesis import given, settings
@@ -17,7 +17,6 @@ from specens.targets import Cascade
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling
 
-FULL = os.environ.get("SPECENS_TEST_FULL") == "1"
 TARGETS = {
     "mixture": Mixture((0.5, 0.3, 0.2)),
     "lone target": Mixture((0.0, 1.0, 0.0)),

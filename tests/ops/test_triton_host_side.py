@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import FULL
 
 TESTS = Path(__file__).parents[1]
 LIMIT = 600  # seconds
 
 
-FULL = bool(os.environ.get("SPECENS_TEST_FULL"))
 QUICK = ("ops/test_gumbel.py", "ops/test_status.py", "ops/test_triton_reports.py")
 
 
