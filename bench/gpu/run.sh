@@ -12,8 +12,8 @@ PYTHON=${PYTHON:-python3}
 STUB=${STUB:-}
 JOBS=${JOBS:-$(nproc)}
 case $MODE in
-    full) SECONDS_IN_ALL=350 QUICK="" ;;
-    quick) SECONDS_IN_ALL=85 QUICK=--quick ;;
+    full) SECONDS_IN_ALL=${SECONDS_IN_ALL:-350} QUICK="" ;;
+    quick) SECONDS_IN_ALL=${SECONDS_IN_ALL:-85} QUICK=--quick ;;
     *) echo "expected full or quick, got $MODE" >&2; exit 2 ;;
 esac
 mkdir -p "$OUT"
@@ -70,20 +70,25 @@ if [ -z "$STUB" ]; then
     step triton 30 "$PYTHON" -c "$assert_triton" || { cat "$OUT/triton.log"; exit 1; }
 fi
 step compile 100 bash -c compile_all
+# What is not timed runs side by side: each check on its own, and under the sanitizer's tools.
 if [ "$MODE" = full ]; then
-    step checks 90 bash -c "module bench.gpu.checks --json $OUT/checks.jsonl ${STUB:+--launch-only}"
-    grep FAILED "$OUT/checks.log"
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+    pids=()
     for tool in memcheck racecheck; do
         if [ -n "$STUB" ]; then
-            step "$tool" 45 bash -c "module bench.gpu.checks --launch-only"
+            step "$tool" 90 bash -c "module bench.gpu.checks --launch-only" & pids+=($!)
         elif [ -n "$sanitizer" ]; then
-            step "$tool" 45 "$sanitizer" --tool "$tool" --error-exitcode 9 "$PYTHON" -m bench.gpu.checks --launch-only
+            step "$tool" 90 "$sanitizer" --tool "$tool" --error-exitcode 9 "$PYTHON" -m bench.gpu.checks --launch-only &
+            pids+=($!)
         else
             echo "$tool: left out, compute-sanitizer is not installed"
         fi
     done
+    step checks 90 bash -c "module bench.gpu.checks --json $OUT/checks.jsonl ${STUB:+--launch-only}"
+    grep FAILED "$OUT/checks.log"
+    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
 fi
+step kernels 40 "$PYTHON" -m bench.gpu.kernels ${STUB:+--dry} && grep -v "^USDT" "$OUT/kernels.log"
 left=$((SECONDS_IN_ALL - SECONDS))
 step times $((left > 20 ? left : 20)) "$PYTHON" -m bench.gpu.times --json "$OUT/times.jsonl" \
     --budget $((left > 30 ? left - 15 : 15)) $QUICK ${STUB:+--dry}
