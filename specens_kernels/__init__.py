@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from specens_kernels.backend import BackendInfo, backends
-from specens_kernels.collaborative import DecisionTree, Replacement
+from specens_kernels.ensembles import Contrastive, LogitMixture, Mixture
 from specens_kernels.installed import get_include, get_library
 from specens_kernels.ops.compact_kv import compact_kv, compaction_pays, freed_blocks
 from specens_kernels.ops.sample import sample
@@ -13,21 +13,9 @@ from specens_kernels.ops.tree_mask import tree_mask
 from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
 from specens_kernels.ops.verify_tree import verify_tree
-from specens_kernels.types import (
-    Compaction,
-    Contrastive,
-    Draw,
-    LogitMixture,
-    Mixture,
-    Processing,
-    Sampling,
-    Status,
-    Synthetic,
-    Threshold,
-    TreeMask,
-    Typical,
-    Verdict,
-)
+from specens_kernels.results import Compaction, Draw, Status, TreeMask, Verdict
+from specens_kernels.rules import DecisionTree, Replacement, Synthetic, Threshold, Typical
+from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.warmup import warmup
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.types import EnsembleKind, RuleKind
+from specens_kernels.ensembles import EnsembleKind
+from specens_kernels.rules import RuleKind
 
 NO_DRAFTER = -1  # no member drafted: one-hot
 AS_TOKENS = -1  # of max_draft_len: the length of dense tokens
@@ -236,7 +237,7 @@ def coins_of(options: dict[str, Any]) -> Coins:
 def rule_of(options: dict[str, Any]) -> Rule:
     """The rule, from an operator's options."""
     kind, *settings = options.get("rule") or (RuleKind.TOKEN,)
-    if kind in (RuleKind.SYNTHETIC, RuleKind.DECISION_TREE):
+    if RuleKind(int(kind)).has_table:
         return Rule(int(kind), 0.0, 0.0, tuple(settings))
     return Rule(int(kind), *(*settings, 0.0, 0.0)[:2])
 

@@ -1,35 +1,25 @@
-"""Argument checks shared by the doors."""
+"""Argument checks that operations share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.types import (
-    INTEGER_DTYPES,
-    Contrastive,
-    LogitMixture,
-    Mixture,
-    Processing,
-    Sampling,
-    is_integer,
-)
+from specens_kernels.ensembles import Contrastive, LogitMixture, Mixture
+from specens_kernels.rules import RuleKind, chosen
+from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import INTEGER_DTYPES, fail, is_integer
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COIN_DTYPES = (torch.float64, torch.float32)
 INT64 = (torch.int64,)
-MOST_DRAFTS = 2**20  # of a request: results have room for as many
 MOST_TOP_LOGPROBS = 2**20
 MOST_KEYS = 2**31 - 1  # of a row of a mask
 LARGEST_INTEGER = 2**63 - 1
-
-
-def fail(argument: str, expected: str, got: object) -> NoReturn:
-    raise ValueError(f"{argument}: expected {expected}, got {got}")
 
 
 def check_tensor(
@@ -182,19 +172,19 @@ def check_drafter(drafter: Any, tokens: Tensor, members: list[Tensor]) -> None:
         fail("drafter", f"a member's index from 0 to {len(members) - 1}", repr(drafter))
 
 
-def has_one(call: Any, names: tuple[str, ...]) -> bool:
-    """Whether one of the arguments is given."""
-    return any(getattr(call, name) is not None for name in names)
-
-
-def check_no_part(rule: str, call: Any, names: tuple[str, ...]) -> None:
-    """Raise ValueError where an argument is given that plays no part in a rule."""
-    for name in names:
-        value = getattr(call, name)
+def check_rule(call: Any, operation: str, draft_len: int) -> RuleKind:
+    """Raise ValueError unless the rule of a call can be followed with its other arguments."""
+    kind, settings = chosen(call.rule, operation)
+    if settings is not None:
+        settings.numbers(draft_len)
+    if kind.needs_draft and call.drafter is None and call.draft_logits is None:
+        fail("drafter", "a drafter or draft_logits, whose probabilities the rule compares", None)
+    for name in kind.without:
+        value = getattr(call, name, None)
         if value is not None:
-            fail(
-                name, f"None, as it plays no part in rule {rule!r}", "a tensor" if isinstance(value, Tensor) else value
-            )
+            got = "a tensor" if isinstance(value, Tensor) else value
+            fail(name, f"None, as it plays no part in rule {kind.name.lower()!r}", got)
+    return kind
 
 
 def check_disjoint(out: dict[str, Tensor], inputs: Any) -> None:

@@ -18,7 +18,9 @@ from specens_kernels.arguments import (
     RAW_LOGPROBS,
     TARGET_LOGPROBS,
 )
-from specens_kernels.types import Ensemble, Mixture, Processing, Sampling
+from specens_kernels.ensembles import Ensemble, Mixture
+from specens_kernels.rules import ChosenRule, RuleKind
+from specens_kernels.sampling import Processing, Sampling
 
 Options = dict[str, Any]  # an operator's arguments by name
 SamplingNumbers = tuple[Sequence[float], tuple[Tensor | None, ...] | None]  # and the rows, where there are any
@@ -163,6 +165,18 @@ def add_random(options: Options, uniforms: Tensor | None, seeds: Tensor | None, 
         options["random"] = [seeds, positions]
     elif seeds is not None or positions is not None:
         raise ValueError("seeds")
+
+
+def add_rule(options: Options, call: Any, rule: ChosenRule, draft_len: int) -> None:
+    """The option `rule`, where it is not "token"."""
+    kind = rule.kind
+    if kind == RuleKind.TOKEN:
+        return
+    if kind.needs_draft and call.drafter is None and call.draft_logits is None:
+        raise ValueError("drafter")  # `check_rule` says what was expected
+    if any(getattr(call, name, None) is not None for name in kind.without):
+        raise ValueError("rule")  # likewise
+    options["rule"] = rule.numbers(draft_len)
 
 
 REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TARGET_LOGPROBS, "raw": RAW_LOGPROBS}

@@ -26,7 +26,7 @@ from specens_kernels import (
     target_logprobs,
     verify_chain,
 )
-from specens_kernels.types import Ensemble
+from specens_kernels.ensembles import Ensemble
 
 ENSEMBLES = ("none", "mixture", "mixture rows", "logit mixture", "logit mixture rows", "contrastive", "plausible")
 DRAFTERS = ("one-hot", "member", "member a token", "outside")

@@ -20,6 +20,7 @@ from torch import Tensor
 import specens_kernels.ops.verify_chain as chain_room
 from specens_kernels import Draw, Verdict
 from specens_kernels.arguments import ChainArguments, Coins, Target, target_of
+from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
     parameters,
@@ -28,7 +29,6 @@ from specens_kernels.ops.target_logprobs.reference import (
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.reference import chain_coins, draft_probs, pick_row
 from specens_kernels.packing import sampling_numbers, target_options
-from specens_kernels.types import EnsembleKind
 
 ROUNDING = 2.0**-23  # of float32
 TIES = {"acceptance": 4.0, "draw": 4.0, "greedy": 4.0, "plausibility": 4.0}  # in units of noise

@@ -32,7 +32,7 @@ from specens_kernels.parts.sampling import INFINITY, filters_are_valid
 from specens_kernels.parts.states import draft_state, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, NOWHERE, row_marks, top_tokens, union
 from specens_kernels.parts.target import clean, everywhere, raw_logits, target_is_valid, target_temperature
-from specens_kernels.types import Status
+from specens_kernels.results import Status
 
 INVALID_DRAFT_TOKEN = tl.constexpr(int(Status.INVALID_DRAFT_TOKEN))
 INVALID_PARAMETER = tl.constexpr(int(Status.INVALID_PARAMETER))

@@ -12,7 +12,7 @@ from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
 from specens_kernels.parts.states import draft_state, keep_part, part_probability, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
 from specens_kernels.parts.target import clean, everywhere, member_weight, mix_logits, no_logits_mixed, raw_logits
-from specens_kernels.types import Status
+from specens_kernels.results import Status
 
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
 

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Draft, ProcessingArguments, Rule, SamplingArguments, Target
-from specens_kernels.collaborative import DecisionTree
+from specens_kernels.decision_tree import DecisionTree
+from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import NO_DRAFTER, DraftView, draft_view
 from specens_kernels.parts.target import TargetView, target_view
-from specens_kernels.types import EnsembleKind, RuleKind
+from specens_kernels.rules import RuleKind
 
 BATCH, STEPS, VOCAB = 8, 6, 151936
 

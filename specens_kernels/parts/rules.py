@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
-from specens_kernels.collaborative import NODE_FIELDS, longest_path
+from specens_kernels.decision_tree import NODE_FIELDS, longest_path
 from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.sampling import LARGEST_NUMBER
 from specens_kernels.parts.statistics import Statistics
-from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind
+from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 TOKEN = tl.constexpr(int(RuleKind.TOKEN))
 BLOCK = tl.constexpr(int(RuleKind.BLOCK))

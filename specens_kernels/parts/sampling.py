@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import LARGEST_NUMBER, SMALLEST_NUMBER, SamplingArguments
-from specens_kernels.types import LARGEST_TOP_P
+from specens_kernels.sampling import LARGEST_TOP_P
 
 INFINITY = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)

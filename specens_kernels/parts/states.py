@@ -9,7 +9,7 @@ from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_o
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale, over_temperature
 from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, OF_DRAFTER, load_plane, row_softmax
 from specens_kernels.parts.target import LN_2, member_weight, part_logits, target_temperature
-from specens_kernels.types import Status
+from specens_kernels.results import Status
 
 MEMBER_WITHOUT_TOKEN = tl.constexpr(int(Status.MEMBER_WITHOUT_TOKEN))
 INVALID_DRAFT_DISTRIBUTION = tl.constexpr(int(Status.INVALID_DRAFT_DISTRIBUTION))

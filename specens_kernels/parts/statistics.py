@@ -15,7 +15,7 @@ from torch import Tensor
 from specens_kernels.parts.draft import NO_DRAFTER, DraftView
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
 from specens_kernels.parts.target import TargetView, batch_of
-from specens_kernels.types import Status
+from specens_kernels.results import Status
 
 NO_TOKEN = tl.constexpr(int(Status.NO_TOKEN))
 TARGET_MARKS = tl.constexpr(int(Status.NAN_LOGITS | Status.INFINITE_LOGITS))

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import Target
+from specens_kernels.ensembles import WEIGHT_SUM_TOLERANCE, EnsembleKind
 from specens_kernels.parts.edits import (
     EditView,
     MaskView,
@@ -30,7 +31,7 @@ from specens_kernels.parts.sampling import (
     request_number,
     stride_of,
 )
-from specens_kernels.types import WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
+from specens_kernels.results import Status
 
 LN_2 = tl.constexpr(0.6931471805599453)
 NAN_LOGITS = tl.constexpr(int(Status.NAN_LOGITS))

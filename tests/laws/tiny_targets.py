@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling
-from specens_kernels.types import Ensemble
+from specens_kernels.ensembles import Ensemble
 
 VOCAB = 3
 PARTS = 4  # probabilities are multiples of 1 / PARTS

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import count_changes, implementations, select
-from specens_kernels.checks import check_integers, fail
+from specens_kernels.checks import check_integers
 from specens_kernels.ops.compact_kv import reference
 from specens_kernels.ops.compact_kv.checks import check, check_choice
-from specens_kernels.types import Compaction
+from specens_kernels.results import Compaction
+from specens_kernels.values import fail
 
 # The CUDA C++ judges and moves all caches in one launch, several slots at a time; Triton takes one for 16 caches.
 IMPLEMENTATIONS = implementations("compact_kv", reference.compact_kv, cuda=True, cuda_first=True)

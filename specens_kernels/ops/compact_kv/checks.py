@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens_kernels.checks import check_integers, check_tensor, fail
-from specens_kernels.types import INTEGER_DTYPES, is_integer
+from specens_kernels.checks import check_integers, check_tensor
+from specens_kernels.values import INTEGER_DTYPES, fail, is_integer
 
 
 def check_choice(tensors: Any, kept: Any, num_kept: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specens_kernels.types import Status
+from specens_kernels.results import Status
 
 MAX_PREFIX_LEN = 2**62
 

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from specens_kernels.arguments import DRAFT_STREAM
 from specens_kernels.backend import implementations, run_operator
-from specens_kernels.checks import check_coins, check_members, check_report, check_target, fail
+from specens_kernels.checks import check_coins, check_members, check_report, check_target
+from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.sample import reference
 from specens_kernels.packing import Options, add_random, add_report, sampling_numbers, target_options
-from specens_kernels.types import Draw, Ensemble, Processing, Sampling, is_integer
+from specens_kernels.results import Draw
+from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import fail, is_integer
 
 METHODS = ("inverse_cdf", "gumbel")
 MOST_TOKENS = 4096  # of one row

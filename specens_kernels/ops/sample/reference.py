@@ -22,7 +22,7 @@ from specens_kernels.arguments import (
 from specens_kernels.ops.sample.gumbel import best_tokens
 from specens_kernels.ops.target_logprobs.reference import Distributions, ensemble_logprobs, raw, target_probs
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
-from specens_kernels.types import Status
+from specens_kernels.results import Status
 
 
 def invalid_coin(coins: Tensor) -> Tensor:

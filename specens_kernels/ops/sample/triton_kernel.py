@@ -33,7 +33,7 @@ from specens_kernels.parts.rules import new_rule
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.statistics import Statistics, new_statistics
 from specens_kernels.parts.target import TargetView, batch_of, target_view
-from specens_kernels.types import RuleKind
+from specens_kernels.rules import RuleKind
 
 TOKEN_RULE = Rule(int(RuleKind.TOKEN), 0.0, 0.0)  # without drafts every rule is a plain draw
 

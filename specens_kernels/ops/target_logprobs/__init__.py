@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from specens_kernels.backend import implementations, run_operator
-from specens_kernels.checks import check_integers, check_members, check_target, fail
+from specens_kernels.checks import check_integers, check_members, check_target
+from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.target_logprobs import reference
 from specens_kernels.packing import Options, sampling_numbers, target_options
-from specens_kernels.types import Ensemble, Processing, Sampling
+from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import fail
 
 IMPLEMENTATIONS = implementations("target_logprobs", reference.target_logprobs)
 

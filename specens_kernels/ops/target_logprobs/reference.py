@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import NO_PROCESSING, SamplingArguments, Target, target_of
+from specens_kernels.ensembles import WEIGHT_SUM_TOLERANCE, EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import (
     FLOAT_MAX,
     Paths,
@@ -16,7 +17,8 @@ from specens_kernels.ops.target_logprobs.processing import (
     processed,
     request_values,
 )
-from specens_kernels.types import LARGEST_TOP_P, WEIGHT_SUM_TOLERANCE, EnsembleKind, Status
+from specens_kernels.results import Status
+from specens_kernels.sampling import LARGEST_TOP_P
 
 
 def clean(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, Implementation
-from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, check_count, check_tensor, fail
+from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, check_count, check_tensor
 from specens_kernels.ops.tree_attention import flash, reference, sdpa
 from specens_kernels.ops.tree_mask.reference import MAX_NODES
-from specens_kernels.types import INTEGER_DTYPES, is_number
+from specens_kernels.values import INTEGER_DTYPES, fail, is_number
 
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor parents, Tensor prefix_lens, Tensor? num_nodes,"

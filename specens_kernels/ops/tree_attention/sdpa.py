@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import backend_for
-from specens_kernels.checks import fail
 from specens_kernels.ops.tree_attention.parts import Part, fold, merge, read_tree, repeat_rows
 from specens_kernels.ops.tree_attention.reference import seen_slots
 from specens_kernels.ops.tree_mask import tree_mask
+from specens_kernels.values import fail
 
 # Elements of a mask, of all rows that share keys. Below, one call with a mask over prefix and tree is as fast as two
 # and their merge; above, it no longer stays in the cache.

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, MOST_KEYS, check_count, check_tensor, fail
+from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, MOST_KEYS, check_count, check_tensor
 from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
-from specens_kernels.types import INTEGER_DTYPES, TreeMask
+from specens_kernels.results import TreeMask
+from specens_kernels.values import INTEGER_DTYPES, fail
 
 IMPLEMENTATIONS = implementations("tree_mask", reference.tree_mask, cuda=True)
 LAYOUTS = {layout.name.lower(): layout for layout in Layout}

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import INT64, check_tensor, fail
+from specens_kernels.checks import INT64, check_tensor
 from specens_kernels.ops.uniforms import reference
-from specens_kernels.types import is_integer
+from specens_kernels.values import fail, is_integer
 
 IMPLEMENTATIONS = implementations("uniforms", reference.uniforms, cuda=True)
 WORD_LIMIT = 2**32

@@ -9,32 +9,24 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import count_changes, implementations, run_operator
-from specens_kernels.checks import MOST_DRAFTS, has_one
-from specens_kernels.collaborative import DecisionTree, Replacement
+from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.verify_chain import reference
-from specens_kernels.ops.verify_chain.checks import NO_PART_IN_GUMBEL, ChainCall, ChainRule, check, compares, out_names
+from specens_kernels.ops.verify_chain.checks import ChainCall, ChainRule, check, out_names
 from specens_kernels.packing import (
     Options,
     add_draft,
     add_random,
     add_report,
+    add_rule,
     draft_numbers,
     never_greedy,
     sampling_numbers,
     target_options,
 )
-from specens_kernels.types import Ensemble, Processing, RuleKind, Sampling, Synthetic, Threshold, Typical, Verdict
+from specens_kernels.results import Verdict
+from specens_kernels.rules import CHAIN, chosen
+from specens_kernels.sampling import Processing, Sampling
 
-LOSSLESS_RULES: dict[str, list[float] | None] = {
-    "token": None,
-    "block": [int(RuleKind.BLOCK)],
-    "gumbel": [int(RuleKind.GUMBEL)],
-}
-RULES_WITH_SETTINGS: dict[str, ChainRule] = {
-    "typical": Typical(),
-    "synthetic": Synthetic(),
-    "replacement": Replacement(),
-}
 IMPLEMENTATIONS = implementations("verify_chain", reference.verify_chain)
 OUT_IMPLEMENTATIONS = implementations(
     "verify_chain_out", reference.verify_chain_out, room="verify_chain", launch="launch_out"
@@ -174,12 +166,9 @@ def verify_chain(
 
 def _pack(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
     sampling, draft_sampling = sampling_numbers(call.sampling), draft_numbers(call.draft_sampling)
-    if compares(call.rule):
-        if call.drafter is None and call.draft_logits is None:
-            raise ValueError("drafter")
+    rule = chosen(call.rule, CHAIN)
+    if rule.kind.compares:
         sampling, draft_sampling = never_greedy(sampling), never_greedy(draft_sampling)
-    elif call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
-        raise ValueError("rule")  # `check` says what plays no part
     target = (sampling, call.processing, call.allowed, call.row_offsets, draft_sampling)
     options = target_options(members, call.ensemble, *target)
     if call.draft_lens is not None:
@@ -187,8 +176,7 @@ def _pack(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], 
     draft = (call.drafter, call.draft_logits, call.draft_slots, call.max_draft_len, call.process_drafts)
     add_draft(options, *draft)
     add_random(options, call.uniforms, call.seeds, call.positions)
-    if (rule := _rule_numbers(call)) is not None:
-        options["rule"] = rule
+    add_rule(options, call, rule, call.draft_tokens.shape[1] if call.max_draft_len is None else call.max_draft_len)
     add_report(options, call.logprobs, call.top_logprobs)
     return (members, call.draft_tokens), options
 
@@ -199,29 +187,3 @@ def _pack_with_out(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[An
         raise ValueError("out")  # `check` says which field is missing, or was not asked for
     given, options = _pack(call, members)
     return (*given, [getattr(out, name) for name in names]), options
-
-
-def _rule_numbers(call: ChainCall) -> list[float] | None:
-    """The rule's kind, and its settings; None: "token"."""
-    rule = call.rule
-    if isinstance(rule, str):
-        if rule in LOSSLESS_RULES:
-            return LOSSLESS_RULES[rule]
-        rule = RULES_WITH_SETTINGS.get(rule, rule)
-    if isinstance(rule, Typical):
-        return [int(RuleKind.TYPICAL), float(rule.threshold), float(rule.alpha)]
-    if isinstance(rule, Threshold):
-        return [int(RuleKind.THRESHOLD), float(rule.probability)]
-    if isinstance(rule, Replacement):
-        return [int(RuleKind.REPLACEMENT), float(rule.alpha), float(rule.beta)]
-    if isinstance(rule, DecisionTree):
-        return [int(RuleKind.DECISION_TREE), *rule.table]
-    if not isinstance(rule, Synthetic):
-        raise ValueError("rule")  # `check` says what was expected
-    rates = rule.acceptance_rates
-    if not isinstance(rates, tuple):
-        draft_len = call.draft_tokens.shape[1] if call.max_draft_len is None else call.max_draft_len
-        if draft_len > MOST_DRAFTS:
-            raise ValueError("max_draft_len")  # likewise
-        rates = (float(rates),) * draft_len
-    return [int(RuleKind.SYNTHETIC), *rates]

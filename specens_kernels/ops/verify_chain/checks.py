@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specens_kernels.checks import (
-    MOST_DRAFTS,
     check_coins,
     check_count,
     check_disjoint,
@@ -17,18 +16,18 @@ from specens_kernels.checks import (
     check_integers,
     check_logits,
     check_members,
-    check_no_part,
     check_report,
+    check_rule,
     check_sampling,
     check_target,
     check_tensor,
-    fail,
 )
-from specens_kernels.collaborative import DecisionTree, Replacement
-from specens_kernels.types import Ensemble, Processing, Sampling, Synthetic, Threshold, Typical, Verdict, is_integer
+from specens_kernels.ensembles import Ensemble
+from specens_kernels.results import Verdict
+from specens_kernels.rules import CHAIN, MOST_DRAFTS, DecisionTree, Replacement, Synthetic, Threshold, Typical
+from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import fail, is_integer
 
-RULES = ("token", "block", "gumbel", "typical", "synthetic", "replacement")
-NO_PART_IN_GUMBEL = ("drafter", "draft_logits", "draft_sampling", "uniforms")
 ChainRule = str | Typical | Threshold | Synthetic | Replacement | DecisionTree
 
 
@@ -74,14 +73,11 @@ def check(call: ChainCall) -> None:
     _check_draft_source(call, members, batch, draft_len)
     if call.draft_sampling is not None:
         check_sampling("draft_sampling", call.draft_sampling, batch, device)
-    _check_rule(call, draft_len)
+    rule = check_rule(call, CHAIN, draft_len)
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
-    if call.rule == "gumbel":
-        check_no_part("gumbel", call, NO_PART_IN_GUMBEL)
-    coinless = call.sampling.greedy and call.rule != "synthetic" and not isinstance(call.rule, Synthetic)
-    coinless = coinless or compares(call.rule)
-    check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, not coinless)
+    needed = rule.needs_random(call.sampling.greedy)
+    check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, needed)
     check_report(call.logprobs, call.top_logprobs)
     if call.out is not None:
         _check_out(call, (batch, draft_len + 1), device)
@@ -131,25 +127,6 @@ def _check_draft_source(call: ChainCall, members: list[Tensor], batch: int, draf
     if call.draft_logits.shape[1] < draft_len:
         fail("draft_logits", f"[slots, {draft_len} or more, vocab]", list(call.draft_logits.shape))
     check_integers("draft_slots", call.draft_slots, (batch,), device)
-
-
-def compares(rule: object) -> bool:
-    """Whether a rule compares the draft's and the target's probabilities, and draws nothing."""
-    return rule == "replacement" if isinstance(rule, str) else isinstance(rule, Replacement | DecisionTree)
-
-
-def _check_rule(call: ChainCall, draft_len: int) -> None:
-    rule = call.rule
-    if isinstance(rule, Synthetic):
-        rates = rule.acceptance_rates
-        if isinstance(rates, tuple) and len(rates) != draft_len:
-            fail("acceptance_rates", f"a rate for each of {draft_len} positions", f"{len(rates)} rates")
-    elif compares(rule):
-        if call.drafter is None and call.draft_logits is None:
-            fail("drafter", "a drafter or draft_logits, whose probabilities the rule compares", None)
-    elif not isinstance(rule, Typical | Threshold) and not (isinstance(rule, str) and rule in RULES):
-        settings = "a Typical, Threshold, Synthetic, Replacement or DecisionTree"
-        fail("rule", f"one of {', '.join(map(repr, RULES))}, or {settings}", repr(rule))
 
 
 def out_names(call: ChainCall) -> list[str]:

@@ -34,8 +34,9 @@ from specens_kernels.ops.target_logprobs.reference import (
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.layout import padded
-from specens_kernels.ops.verify_chain.rules import Chain, apply_rule, token_rule
-from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind, Status
+from specens_kernels.ops.verify_chain.rules import RULES, Chain, token_rule
+from specens_kernels.results import Status
+from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 
 class DraftRows(NamedTuple):
@@ -157,13 +158,13 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     if kind == RuleKind.GUMBEL:
         picked = best_scores(arguments.coins, rows)
     coinless = rows.greedy | kind.picks
-    tested = coinless & (kind != RuleKind.SYNTHETIC)
+    tested = coinless & (not kind.tests_greedy)
     coins = torch.where(tested[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
     chain = Chain(target, draft, draft_tokens, coins, end, picked)
-    accepted = apply_rule(arguments.rule, chain)
+    accepted = RULES[kind](chain, arguments.rule)
     num_accepted = accepted.num_accepted
-    if kind in (RuleKind.TYPICAL, RuleKind.THRESHOLD):  # greedy requests take the most likely token all the same
-        num_accepted = torch.where(rows.greedy, token_rule(chain).num_accepted, num_accepted)
+    if not kind.tests_greedy:  # greedy requests take the most likely token, whatever the rule
+        num_accepted = torch.where(rows.greedy, token_rule(chain, arguments.rule).num_accepted, num_accepted)
 
     # the next token: from the residual after a rejection, from the target after the whole chain, or what the row picks
     if kind.picks:
@@ -179,7 +180,7 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     next_token = torch.where(has_row, draw(masses, coin), -1)
 
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
-    if kind.subtracts or kind.compares:
+    if kind.reads_draft:
         status = status | prefix_status(draft_status, torch.where(rejected, num_accepted, num_accepted - 1))
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == end) & (end < lens)) * Status.INVALID_DRAFT_TOKEN

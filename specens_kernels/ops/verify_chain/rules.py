@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
-from specens_kernels.collaborative import NODE_FIELDS, longest_path
-from specens_kernels.types import EMPTY_RESIDUAL_MASS, RuleKind
+from specens_kernels.decision_tree import NODE_FIELDS, longest_path
+from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 
 class Chain(NamedTuple):
@@ -44,10 +44,16 @@ class Acceptance(NamedTuple):
 
 
 def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
-    """[batch, draft_len]: the probabilities of the draft tokens, 0 outside the vocabulary."""
+    """[batch, drafts]: the probabilities [batch, drafts or more, vocab] of draft tokens, 0 outside the vocabulary."""
     known = (tokens >= 0) & (tokens < probs.shape[-1])
     picked = probs[:, : tokens.shape[1]].gather(2, torch.where(known, tokens, 0)[..., None])[..., 0]
     return torch.where(known, picked, 0.0)
+
+
+def typical_limit(target: Tensor, rule: Rule) -> Tensor:
+    """What the probability of a typical token exceeds, at each row of target [..., vocab]."""
+    entropy = -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
+    return torch.clamp(rule.alpha * (-entropy).exp(), max=rule.threshold)
 
 
 def leading(accepted: Tensor, chain: Chain) -> Tensor:
@@ -61,13 +67,13 @@ def whole(chain: Chain) -> Tensor:
     return torch.ones_like(chain.chain_end, dtype=torch.float64)
 
 
-def token_rule(chain: Chain) -> Acceptance:
+def token_rule(chain: Chain, _rule: Rule) -> Acceptance:
     """Accept while coin * draft < target, strictly: a token of target probability 0 is never accepted."""
     accepted = chain.coins * at_tokens(chain.draft, chain.tokens) < at_tokens(chain.target, chain.tokens)
     return Acceptance(leading(accepted, chain), whole(chain))
 
 
-def block_rule(chain: Chain) -> Acceptance:
+def block_rule(chain: Chain, _rule: Rule) -> Acceptance:
     """Accept the longest prefix whose last coin is below the chance that its block, as a whole, is kept."""
     target, draft = at_tokens(chain.target, chain.tokens), at_tokens(chain.draft, chain.tokens)
     ratio = torch.where(target > 0, target / draft, 0.0)  # infinite where the draft could not be drawn
@@ -87,22 +93,20 @@ def block_rule(chain: Chain) -> Acceptance:
     return Acceptance(num_accepted, accepted_share)
 
 
-def typical_rule(chain: Chain, threshold: float, alpha: float) -> Acceptance:
+def typical_rule(chain: Chain, rule: Rule) -> Acceptance:
     """Accept while the target probability exceeds min(threshold, alpha * exp(-entropy of the target))."""
     target = chain.target[:, : chain.tokens.shape[1]]
-    entropy = -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
-    accepted = at_tokens(target, chain.tokens) > torch.clamp(alpha * (-entropy).exp(), max=threshold)
-    return Acceptance(leading(accepted, chain), whole(chain))
+    return Acceptance(leading(at_tokens(target, chain.tokens) > typical_limit(target, rule), chain), whole(chain))
 
 
-def threshold_rule(chain: Chain, threshold: float) -> Acceptance:
+def threshold_rule(chain: Chain, rule: Rule) -> Acceptance:
     """Accept while the target probability is at least the threshold."""
-    return Acceptance(leading(at_tokens(chain.target, chain.tokens) >= threshold, chain), whole(chain))
+    return Acceptance(leading(at_tokens(chain.target, chain.tokens) >= rule.threshold, chain), whole(chain))
 
 
-def synthetic_rule(chain: Chain, rates: tuple[float, ...]) -> Acceptance:
-    """Accept while the coin is below the position's rate, whatever the draft is."""
-    rate = torch.tensor(rates, dtype=torch.float64, device=chain.coins.device)
+def synthetic_rule(chain: Chain, rule: Rule) -> Acceptance:
+    """Accept while the uniform number is below the position's rate, whatever the draft is."""
+    rate = torch.tensor(rule.table, dtype=torch.float64, device=chain.coins.device)
     return Acceptance(leading(chain.coins < rate, chain), whole(chain))
 
 
@@ -127,26 +131,29 @@ def comparing_rule(chain: Chain, replaces: Callable[[Tensor, Tensor], Tensor]) -
     return Acceptance(leading(possible & ((chain.tokens == own) | ~replaced), chain), whole(chain))
 
 
-def gumbel_rule(chain: Chain) -> Acceptance:
+def replacement_rule(chain: Chain, rule: Rule) -> Acceptance:
+    """Replace what has a draft probability below alpha, by what has a target probability above beta times that."""
+    alpha, beta = rule.threshold, rule.alpha
+    return comparing_rule(chain, lambda draft, assistant: (draft < alpha) & (assistant > beta * draft))
+
+
+def decision_tree_rule(chain: Chain, rule: Rule) -> Acceptance:
+    """Replace what the tree says."""
+    return comparing_rule(chain, lambda draft, assistant: walk_tree(rule.table, draft, assistant))
+
+
+def gumbel_rule(chain: Chain, _rule: Rule) -> Acceptance:
     """Accept while the draft token is the one of the best score."""
     return Acceptance(leading(chain.tokens == chain.picked[:, : chain.tokens.shape[1]], chain), whole(chain))
 
 
-def apply_rule(rule: Rule, chain: Chain) -> Acceptance:
-    """Judge a chain."""
-    if rule.kind == RuleKind.BLOCK:
-        return block_rule(chain)
-    if rule.kind == RuleKind.TYPICAL:
-        return typical_rule(chain, rule.threshold, rule.alpha)
-    if rule.kind == RuleKind.SYNTHETIC:
-        return synthetic_rule(chain, rule.table)
-    if rule.kind == RuleKind.THRESHOLD:
-        return threshold_rule(chain, rule.threshold)
-    if rule.kind == RuleKind.GUMBEL:
-        return gumbel_rule(chain)
-    if rule.kind == RuleKind.REPLACEMENT:
-        alpha, beta = rule.threshold, rule.alpha
-        return comparing_rule(chain, lambda draft, assistant: (draft < alpha) & (assistant > beta * draft))
-    if rule.kind == RuleKind.DECISION_TREE:
-        return comparing_rule(chain, lambda draft, assistant: walk_tree(rule.table, draft, assistant))
-    return token_rule(chain)
+RULES: dict[RuleKind, Callable[[Chain, Rule], Acceptance]] = {
+    RuleKind.TOKEN: token_rule,
+    RuleKind.BLOCK: block_rule,
+    RuleKind.TYPICAL: typical_rule,
+    RuleKind.SYNTHETIC: synthetic_rule,
+    RuleKind.THRESHOLD: threshold_rule,
+    RuleKind.REPLACEMENT: replacement_rule,
+    RuleKind.DECISION_TREE: decision_tree_rule,
+    RuleKind.GUMBEL: gumbel_rule,
+}

@@ -55,7 +55,7 @@ from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
 from specens_kernels.parts.target import TargetView, batch_of, target_view
-from specens_kernels.types import RuleKind
+from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = 1
 RESIDUAL_WARPS, DRAW_WARPS = 8, 16

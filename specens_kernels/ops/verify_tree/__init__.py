@@ -9,29 +9,27 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, run_operator
-from specens_kernels.checks import fail, has_one
+from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.verify_tree import reference
-from specens_kernels.ops.verify_tree.checks import NO_PART_IN_GUMBEL, SIBLINGS, TreeCall, check
-from specens_kernels.ops.verify_tree.rules import RuleKind
+from specens_kernels.ops.verify_tree.checks import SIBLINGS, TreeCall, check
 from specens_kernels.packing import (
     Options,
     add_draft,
     add_random,
     add_report,
+    add_rule,
     draft_numbers,
     sampling_numbers,
     target_options,
 )
-from specens_kernels.types import Ensemble, Processing, Sampling, Typical, Verdict
+from specens_kernels.results import Verdict
+from specens_kernels.rules import TREE, Typical, chosen
+from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import fail
 
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
 
-RULES: dict[str, list[float] | None] = {
-    "token": None,
-    "traversal": [int(RuleKind.TRAVERSAL)],
-    "gumbel": [int(RuleKind.GUMBEL)],
-}
 PADDING = -2  # of parents
 IMPLEMENTATIONS = implementations("verify_tree", reference.verify_tree, fake=reference.empty_verdict)
 
@@ -129,8 +127,6 @@ def verify_tree(
 
 
 def _pack(call: TreeCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
-    if call.rule == "gumbel" and has_one(call, NO_PART_IN_GUMBEL):
-        raise ValueError("rule")  # `check` says what plays no part
     sampling, draft_sampling = sampling_numbers(call.sampling), draft_numbers(call.draft_sampling)
     target = (sampling, call.processing, call.allowed, None, draft_sampling)
     options = target_options(members, call.ensemble, *target)
@@ -138,23 +134,12 @@ def _pack(call: TreeCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], O
     if call.num_nodes is not None:
         options["num_nodes"] = call.num_nodes
     add_random(options, call.uniforms, call.seeds, call.positions)
-    if (rule := _rule_numbers(call.rule)) is not None:
-        options["rule"] = rule
+    add_rule(options, call, chosen(call.rule, TREE), call.draft_tokens.shape[1])
     add_report(options, call.logprobs, call.top_logprobs)
     parents, levels = _tree_part(call)
     if call.siblings is not None and SIBLINGS[call.siblings]:
         options["without_replacement"] = True
     return (members, call.draft_tokens, parents, levels), options
-
-
-def _rule_numbers(rule: str | Typical) -> list[float] | None:
-    """The rule's kind, and its settings; None: "token"."""
-    if isinstance(rule, str) and rule in RULES:
-        return RULES[rule]
-    if rule != "typical" and not isinstance(rule, Typical):
-        raise ValueError("rule")  # `check` says what was expected
-    settings = rule if isinstance(rule, Typical) else Typical()
-    return [int(RuleKind.TYPICAL), float(settings.threshold), float(settings.alpha)]
 
 
 def _tree_part(call: TreeCall) -> tuple[Tensor, int]:

@@ -14,21 +14,20 @@ from specens_kernels.checks import (
     check_integers,
     check_logits,
     check_members,
-    check_no_part,
     check_report,
+    check_rule,
     check_sampling,
     check_target,
-    fail,
 )
+from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.tree_mask.reference import MAX_NODES
-from specens_kernels.ops.verify_tree.rules import RuleKind
-from specens_kernels.types import Ensemble, Processing, Sampling, Typical
+from specens_kernels.rules import TREE, Typical
+from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import fail
 
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
 
-RULES = [kind.name.lower() for kind in RuleKind]
-NO_PART_IN_GUMBEL = ("drafter", "draft_logits", "draft_sampling", "siblings", "uniforms")
 SIBLINGS = {"with_replacement": 0, "without_replacement": 1}
 
 
@@ -79,13 +78,11 @@ def check(call: TreeCall) -> None:
     levels = call.max_levels
     if levels is not None:
         check_count("max_levels", levels, MAX_NODES)
-    if not isinstance(call.rule, Typical) and not (isinstance(call.rule, str) and call.rule in RULES):
-        fail("rule", f"one of {', '.join(map(repr, RULES))} or a Typical", repr(call.rule))
+    rule = check_rule(call, TREE, nodes)
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
-    if call.rule == "gumbel":
-        check_no_part("gumbel", call, NO_PART_IN_GUMBEL)
-    check_coins(call.uniforms, call.seeds, call.positions, (batch, rows), device, not call.sampling.greedy)
+    needed = rule.needs_random(call.sampling.greedy)
+    check_coins(call.uniforms, call.seeds, call.positions, (batch, rows), device, needed)
     check_report(call.logprobs, call.top_logprobs)
 
 

@@ -34,9 +34,10 @@ from specens_kernels.ops.verify_chain.reference import (
     emitted_tokens,
     status_of,
 )
-from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, RuleKind, apply_rule
+from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, apply_rule
 from specens_kernels.ops.verify_tree.shape import Shape, path_to, paths, rows_of_parents, tree_shape
-from specens_kernels.types import Status
+from specens_kernels.results import Status
+from specens_kernels.rules import RuleKind
 
 LEAST_MASS_LEFT = 2.0**-100  # of a draft distribution without the siblings' tokens
 

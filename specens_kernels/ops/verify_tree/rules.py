@@ -22,24 +22,15 @@ Greedy requests, under every rule: the longest path of most likely tokens.
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
+from specens_kernels.ops.verify_chain.rules import at_tokens, typical_limit
 from specens_kernels.ops.verify_tree.shape import Shape, rows_of_parents
-from specens_kernels.types import EMPTY_RESIDUAL_MASS
-
-
-class RuleKind(enum.IntEnum):
-    """The rules; the codes that operators carry, of one numbering with those of chains."""
-
-    TOKEN = 0
-    TRAVERSAL = 8
-    TYPICAL = 2
-    GUMBEL = 7
+from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 
 class Drafts(NamedTuple):
@@ -71,13 +62,6 @@ class Acceptance(NamedTuple):
     subtracts: bool  # whether drafts and their distributions were looked at
 
 
-def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
-    """[...]: the probabilities [..., vocab] of tokens, 0 outside the vocabulary."""
-    known = (tokens >= 0) & (tokens < probs.shape[-1])
-    picked = probs.gather(-1, torch.where(known, tokens, 0)[..., None])[..., 0]
-    return torch.where(known, picked, 0.0)
-
-
 def offer(drafts: Drafts, whole_paths: bool) -> Offers:
     """Offer every node to its row; whole_paths: a node inherits its row's share, else it is accepted on its own."""
     batch, rows, _ = drafts.target.shape
@@ -87,8 +71,8 @@ def offer(drafts: Drafts, whole_paths: bool) -> Offers:
     for node in range(rows - 1):
         row, usable, draft = drafts.shape.parent_row[:, node], drafts.usable[:, node], drafts.draft[:, node]
         own_share, own_left = share[request, row], left[request, row]
-        target_there = own_share * at_tokens(own_left, drafts.tokens[:, node])
-        draft_there = at_tokens(draft, drafts.tokens[:, node])
+        target_there = own_share * at_tokens(own_left[:, None], drafts.tokens[:, node, None])[:, 0]
+        draft_there = at_tokens(draft[:, None], drafts.tokens[:, node, None])[:, 0]
         passes[:, node] = usable & (drafts.coins[:, node] * draft_there < target_there)
         if whole_paths:
             share[:, node + 1] = torch.where(target_there > 0, target_there / draft_there, 0.0).clamp(max=1)
@@ -134,10 +118,9 @@ def longest(passes: Tensor, shape: Shape) -> Tensor:
     return torch.where(whole, shape.depth * len(rows) + (len(rows) - 1 - rows), -1).argmax(1)
 
 
-def typical(drafts: Drafts, threshold: float, alpha: float) -> Tensor:
-    """bool [batch, nodes]: whether the target probability exceeds min(threshold, alpha * exp(-entropy))."""
-    entropy = -torch.where(drafts.target > 0, drafts.target * drafts.target.log(), 0.0).sum(-1)
-    limit = rows_of_parents(torch.clamp(alpha * (-entropy).exp(), max=threshold), drafts.shape)
+def typical(drafts: Drafts, rule: Rule) -> Tensor:
+    """bool [batch, nodes]: whether the target probability exceeds what the rule typical of a chain asks for."""
+    limit = rows_of_parents(typical_limit(drafts.target, rule), drafts.shape)
     return drafts.usable & (at_tokens(rows_of_parents(drafts.target, drafts.shape), drafts.tokens) > limit)
 
 
@@ -148,7 +131,7 @@ def apply_rule(rule: Rule, drafts: Drafts, greedy: Tensor) -> Acceptance:
     if rule.kind == RuleKind.GUMBEL:
         return Acceptance(most_likely, drafts.target, torch.zeros_like(drafts.usable), False)
     if rule.kind == RuleKind.TYPICAL:
-        last = longest(typical(drafts, rule.threshold, rule.alpha), drafts.shape)
+        last = longest(typical(drafts, rule), drafts.shape)
         empty = torch.zeros_like(drafts.usable)
         return Acceptance(torch.where(greedy, most_likely, last), drafts.target, empty, False)
     offers = offer(drafts, rule.kind == RuleKind.TRAVERSAL)

@@ -33,7 +33,6 @@ from specens_kernels.ops.verify_chain.triton_report import (
 )
 from specens_kernels.ops.verify_chain.triton_rules import rule_launches
 from specens_kernels.ops.verify_tree.reference import empty_verdict
-from specens_kernels.ops.verify_tree.rules import RuleKind
 from specens_kernels.ops.verify_tree.triton_walk import GUMBEL, TYPICAL, find_longest, walk_tree
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, request_is_valid
 from specens_kernels.parts.coins import CoinView, coins_of
@@ -53,7 +52,7 @@ from specens_kernels.parts.siblings import Left, TreeCall, draw_left, row_of, we
 from specens_kernels.parts.statistics import NO_TOKEN, has_draft_distribution, new_statistics
 from specens_kernels.parts.target import TargetView, batch_of, target_temperature, target_view
 from specens_kernels.parts.tree import at_row, load_tree, tree_view, with_children
-from specens_kernels.types import RuleKind as ChainRuleKind
+from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = tl.constexpr(1)
 WARPS = 8  # a block of 4096 tokens is loaded at once; with more, what several members need does not fit in registers
@@ -241,7 +240,7 @@ def tree_call(
     statistics = drafts = new_statistics(target, draft if apart is None else without_distribution(draft))
     if apart is not None:
         drafts = new_statistics(apart, as_parts(draft))
-    chain_kind = ChainRuleKind.TYPICAL if rule.kind == RuleKind.TYPICAL else ChainRuleKind.TOKEN
+    chain_kind = RuleKind.TYPICAL if rule.kind == RuleKind.TYPICAL else RuleKind.TOKEN
     by_scores = rule.kind == RuleKind.GUMBEL
     return TreeCall(
         tree_view(target, draft, tree.levels, bool(tree.without_replacement), apart is not None),

@@ -1,4 +1,4 @@
-"""Rules by which two models write one text together: one drafts, and an assistant replaces what it knows better.
+"""The decision tree by which an assistant replaces draft tokens: a rule by which two models write one text.
 
 Source: Wang et al., Speculate, then Collaborate: Fusing Knowledge of Language Models during Decoding, ICML 2025 (CoSD).
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from specens_kernels.checks import fail
-from specens_kernels.types import is_integer, is_number
+from specens_kernels.values import fail, is_integer, is_number
 
 LEAF = -1
 FEATURES = ("draft_probability", "assistant_probability")
@@ -21,27 +20,6 @@ MOST_NODES = 255
 FIELDS = ("feature", "threshold", "left", "right", "replace")
 NODE_FIELDS = len(FIELDS)  # numbers of a node in `DecisionTree.table`
 JSON_KIND = "specens decision tree"
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """The assistant's token replaces a draft token that the drafter is unsure of and the assistant is not.
-
-    The assistant is the target, its token the most likely one. It replaces the draft token where the two differ, the
-    draft token has a draft probability below alpha, and the assistant's token has a target probability above beta times
-    that draft probability.
-    alpha: in [0, 1]. beta: >= 0.
-    Source: Wang et al., Speculate, then Collaborate, ICML 2025 (CoSD-Rule, with these defaults).
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not _is_number(self.alpha) or not 0 <= self.alpha <= 1:
-            fail("alpha", "a number in [0, 1]", repr(self.alpha))
-        if not _is_number(self.beta) or not 0 <= self.beta < math.inf:
-            fail("beta", "a finite number >= 0", repr(self.beta))
 
 
 @dataclass(frozen=True)
@@ -80,19 +58,23 @@ class DecisionTree:
             self._check_node(node, nodes)
         object.__setattr__(self, "table", tuple(number for node in range(nodes) for number in self._numbers(node)))
 
+    def numbers(self, _draft_len: int) -> tuple[float, ...]:
+        """What operators take after the rule's code."""
+        return self.table
+
     def _check_node(self, node: int, nodes: int) -> None:
         feature, threshold, replace = self.feature[node], self.threshold[node], self.replace[node]
-        if not _is_integer(feature) or feature not in (LEAF, 0, 1):
+        if not is_integer(feature) or feature not in (LEAF, 0, 1):
             fail(f"feature[{node}]", "0, 1, or -1 for a leaf", repr(feature))
-        if not _is_number(threshold) or not math.isfinite(threshold):
+        if not is_number(threshold) or not math.isfinite(threshold):
             fail(f"threshold[{node}]", "a finite number", repr(threshold))
         if not isinstance(replace, bool):
             fail(f"replace[{node}]", "True or False", repr(replace))
         for name in ("left", "right"):
             child = getattr(self, name)[node]
-            if feature == LEAF and (not _is_integer(child) or child != LEAF):
+            if feature == LEAF and (not is_integer(child) or child != LEAF):
                 fail(f"{name}[{node}]", "-1, as the node is a leaf", repr(child))
-            if feature != LEAF and (not _is_integer(child) or not node < child < nodes):
+            if feature != LEAF and (not is_integer(child) or not node < child < nodes):
                 fail(f"{name}[{node}]", f"a node from {node + 1} to {nodes - 1}", repr(child))
 
     def _numbers(self, node: int) -> tuple[float, ...]:
@@ -161,14 +143,6 @@ def longest_path(table: tuple[float, ...]) -> int:
         left, right = (int(child) for child in table[node * NODE_FIELDS + 2 : node * NODE_FIELDS + 4])
         steps[node] = 0 if left == node else 1 + max(steps[left], steps[right])
     return steps[0]
-
-
-def _is_integer(value: object) -> bool:
-    return is_integer(value)
-
-
-def _is_number(value: object) -> bool:
-    return is_number(value) and not isinstance(value, bool)
 
 
 def _as_tuple(name: str, values: Any) -> tuple:
