@@ -46,7 +46,7 @@ sanitize: $(VENV)/.installed
 	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
 		SPECENS_TEST_SANITIZER=thread $(BIN)/python -m pytest -s tests/ops/test_cuda_on_cpu.py
 	$(PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/sanitize \
-		-C cmake.define.SPECENS_SANITIZE=ON -C cmake.define.SPECENS_CUDA=OFF
+		-C cmake.define.SPECENS_SANITIZE=address,undefined -C cmake.define.SPECENS_CUDA=OFF
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		$(BIN)/python -m pytest -s tests/ops -k "(cpp or thresholds or token_tree or ngram_index or tree_growth or verify_tree) and not compile and not opcheck"; \

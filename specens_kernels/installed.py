@@ -13,11 +13,11 @@ def get_include() -> str:
 
 
 def get_library() -> str:
-    """The folder of libspecens.so and libspecens.a, for a linker's -L. Raises RuntimeError where they are not built.
+    """The folder of libspecens, shared and static, for a linker's -L. Raises RuntimeError where they are not built.
 
     Below it lie cmake/specens (find_package(specens CONFIG)) and pkgconfig/specens.pc.
     """
-    return _folder("lib", "libspecens.so")
+    return _folder("lib", "libspecens.a")
 
 
 def _folder(name: str, of_file: str) -> str:

@@ -7,12 +7,13 @@ import os
 import torch
 
 VARIABLE = "SPECENS_INSTRUCTION_SET"
-NAMES = ("plain", "avx2", "avx512")  # as C++'s InstructionSet; a processor that has one has those before it
+NAMES = ("plain", "avx2", "avx512", "neon")  # as C++'s InstructionSet
 
 
 def available() -> tuple[str, ...]:
     """The instruction sets that this processor has, the best last; none where the extension is not loaded."""
-    return NAMES[: torch.ops.specens.instruction_set(-1)[1] + 1] if _loaded() else ()
+    usable = torch.ops.specens.instruction_set(-1)[1] if _loaded() else 0
+    return tuple(name for code, name in enumerate(NAMES) if usable >> code & 1)
 
 
 def in_use() -> str | None:

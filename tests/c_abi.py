@@ -21,13 +21,15 @@ from specens_kernels.arguments import (
     SamplingArguments,
     Target,
     TreeArguments,
+    coins_of,
+    report_of,
+    stream_of,
+    target_of,
 )
 
 HEADER = Path(specens_kernels.get_include(), "specens.h")
 SOURCE = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
 LIBRARY = ctypes.CDLL(str(Path(specens_kernels.get_library(), "libspecens.so")))
-LIBRARY.specens_last_error.restype = ctypes.c_char_p
-LIBRARY.specens_instruction_set.restype = ctypes.c_char_p
 NUMBERS = {"size_t": ctypes.c_size_t, "double": ctypes.c_double, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64}
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 4, torch.int64: 5}
 
@@ -48,7 +50,21 @@ def _structs() -> dict[str, type[ctypes.Structure]]:
     return found
 
 
+def _functions() -> dict[str, tuple[str, list[str]]]:
+    """The types of the result and of the arguments of each function, of which ctypes is told."""
+    found = {}
+    pattern = re.compile(r"^SPECENS_API (.*?)\b(specens_\w+)\((.*?)\);", re.S | re.M)
+    for result, name, arguments in pattern.findall(SOURCE):
+        own = [re.sub(r"\w+$", "", " ".join(argument.split())).strip() for argument in arguments.split(",")]
+        found[name] = result, kinds = result.strip(), [kind for kind in own if kind]
+        function, pointer = getattr(LIBRARY, name), ctypes.c_char_p if "char" in result else ctypes.c_void_p
+        function.argtypes = [ctypes.c_void_p if "*" in kind else NUMBERS[kind] for kind in kinds]
+        function.restype = pointer if "*" in result else NUMBERS.get(result)
+    return found
+
+
 STRUCTS = _structs()
+FUNCTIONS = _functions()
 
 
 class Memory:
@@ -91,6 +107,10 @@ class Memory:
 
     def tensor(self, value: Tensor | None) -> int | None:
         return None if value is None else self.tensors([value])
+
+    def fields(self, tensors: dict[str, Tensor | None]) -> dict[str, int | None]:
+        """Tensors, as a struct's fields."""
+        return {name: self.tensor(value) for name, value in tensors.items()}
 
     def named(self, group: Any, names: dict[str, str]) -> dict[str, Any]:
         """A group's tensors by the names of a struct."""
@@ -165,6 +185,7 @@ def verdict_buffers(memory: Memory, batch: int, width: int, report: Report, tree
         shapes["top_tokens"] = torch.int64, (batch, width, report.top)
         shapes["top_logprobs"] = torch.float32, (batch, width, report.top)
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in shapes.items()}
+    memory.kept += tensors.values()
     return memory.struct("verdict", **{name: own.data_ptr() for name, own in tensors.items()}), list(tensors.values())
 
 
@@ -173,8 +194,7 @@ class Workspace:
 
     def __init__(self, threads: Any = None) -> None:
         self.handle = ctypes.c_void_p()
-        own = None if threads is None else ctypes.byref(threads)
-        check(LIBRARY.specens_workspace_create(own, ctypes.byref(self.handle)))
+        call("specens_workspace_create", threads, self.handle)
 
     def __del__(self) -> None:
         LIBRARY.specens_workspace_destroy(self.handle)
@@ -184,16 +204,74 @@ class SpecensError(Exception):
     """What specens_last_error says."""
 
 
-def check(code: int) -> None:
-    if code:
-        raise SpecensError(code, LIBRARY.specens_last_error().decode())
+class Here:
+    """Calls to the library in this process, with the instruction set that torch's operators use now."""
+
+    def call(self, name: str, words: list[Any], _memory: list[Any]) -> tuple[Any, str]:
+        LIBRARY.specens_use_instruction_set((instruction_set.in_use() or "plain").encode())
+        return getattr(LIBRARY, name)(*words), LIBRARY.specens_last_error().decode()
+
+    def integers(self, address: int, count: int) -> list[int]:
+        return list((ctypes.c_int64 * count).from_address(address))
+
+
+CALLER: Any = Here()  # tests/remote has another
+
+
+def call(name: str, *arguments: Any, memory: Memory | None = None) -> Any:
+    """A function of specens.h. memory: what the structs among the arguments point to.
+
+    Tensors, structs and arrays stand for their addresses, None for NULL; a c_void_p holds a handle.
+    """
+    result, kinds = FUNCTIONS[name]
+    words = [_word(value, kind) for value, kind in zip(arguments, kinds, strict=True)]
+    returned, message = CALLER.call(name, words, [*arguments, *(memory.kept if memory else ())])
+    if result == "int32_t" and returned:
+        raise SpecensError(returned, message)
+    return returned
+
+
+def _word(value: Any, kind: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.data_ptr()
+    if isinstance(value, ctypes.c_void_p) and not kind.endswith("**"):
+        return value
+    if isinstance(value, (ctypes.Structure, ctypes.Array, ctypes.c_void_p)):
+        return ctypes.addressof(value)
+    return value
+
+
+def draw(member_logits: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
+    """Through specens_sample, with the options of the operator; its results in the operator's order."""
+    memory, stream, report = Memory(), stream_of(options), report_of(options)
+    given = memory.struct(
+        "draw",
+        target=target(memory, target_of(member_logits, options)),
+        random=random(memory, coins_of(options)),
+        step=stream.step,
+        stream=stream.stream,
+        gumbel_count=stream.best,
+        logprobs=report.logprobs,
+        top_logprobs=report.top,
+    )
+    batch = len(member_logits[0])
+    results = {"tokens": torch.empty(batch, max(stream.best, 1), dtype=torch.int64)}
+    results["status"] = torch.empty(batch, dtype=torch.int32)
+    if report.logprobs:
+        results["logprobs"] = torch.empty(batch, max(stream.best, 1))
+    if report.top:
+        results["top_tokens"] = torch.empty(batch, report.top, dtype=torch.int64)
+        results["top_logprobs"] = torch.empty(batch, report.top)
+    memory.kept += results.values()
+    drawn = memory.struct("drawn", **{name: own.data_ptr() for name, own in results.items()})
+    call("specens_sample", given, drawn, None, memory=memory)
+    return list(results.values())
 
 
 def verify(arguments: ChainArguments | TreeArguments, workspace: Workspace | None = None) -> list[Tensor]:
-    """Through specens_verify_chain or specens_verify_tree, with the instruction set that torch's operators use now."""
-    check(LIBRARY.specens_use_instruction_set(instruction_set.in_use().encode()))
+    """Through specens_verify_chain or specens_verify_tree."""
     memory, of_tree = Memory(), isinstance(arguments, TreeArguments)
-    call = memory.struct(
+    given = memory.struct(
         "tree" if of_tree else "chain",
         target=target(memory, arguments.target),
         draft=draft(memory, arguments.draft, arguments.target),
@@ -204,12 +282,12 @@ def verify(arguments: ChainArguments | TreeArguments, workspace: Workspace | Non
     )
     width = arguments.draft.draft_len + 1
     if isinstance(arguments, TreeArguments):
-        call.parents, call.max_levels = memory.tensor(arguments.tree.parents), arguments.tree.levels
-        call.without_replacement = arguments.tree.without_replacement
+        given.parents, given.max_levels = memory.tensor(arguments.tree.parents), arguments.tree.levels
+        given.without_replacement = arguments.tree.without_replacement
         width = arguments.tree.levels + 1
     offsets, members = arguments.target.row_offsets, arguments.target.member_logits
     batch = len(members[0]) if offsets is None else len(offsets) - 1
     verdict, results = verdict_buffers(memory, batch, width, arguments.report, of_tree)
-    function = LIBRARY.specens_verify_tree if of_tree else LIBRARY.specens_verify_chain
-    check(function(ctypes.byref(call), ctypes.byref(verdict), workspace and workspace.handle))
+    name = "specens_verify_tree" if of_tree else "specens_verify_chain"
+    call(name, given, verdict, workspace and workspace.handle, memory=memory)
     return results

@@ -34,9 +34,9 @@ const char* specens_instruction_set(void) { return instruction_set_name(instruct
 int32_t specens_use_instruction_set(const char* name) {
     return guarded([&] {
         require(name != nullptr, "name: expected an instruction set, got NULL");
-        for (int code = 0; code <= static_cast<int>(best_instruction_set()); ++code) {
+        for (int code = 0; code < num_instruction_sets; ++code) {
             const auto set = static_cast<InstructionSet>(code);
-            if (std::strcmp(name, instruction_set_name(set)) == 0) {
+            if (processor_has(set) && std::strcmp(name, instruction_set_name(set)) == 0) {
                 use_instruction_set(set);
                 return;
             }

@@ -19,9 +19,10 @@ struct InWorkspace {
     ThreadsOfCall of_call;
 };
 
-void check_verdict(const specens_verdict& verdict) {
-    require(verdict.tokens != nullptr && verdict.num_accepted != nullptr && verdict.num_tokens != nullptr &&
-                verdict.next_token != nullptr && verdict.status != nullptr,
+// Of an empty batch, whose buffers may be NULL, nothing is written.
+void check_verdict(const specens_verdict& verdict, int64_t batch) {
+    require(batch == 0 || (verdict.tokens != nullptr && verdict.num_accepted != nullptr &&
+                           verdict.num_tokens != nullptr && verdict.next_token != nullptr && verdict.status != nullptr),
             "verdict: expected tokens, num_accepted, num_tokens, next_token and status, got NULL");
 }
 
@@ -32,8 +33,8 @@ int32_t specens_verify_chain(const specens_chain* given, const specens_verdict* 
         const specens_chain call = adopted("chain", given, specens_chain_init());
         const specens_verdict verdict = adopted("verdict", result, specens_verdict_init());
         const ChainArguments chain(call);
-        check_verdict(verdict);
-        chain.report.check_places(verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
+        check_verdict(verdict, chain.target.batch);
+        chain.report.check_places(chain.target.batch, verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
         require_disjoint(results_of(verdict, chain.target.batch, chain.draft.draft_len + 1, chain.report.top),
                          inputs_of(call));
         const InWorkspace scope(workspace);
@@ -46,9 +47,10 @@ int32_t specens_verify_tree(const specens_tree* given, const specens_verdict* re
         const specens_tree call = adopted("tree", given, specens_tree_init());
         const specens_verdict verdict = adopted("verdict", result, specens_verdict_init());
         const TreeCall tree(call);
-        check_verdict(verdict);
-        require(verdict.path != nullptr || tree.tree.levels == 0, "verdict: expected path, got NULL");
-        tree.report.check_places(verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
+        check_verdict(verdict, tree.target.batch);
+        require(verdict.path != nullptr || tree.tree.levels == 0 || tree.target.batch == 0,
+                "verdict: expected path, got NULL");
+        tree.report.check_places(tree.target.batch, verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
         require_disjoint(results_of(verdict, tree.target.batch, tree.tree.levels + 1, tree.report.top),
                          inputs_of(call));
         const InWorkspace scope(workspace);
@@ -61,8 +63,9 @@ int32_t specens_sample(const specens_draw* given, const specens_drawn* result, s
         const specens_draw call = adopted("draw", given, specens_draw_init());
         const specens_drawn drawn = adopted("drawn", result, specens_drawn_init());
         const SampleArguments draw(call);
-        require(drawn.tokens != nullptr && drawn.status != nullptr, "drawn: expected tokens and status, got NULL");
-        draw.report.check_places(drawn.logprobs, drawn.top_tokens, drawn.top_logprobs);
+        require(draw.target.batch == 0 || (drawn.tokens != nullptr && drawn.status != nullptr),
+                "drawn: expected tokens and status, got NULL");
+        draw.report.check_places(draw.target.batch, drawn.logprobs, drawn.top_tokens, drawn.top_logprobs);
         Extents results;
         results.add_results(drawn.tokens, draw.target.batch * draw.count());
         results.add_results(drawn.status, draw.target.batch);
@@ -79,12 +82,13 @@ int32_t specens_target_logprobs(const specens_target* target, const specens_tens
                                 specens_workspace* workspace) {
     return guarded([&] {
         const LogprobArguments call(target, drafts);
-        require(logprobs != nullptr, "logprobs: expected a buffer, got NULL");
+        const int64_t numbers = call.target.batch * call.target.steps * call.target.vocab;
+        require(logprobs != nullptr || numbers == 0, "logprobs: expected a buffer, got NULL");
         Inputs inputs;
         inputs.add_target(target);
         inputs.add(drafts);
         Extents results;
-        results.add_results(logprobs, call.target.batch * call.target.steps * call.target.vocab);
+        results.add_results(logprobs, numbers);
         require_disjoint(results, inputs);
         const InWorkspace scope(workspace);
         target_logprobs(call, logprobs, workspace != nullptr ? &workspace->scores : nullptr);
@@ -94,19 +98,22 @@ int32_t specens_target_logprobs(const specens_target* target, const specens_tens
 int32_t specens_uniforms(const specens_tensor* seeds, const specens_tensor* positions, const specens_tensor* steps,
                          int64_t stream, double* uniforms, specens_workspace* workspace) {
     return guarded([&] {
-        require(seeds != nullptr && positions != nullptr && steps != nullptr && uniforms != nullptr,
-                "seeds, positions, steps, uniforms: expected all of them, got NULL");
+        require(seeds != nullptr && positions != nullptr && steps != nullptr,
+                "seeds, positions, steps: expected all of them, got NULL");
+        const int64_t count = count_elements(*seeds);
+        require(uniforms != nullptr || count == 0, "uniforms: expected a buffer, got NULL");
         const InWorkspace scope(workspace);
-        write_coins(coin_arguments(*seeds, *positions, *steps, stream, uniforms), count_elements(*seeds));
+        write_coins(coin_arguments(*seeds, *positions, *steps, stream, uniforms), count);
     });
 }
 
 int32_t specens_tree_mask(const specens_mask* given, specens_workspace* workspace) {
     return guarded([&] {
         const specens_mask call = adopted("mask", given, specens_mask_init());
-        require(
-            call.parents != nullptr && call.prefix_lens != nullptr && call.mask != nullptr && call.positions != nullptr,
-            "parents, prefix_lens, mask, positions: expected all of them, got NULL");
+        require(call.parents != nullptr && call.prefix_lens != nullptr,
+                "parents, prefix_lens: expected both of them, got NULL");
+        require((call.mask != nullptr && call.positions != nullptr) || count_elements(*call.parents) == 0,
+                "mask, positions: expected buffers, got NULL");
         MaskArguments arguments =
             mask_arguments(*call.parents, *call.prefix_lens, call.num_nodes, call.layout, call.max_prefix, call.window);
         arguments.positions = call.positions;
@@ -118,8 +125,10 @@ int32_t specens_tree_mask(const specens_mask* given, specens_workspace* workspac
 int32_t specens_compact_kv(const specens_kv_moves* given, specens_workspace* workspace) {
     return guarded([&] {
         const specens_kv_moves call = adopted("moves", given, specens_kv_moves_init());
-        require(call.lengths != nullptr && call.status != nullptr, "lengths, status: expected buffers, got NULL");
+        const CompactArguments arguments(call);
+        require((call.lengths != nullptr && call.status != nullptr) || arguments.moves.batch == 0,
+                "lengths, status: expected buffers, got NULL");
         const InWorkspace scope(workspace);
-        move_slots(CompactArguments(call));
+        move_slots(arguments);
     });
 }

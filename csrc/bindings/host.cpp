@@ -25,6 +25,8 @@ std::string compiler() {
 py::tuple compiled_instruction_sets() {
 #if defined(__x86_64__)
     return py::make_tuple("avx512", "avx2", "plain");
+#elif defined(__aarch64__)
+    return py::make_tuple("neon", "plain");
 #else
     return py::make_tuple("plain");
 #endif

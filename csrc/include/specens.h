@@ -33,7 +33,8 @@
    to a struct that is NULL means all defaults. A struct, and all that it points to, is read during the call only.
 
    Tensors have the shapes that the comments give. Where a dtype is not named: integers are int64 or int32, numbers a
-   request float32, float64, float16 or bfloat16. Strides are free, but where it says contiguous. NULL means not given.
+   request float32, float64, float16 or bfloat16. Strides are free, but where it says contiguous. NULL means not given;
+   memory of no element (an empty batch) may be NULL too.
 
    Errors. A function returns SPECENS_OK, or another code, and then specens_last_error() says which argument was wrong,
    what was expected and what came; results are undefined. What only one request's numbers show (NaN, no token left,
@@ -76,7 +77,7 @@ enum { SPECENS_OK = 0, SPECENS_INVALID_ARGUMENT = 1, SPECENS_OUT_OF_MEMORY = 2, 
 /* Of the last call on this thread that failed; "" before. Valid until the next one fails. */
 SPECENS_API const char* specens_last_error(void);
 
-/* "avx512", "avx2" or "plain": at first the best that the processor has. Sets differ in the last bits of sums. */
+/* "avx512", "avx2", "neon" or "plain": at first the best that the processor has. Sets differ in the last bits. */
 SPECENS_API const char* specens_instruction_set(void);
 /* Takes another one from now on, in all threads; for tests, before other calls. */
 SPECENS_API int32_t specens_use_instruction_set(const char* name);

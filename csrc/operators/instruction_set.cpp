@@ -10,14 +10,19 @@
 namespace specens {
 namespace {
 
-// The codes of the set in use and of the best that this processor has. code: the one to use from now on; -1: as before.
+// The code of the set in use, and the codes of those that this processor has as bits. code: the one to use from now on;
+// -1: as before.
 std::tuple<int64_t, int64_t> instruction_set(int64_t code) {
-    const auto best = static_cast<int64_t>(best_instruction_set());
-    require(code >= -1 && code <= best, "this processor lacks the instruction set");
+    int64_t usable = 0;
+    for (int own = 0; own < num_instruction_sets; ++own) {
+        usable |= int64_t{processor_has(static_cast<InstructionSet>(own))} << own;
+    }
+    require(code >= -1 && code < num_instruction_sets && (code < 0 || (usable >> code & 1) != 0),
+            "this processor lacks the instruction set");
     if (code >= 0) {
         use_instruction_set(static_cast<InstructionSet>(code));
     }
-    return {static_cast<int64_t>(instruction_set_in_use()), best};
+    return {static_cast<int64_t>(instruction_set_in_use()), usable};
 }
 
 // Changes with the schemas of operators; `specens_kernels.backend` takes those of its own version alone.

@@ -27,7 +27,12 @@ struct ReportArguments {
         }
     }
     // Throws where a place for what is asked for is missing.
-    void check_places(const float* logprobs, const int64_t* top_tokens, const float* top_logprobs) const {
+    // Of a batch.
+    void check_places(int64_t batch, const float* logprobs, const int64_t* top_tokens,
+                      const float* top_logprobs) const {
+        if (batch == 0) {
+            return;
+        }
         require(kind == Kind::none || logprobs != nullptr, "logprobs: expected a buffer, got none");
         require(top == 0 || (top_tokens != nullptr && top_logprobs != nullptr),
                 "top_tokens, top_logprobs: expected buffers, got none");

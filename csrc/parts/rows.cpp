@@ -7,18 +7,7 @@
 namespace specens {
 namespace {
 
-const RowKernels& kernels_of(InstructionSet set) {
-    switch (set) {
-#if defined(__x86_64__)
-        case InstructionSet::avx512:
-            return row_kernels_avx512();
-        case InstructionSet::avx2:
-            return row_kernels_avx2();
-#endif
-        default:
-            return row_kernels_plain();
-    }
-}
+const RowKernels& kernels_of(InstructionSet set) { return SPECENS_OF_INSTRUCTION_SET(row_kernels, set); }
 
 std::atomic<InstructionSet> set_in_use{best_instruction_set()};
 std::atomic<const RowKernels*> kernels_in_use{&kernels_of(set_in_use)};

@@ -99,5 +99,6 @@ const RowKernels& row_kernels();  // of the instruction set in use
 const RowKernels& row_kernels_plain();
 const RowKernels& row_kernels_avx2();
 const RowKernels& row_kernels_avx512();
+const RowKernels& row_kernels_neon();
 
 }  // namespace specens

@@ -130,7 +130,7 @@ struct Exp2 {
 
     __m256 eight(__m256 x) const {
         const __m256 y = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_fmsub_ps(x, scale, offset));
-        const __m256 magic = _mm256_set1_ps(0x1.8p23f);  // the sum's low bits are y rounded to an integer
+        const __m256 magic = _mm256_set1_ps(0x1.8p23f + 127);  // the sum's low bits are y + 127 rounded to an integer
         const __m256 rounded = _mm256_add_ps(y, magic);
         const __m256 part = _mm256_sub_ps(y, _mm256_sub_ps(rounded, magic));
         __m256 fraction = _mm256_set1_ps(exp2_coefficients[5]);
@@ -138,8 +138,7 @@ struct Exp2 {
             fraction = _mm256_fmadd_ps(fraction, part, _mm256_set1_ps(exp2_coefficients[power]));
         }
         const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(rounded), 23);
-        const __m256i whole = _mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23));
-        return _mm256_mul_ps(fraction, _mm256_castsi256_ps(whole));
+        return _mm256_mul_ps(fraction, _mm256_castsi256_ps(exponent));
     }
     Vector operator()(Vector x) const { return {eight(x.low), eight(x.high)}; }
     Vector add(Vector x, Vector total) const { return total + (*this)(x); }

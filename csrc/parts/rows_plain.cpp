@@ -147,13 +147,14 @@ struct Exp2 {
         return Vector::make([&](int lane) {
             const auto exact = static_cast<float>(x.value[lane] * scale - offset);
             const float y = exact < -127.0f ? -127.0f : exact;
-            const float rounded = y + 0x1.8p23f;  // the sum's low bits are y rounded to an integer
-            const float part = y - (rounded - 0x1.8p23f);
+            constexpr float magic = 0x1.8p23f + 127;  // the sum's low bits are y + 127 rounded to an integer
+            const float rounded = y + magic;
+            const float part = y - (rounded - magic);
             float fraction = exp2_coefficients[5];
             for (int degree = 4; degree >= 0; --degree) {
                 fraction = fraction * part + exp2_coefficients[degree];
             }
-            return fraction * std::bit_cast<float>((std::bit_cast<uint32_t>(rounded) + 127) << 23);
+            return fraction * std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) << 23);
         });
     }
     Vector add(const Vector& x, const Vector& total) const { return total + (*this)(x); }

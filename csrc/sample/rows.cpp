@@ -5,16 +5,8 @@
 namespace specens {
 
 const ScoreKernels& score_kernels() {
-    switch (instruction_set_in_use()) {
-#if defined(__x86_64__)
-        case InstructionSet::avx512:
-            return score_kernels_avx512();
-        case InstructionSet::avx2:
-            return score_kernels_avx2();
-#endif
-        default:
-            return score_kernels_plain();
-    }
+    const InstructionSet set = instruction_set_in_use();
+    return SPECENS_OF_INSTRUCTION_SET(score_kernels, set);
 }
 
 }  // namespace specens

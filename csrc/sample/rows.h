@@ -34,5 +34,6 @@ const ScoreKernels& score_kernels();  // of the instruction set in use
 const ScoreKernels& score_kernels_plain();
 const ScoreKernels& score_kernels_avx2();
 const ScoreKernels& score_kernels_avx512();
+const ScoreKernels& score_kernels_neon();
 
 }  // namespace specens

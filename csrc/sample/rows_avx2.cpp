@@ -32,6 +32,7 @@ struct Lanes {
     Lanes multiplied(uint32_t factor) const {
         return make([&](int index) { return _mm256_mul_epu32(quarter[index], _mm256_set1_epi64x(factor)); });
     }
+    Lanes low_half() const { return *this; }
     Lanes high_half() const {
         return make([&](int index) { return _mm256_srli_epi64(quarter[index], 32); });
     }

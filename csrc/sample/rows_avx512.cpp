@@ -28,6 +28,7 @@ struct Lanes {
         const __m512i all = _mm512_set1_epi64(factor);
         return {_mm512_mul_epu32(half[0], all), _mm512_mul_epu32(half[1], all)};
     }
+    Lanes low_half() const { return *this; }
     Lanes high_half() const { return {_mm512_srli_epi64(half[0], 32), _mm512_srli_epi64(half[1], 32)}; }
     Lanes combined(Lanes second, Lanes third) const {
         constexpr int exclusive_or = 0x96;

@@ -31,6 +31,7 @@ struct Lanes {
     Lanes multiplied(uint32_t factor) const {
         return make([&](int index) { return (lane[index] & 0xFFFFFFFF) * factor; });
     }
+    Lanes low_half() const { return *this; }
     Lanes high_half() const {
         return make([&](int index) { return lane[index] >> 32; });
     }

@@ -2,21 +2,9 @@
 #include "parts/instruction_set.h"
 #include "parts/rows.h"
 
-using namespace specens;
-
 // nullptr where the processor lacks it.
-extern "C" const RowKernels* kernels_of(int set) {
-    if (set > static_cast<int>(best_instruction_set())) {
-        return nullptr;
-    }
-    switch (static_cast<InstructionSet>(set)) {
-#if defined(__x86_64__)
-        case InstructionSet::avx512:
-            return &row_kernels_avx512();
-        case InstructionSet::avx2:
-            return &row_kernels_avx2();
-#endif
-        default:
-            return &row_kernels_plain();
-    }
+extern "C" const specens::RowKernels* kernels_of(int code) {
+    using namespace specens;
+    const auto set = static_cast<InstructionSet>(code);
+    return processor_has(set) ? &SPECENS_OF_INSTRUCTION_SET(row_kernels, set) : nullptr;
 }

@@ -5,24 +5,31 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import c_abi
 import pytest
 import torch
 from cases import FULL, FULL_FACTOR, operator_arguments
+from kv_problems import random_problem as cache_problem
 from ops.test_collaborative import with_rule
 from problems import Problem, random_problem
 from torch import Tensor
-from tree_cases import random_case
+from tree_cases import random_case, random_parents
 
 import specens_kernels
-from specens_kernels import NgramIndex, Threshold, TokenTree
-from specens_kernels.arguments import ChainArguments, TreeArguments
+from specens_kernels import NgramIndex, Threshold, TokenTree, sample, target_logprobs, tree_mask, uniforms
+from specens_kernels.arguments import ChainArguments, TreeArguments, target_of
+from specens_kernels.ops import sample as sample_room
+from specens_kernels.ops import target_logprobs as score_room
 from specens_kernels.ops import verify_chain as chain_room
 from specens_kernels.ops import verify_tree as tree_room
+from specens_kernels.ops.tree_mask import LAYOUTS
 
 PROBLEMS = 60 * (FULL_FACTOR if FULL else 1)
 
@@ -97,8 +104,8 @@ def test_an_argument_that_is_wrong_is_named_and_nothing_is_thrown():
     wrong = arguments._replace(draft=arguments.draft._replace(drafter=99, logits=None, drafters=None))
     with pytest.raises(c_abi.SpecensError, match=r"drafter: expected a member or -1, got 99"):
         c_abi.verify(wrong)
-    assert c_abi.LIBRARY.specens_verify_chain(None, None, None) == 1
-    assert c_abi.LIBRARY.specens_last_error() == b"member_logits: expected at least one, got none"
+    with pytest.raises(c_abi.SpecensError, match=r"1, 'member_logits: expected at least one, got none"):
+        c_abi.call("specens_verify_chain", None, None, None)
 
 
 def test_a_struct_of_a_later_version_is_refused_and_one_of_an_earlier_gets_defaults():
@@ -108,12 +115,11 @@ def test_a_struct_of_a_later_version_is_refused_and_one_of_an_earlier_gets_defau
     out = torch.empty(1, 2, 5)
     target.struct_size = c_abi.STRUCTS["specens_target"].plausibility.offset  # as if nothing came after the weights
     target.plausibility = float("nan")
-    score = c_abi.LIBRARY.specens_target_logprobs
-    c_abi.check(score(ctypes.byref(target), None, ctypes.c_void_p(out.data_ptr()), None))
+    c_abi.call("specens_target_logprobs", target, None, out, None, memory=memory)
     torch.testing.assert_close(out.exp(), torch.full((1, 2, 5), 0.2))
     target.struct_size = ctypes.sizeof(target) + 8
     with pytest.raises(c_abi.SpecensError, match=r"target: expected a struct_size of at most \d+, got \d+"):
-        c_abi.check(score(ctypes.byref(target), None, ctypes.c_void_p(out.data_ptr()), None))
+        c_abi.call("specens_target_logprobs", target, None, out, None, memory=memory)
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])
@@ -157,66 +163,152 @@ def integers(*sizes: int) -> Tensor:
     return torch.full(sizes, -9)
 
 
-def address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def call_on(operation: Callable[..., Any], logits: list[Tensor], arguments: dict[str, Any], backend: str) -> Any:
+    return operation(logits, **arguments, backend=backend)
+
+
+def test_draws_are_those_of_the_operator():
+    methods = set()
+    for seed in range(PROBLEMS):
+        problem = random_problem(seed, [9, 33, 2100])
+        batch, steps = problem.logits[0].shape[:2]
+        if steps == 0:
+            continue
+        arguments = problem.target() | {"logprobs": seed % 2 == 1, "top_logprobs": seed % 3}
+        arguments["allowed"] = None if arguments["allowed"] is None else arguments["allowed"][:, 0]
+        if seed % 5 > 2:
+            arguments |= {"seeds": torch.arange(batch) - 1, "positions": torch.arange(batch) * 7, "method": "gumbel"}
+            arguments["count"] = None if seed % 5 == 3 else 4
+        else:
+            arguments["uniforms"] = problem.arguments["uniforms"][:, 0]
+        logits = [values[:, 0] for values in problem.logits]
+        given, options = operator_arguments(sample_room, partial(call_on, sample, logits, arguments))
+        assert_same(c_abi.draw(*given, options), sample_room.IMPLEMENTATIONS["cpp"](*given, **options), seed)
+        methods.add((arguments.get("method"), arguments.get("count")))
+    assert len(methods) == 3
+
+
+def test_distributions_are_those_of_the_operator():
+    for seed in range(PROBLEMS):
+        problem = random_problem(seed, [9, 33, 2100])
+        arguments = problem.target() | {"draft_tokens": problem.tokens}
+        given, options = operator_arguments(score_room, partial(call_on, target_logprobs, problem.logits, arguments))
+        expected = score_room.IMPLEMENTATIONS["cpp"](*given, **options)
+        memory, logprobs = c_abi.Memory(), torch.empty(expected.shape)
+        target, drafts = c_abi.target(memory, target_of(*given, options)), memory.tensor(problem.tokens)
+        c_abi.call("specens_target_logprobs", target, drafts, logprobs, None, memory=memory)
+        assert torch.equal(logprobs, expected), seed
+
+
+def test_random_numbers_are_those_of_the_operator():
+    generator = torch.Generator().manual_seed(1)
+    for batch in (0, 1, 700):
+        seeds, positions = (torch.randint(-(2**62), 2**62, (batch,), generator=generator) for _ in range(2))
+        memory, steps, numbers = c_abi.Memory(), torch.arange(batch), torch.empty(batch, dtype=torch.float64)
+        tensors = [memory.tensor(value) for value in (seeds, positions, steps)]
+        c_abi.call("specens_uniforms", *tensors, 2, numbers, None, memory=memory)
+        assert torch.equal(numbers, uniforms(seeds, positions, step=steps, stream=2, backend="cpp"))
+
+
+@pytest.mark.parametrize("layout", ["full", "tree", "packed", "additive"])
+def test_masks_are_those_of_the_operator(layout):
+    for seed in range(8):
+        parents, prefix_lens = random_parents(3, 9, torch.Generator().manual_seed(seed)), torch.tensor([0, 5, 9])
+        options = {"num_nodes": torch.tensor([9, 4, 0])} if seed % 2 else {}
+        own = {"max_prefix": 11} if layout in ("full", "additive") else {}
+        dtype, window = ((torch.float32, None), (torch.bfloat16, 3))[seed % 2]
+        expected = tree_mask(parents, prefix_lens, layout=layout, dtype=dtype, window=window, **options, **own)
+        mask, positions = torch.empty_like(expected.mask), torch.empty_like(expected.positions)
+        memory = c_abi.Memory()
+        memory.kept += [mask, positions]
+        tensors = {"parents": parents, "prefix_lens": prefix_lens, **options}
+        numbers = {"layout": LAYOUTS[layout], "dtype": c_abi.DTYPES[dtype], "window": window or 0, **own}
+        places = {"mask": mask.data_ptr(), "positions": positions.data_ptr()}
+        given = memory.struct("mask", **memory.fields(tensors), **numbers, **places)
+        c_abi.call("specens_tree_mask", given, None, memory=memory)
+        assert torch.equal(mask, expected.mask), (layout, seed)
+        assert torch.equal(positions, expected.positions), (layout, seed)
+
+
+def test_caches_are_moved_as_slot_by_slot():
+    moved = 0
+    for seed in range(PROBLEMS):
+        problem = cache_problem(seed, faults=0.02 if seed % 3 == 0 else 0.0)
+        wanted, lengths, status = problem.expected()
+        memory, batch = c_abi.Memory(), len(problem.kept)
+        own = torch.empty(batch, dtype=torch.int64), torch.empty(batch, dtype=torch.int32)
+        memory.kept += own
+        tensors = {name: getattr(problem, name) for name in ("kept", "prefix_lens", "num_kept")} | problem.paging
+        given = memory.struct(
+            "kv_moves",
+            caches=memory.tensors(problem.caches),
+            num_caches=len(problem.caches),
+            batch_dim=problem.batch_dim,
+            slot_dim=problem.slot_dim,
+            lengths=own[0].data_ptr(),
+            status=own[1].data_ptr(),
+            **memory.fields(tensors),
+        )
+        c_abi.call("specens_compact_kv", given, None, memory=memory)
+        assert (own[0].tolist(), own[1].tolist()) == (lengths, status), seed
+        assert all(torch.equal(*pair) for pair in zip(problem.memory, wanted, strict=True)), seed
+        moved += sum(length > int(prefix) for length, prefix in zip(lengths, problem.prefix_lens))
+    assert moved > 10
 
 
 def test_trees_are_built_as_by_token_tree():
-    library, count, levels = c_abi.LIBRARY, ctypes.c_int64(), ctypes.c_int64()
     acceptance = [0.5, 0.2, 0.1]
     expected = TokenTree.best_for_acceptance(acceptance, 12)
-    parents, ranks, depth = integers(12), integers(12), integers(12).int()
+    parents, ranks, count, levels = integers(12), integers(12), integers(1), integers(1)
     chances = torch.tensor(acceptance, dtype=torch.float64)
-    nodes, any_levels = ctypes.c_int64(12), ctypes.c_int64(0)
-    best = (address(chances), ctypes.c_int64(3), nodes, any_levels, address(parents), address(ranks))
-    c_abi.check(library.specens_best_tree(*best, ctypes.byref(count)))
-    assert parents[: count.value].tolist() == expected.parents.tolist()
-    assert ranks[: count.value].tolist() == expected.child_ranks.tolist()
-    first, following = integers(12), integers(12)
-    links = (address(depth), address(first), address(following), ctypes.byref(levels))
-    c_abi.check(library.specens_tree_links(address(parents), count, *links))
+    c_abi.call("specens_best_tree", chances, 3, 12, 0, parents, ranks, count)
+    nodes = int(count)
+    assert parents[:nodes].tolist() == expected.parents.tolist()
+    assert ranks[:nodes].tolist() == expected.child_ranks.tolist()
+    depth, first, following = integers(12).int(), integers(12), integers(12)
+    c_abi.call("specens_tree_links", parents, nodes, depth, first, following, levels)
     assert (depth.tolist(), first.tolist()) == (expected.depth.tolist(), expected.first_child.tolist())
-    assert (following.tolist(), levels.value) == (expected.next_sibling.tolist(), expected.num_levels)
+    assert (following.tolist(), int(levels)) == (expected.next_sibling.tolist(), expected.num_levels)
     parents[3] = 7
     with pytest.raises(c_abi.SpecensError, match=r"parents\[3\]: expected -1 or an earlier node, got 7"):
-        c_abi.check(library.specens_tree_links(address(parents), count, *links))
+        c_abi.call("specens_tree_links", parents, nodes, depth, first, following, levels)
 
 
 def test_trees_grow_as_tree_growth_does():
-    library, count, growth = c_abi.LIBRARY, ctypes.c_int64(), ctypes.c_void_p()
-    library.specens_growth_frontier.restype = ctypes.POINTER(ctypes.c_int64)
-    sizes = (ctypes.c_int64(9), ctypes.c_int64(3), ctypes.c_int64(4), 1)
-    c_abi.check(library.specens_growth_create(*sizes, ctypes.byref(growth)))
+    growth, count = ctypes.c_void_p(), integers(1)
+    c_abi.call("specens_growth_create", 9, 3, 4, 1, growth)
     expected = TokenTree.grow(9, 3, max_levels=4)
     generator = torch.Generator().manual_seed(3)
     while len(expected.frontier):
-        frontier = library.specens_growth_frontier(growth, ctypes.byref(count))
-        assert frontier[: count.value] == expected.frontier.tolist()
-        probabilities = torch.rand(count.value, 4, generator=generator, dtype=torch.float64) / 4
-        tokens = torch.randint(99, (count.value, 4), generator=generator)
-        c_abi.check(library.specens_growth_add(growth, address(tokens), address(probabilities), ctypes.c_int64(4)))
+        frontier = c_abi.call("specens_growth_frontier", growth, count)
+        assert c_abi.CALLER.integers(frontier, int(count)) == expected.frontier.tolist()
+        probabilities = torch.rand(int(count), 4, generator=generator, dtype=torch.float64) / 4
+        tokens = torch.randint(99, (int(count), 4), generator=generator)
+        c_abi.call("specens_growth_add", growth, tokens, probabilities, 4)
         expected.add(tokens.numpy(), probabilities.numpy())
     results = [integers(9) for _ in range(3)]
-    c_abi.check(library.specens_growth_prune(growth, *map(address, results), ctypes.byref(count)))
+    c_abi.call("specens_growth_prune", growth, *results, count)
     tree, *others = expected.prune()
     for own, other in zip(results, (tree.parents, *others), strict=True):
-        assert own[: count.value].tolist() == other.tolist()
-    library.specens_growth_destroy(growth)
+        assert own[: int(count)].tolist() == other.tolist()
+    c_abi.call("specens_growth_destroy", growth)
 
 
 def test_an_n_gram_index_drafts_as_the_python_object_does():
-    library, index, count, matched = c_abi.LIBRARY, ctypes.c_void_p(), ctypes.c_int64(), ctypes.c_int64()
+    index, count, matched = ctypes.c_void_p(), integers(1), integers(1)
     text = torch.randint(1, 6, (200,), generator=torch.Generator().manual_seed(1))
-    c_abi.check(library.specens_ngram_index_create(ctypes.c_int64(4), ctypes.byref(index)))
-    c_abi.check(library.specens_ngram_index_extend(index, address(text), ctypes.c_int64(len(text))))
+    c_abi.call("specens_ngram_index_create", 4, index)
+    c_abi.call("specens_ngram_index_extend", index, text, len(text))
     expected = NgramIndex(text.numpy(), max_match=4)
     for frequent, choose in ((0, "recent"), (1, "frequent")):
         draft = integers(6)
-        wanted = (ctypes.c_int64(6), ctypes.c_int64(1), frequent, address(draft))
-        c_abi.check(library.specens_ngram_index_propose(index, *wanted, ctypes.byref(count), ctypes.byref(matched)))
+        c_abi.call("specens_ngram_index_propose", index, 6, 1, frequent, draft, count, matched)
         tokens, match_len = expected.propose(6, choose=choose)
-        assert draft[: count.value].tolist() == tokens.tolist()
-        assert matched.value == match_len
+        assert draft[: int(count)].tolist() == tokens.tolist()
+        assert int(matched) == match_len
+    c_abi.call("specens_ngram_index_begin_text", index)
+    c_abi.call("specens_ngram_index_propose", index, 6, 1, 0, draft, count, matched)
+    assert int(count) == 0
     with pytest.raises(c_abi.SpecensError, match=r"tokens: expected ids from 0 to 2147483647, got -\d"):
-        c_abi.check(library.specens_ngram_index_extend(index, address(text.neg_()), ctypes.c_int64(1)))
-    library.specens_ngram_index_destroy(index)
+        c_abi.call("specens_ngram_index_extend", index, text.neg_(), 1)
+    c_abi.call("specens_ngram_index_destroy", index)

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specens_kernels import instruction_set
+
 PARTS = Path(__file__).parents[2] / "csrc" / "parts"
-SETS = ["plain", "avx2", "avx512"] if platform.machine() in ("x86_64", "AMD64") else ["plain"]
+SETS = {"x86_64": ["plain", "avx2", "avx512"], "aarch64": ["plain", "neon"], "arm64": ["plain", "neon"]}
+SETS = SETS.get(platform.machine(), ["plain"])
 SET_FLAGS = {
-    "plain": [],
+    "plain": ["-ffp-contract=off"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"],
+    "neon": [],
 }
 CONSTANTS = dict(re.findall(r"constexpr \w+ (\w+) = ([\d.]+);", (PARTS / "rows.h").read_text()))
 GROUP = int(CONSTANTS["group_size"])
@@ -89,7 +93,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(params=SETS)
 def kernels(library, request):
-    table = library.kernels_of(["plain", "avx2", "avx512"].index(request.param))
+    table = library.kernels_of(instruction_set.NAMES.index(request.param))
     if not table:
         pytest.skip(f"this processor has no {request.param}")
     return table.contents
