@@ -126,24 +126,26 @@ class RuleKind(enum.IntEnum):
 
     lossless: whether what is emitted has exactly the target distribution.
     operations: those that take it, by its name in small letters unless it needs settings that have no default.
-    next: what the token after a rejection is.
+    next: where the token after a rejection comes from.
+    source: who described it, or what it is for.
     settings: the class of its settings, which `rule=` takes too; None: it has none.
     """
 
     lossless: bool
     operations: tuple[str, ...]
     next: Next
+    source: str
     settings: type[Any] | None
 
-    TOKEN = 0, True, (CHAIN, TREE), Next.RESIDUAL
-    BLOCK = 1, True, (CHAIN,), Next.RESIDUAL
-    TYPICAL = 2, False, (CHAIN, TREE), Next.TARGET, Typical
-    SYNTHETIC = 3, False, (CHAIN,), Next.TARGET, Synthetic
-    THRESHOLD = 4, False, (CHAIN,), Next.TARGET, Threshold
-    REPLACEMENT = 5, False, (CHAIN,), Next.MOST_LIKELY, Replacement
-    DECISION_TREE = 6, False, (CHAIN,), Next.MOST_LIKELY, DecisionTree
-    GUMBEL = 7, True, (CHAIN, TREE), Next.BEST_SCORE
-    TRAVERSAL = 8, True, (TREE,), Next.RESIDUAL
+    TOKEN = 0, True, (CHAIN, TREE), Next.RESIDUAL, "Leviathan et al. 2023, Chen et al. 2023"
+    BLOCK = 1, True, (CHAIN,), Next.RESIDUAL, "Sun et al. 2025"
+    TYPICAL = 2, False, (CHAIN, TREE), Next.TARGET, "Cai et al. 2024 (Medusa)", Typical
+    SYNTHETIC = 3, False, (CHAIN,), Next.TARGET, "acceptance at given rates, to plan capacity", Synthetic
+    THRESHOLD = 4, False, (CHAIN,), Next.TARGET, "a simpler typical", Threshold
+    REPLACEMENT = 5, False, (CHAIN,), Next.MOST_LIKELY, "Wang et al. 2025 (CoSD)", Replacement
+    DECISION_TREE = 6, False, (CHAIN,), Next.MOST_LIKELY, "Wang et al. 2025 (CoSD)", DecisionTree
+    GUMBEL = 7, True, (CHAIN, TREE), Next.BEST_SCORE, "Daliri et al. 2024"
+    TRAVERSAL = 8, True, (TREE,), Next.RESIDUAL, "Weng et al. 2025"
 
     def __new__(
         cls,
@@ -151,11 +153,13 @@ class RuleKind(enum.IntEnum):
         lossless: bool = False,
         operations: tuple[str, ...] = (),
         next: Next = Next.TARGET,
+        source: str = "",
         settings: type[Any] | None = None,
     ) -> RuleKind:
         kind = int.__new__(cls, code)
         kind._value_ = code
-        kind.lossless, kind.operations, kind.next, kind.settings = lossless, operations, next, settings
+        kind.lossless, kind.operations, kind.next = lossless, operations, next
+        kind.source, kind.settings = source, settings
         kind.subtracts = next is Next.RESIDUAL
         kind.compares = next is Next.MOST_LIKELY
         kind.picks = next in (Next.MOST_LIKELY, Next.BEST_SCORE)

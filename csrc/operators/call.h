@@ -2,6 +2,7 @@
 #pragma once
 
 #include "operators/tensors.h"
+#include "parts/rule.h"
 
 // In schemas. What is not given is as by default, and no graph shows it.
 #define SPECENS_TARGET_OPTIONS                                                                     \
@@ -85,7 +86,7 @@ class Call {
             return;
         }
         rule.kind = static_cast<int32_t>(at(*numbers, 0, SPECENS_RULE_TOKEN));
-        if (rule.kind == SPECENS_RULE_SYNTHETIC || rule.kind == SPECENS_RULE_DECISION_TREE) {
+        if (has_table(static_cast<RuleKind>(rule.kind))) {
             rule.table = numbers->data() + 1;
             rule.table_size = static_cast<int64_t>(numbers->size()) - 1;
         } else {

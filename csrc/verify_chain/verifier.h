@@ -11,8 +11,6 @@
 
 namespace specens {
 
-constexpr double empty_residual_mass = 0x1p-20;  // what float rounding can leave of a residual that is nothing
-
 // Where a request's results go; of `draft_len + 1` tokens each.
 struct RequestOutput {
     int64_t* tokens;
@@ -43,7 +41,7 @@ class Verifier {
         }
         if (chain.rule.kind == RuleKind::block && !greedy_) {
             run_block();
-        } else if (chain.rule.kind == RuleKind::gumbel) {
+        } else if (chain.rule.by_scores()) {
             run_by_scores();
         } else {
             run_in_order();
@@ -68,10 +66,10 @@ class Verifier {
         if (!chain_->target.valid(request_) || !chain_->draft.valid(request_)) {
             return false;
         }
-        if (chain_->rule.compares() || chain_->rule.kind == RuleKind::gumbel) {
+        if (chain_->rule.compares() || chain_->rule.by_scores()) {
             return true;
         }
-        const bool tests_with_coins = !greedy_ || chain_->rule.kind == RuleKind::synthetic;
+        const bool tests_with_coins = !greedy_ || chain_->rule.tests_greedy();
         for (int64_t step = 0; tests_with_coins && step < chain_->draft.len(request_); ++step) {
             if (!chain_->coins.valid(request_, step)) {
                 return false;
@@ -159,13 +157,7 @@ class Verifier {
             return accepts_by(coin(num_accepted));
         }
         const double target = target_probability();
-        if (chain_->rule.kind == RuleKind::typical) {
-            return target > std::min(chain_->rule.threshold, chain_->rule.alpha * std::exp(-target_.entropy()));
-        }
-        if (chain_->rule.kind == RuleKind::threshold) {
-            return target >= chain_->rule.threshold;
-        }
-        return target > 0 && !gives_way();  // of the rules that compare
+        return chain_->rule.compares() ? target > 0 && !gives_way() : chain_->rule.accepts(target, target_);
     }
     bool accepts_by(double coin) {
         std::optional<bool> settled = settled_by(coin);

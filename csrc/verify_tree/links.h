@@ -6,10 +6,9 @@
 #include <vector>
 
 #include "parts/arguments.h"
+#include "token_tree/tree.h"
 
 namespace specens {
-
-constexpr int64_t most_nodes = 16384;  // as in tree_mask
 
 struct TreeArgument {
     TokenTable parents;  // [batch, nodes]
@@ -21,11 +20,11 @@ struct TreeArgument {
           levels(call.max_levels),
           without_replacement(call.without_replacement != 0) {
         require(call.parents != nullptr, "parents: expected integers, got none");
-        if (levels < 0 || levels > most_nodes) {
-            fail("max_levels", "0 to " + std::to_string(most_nodes), std::to_string(levels));
+        if (levels < 0 || levels > max_tree_nodes) {
+            fail("max_levels", "0 to " + std::to_string(max_tree_nodes), std::to_string(levels));
         }
-        if (nodes() > most_nodes) {
-            fail("parents", "at most " + std::to_string(most_nodes) + " nodes", std::to_string(nodes()));
+        if (nodes() > max_tree_nodes) {
+            fail("parents", "at most " + std::to_string(max_tree_nodes) + " nodes", std::to_string(nodes()));
         }
     }
     int64_t nodes() const { return parents.width; }

@@ -29,12 +29,11 @@ class Remainder {
     }
     // Takes away a child that was rejected. Returns whether nothing but rounding is left: then the target is back.
     bool subtract(const ChildDraft& draft) {
-        constexpr double empty_mass = 0x1p-20;
         const double left = target_->alive() ? lessen(draft) : 0.0;
         const double rest = left + 1 - share_;
-        share_ = rest > empty_mass ? left / rest : 1.0;
+        share_ = rest > empty_residual_mass ? left / rest : 1.0;
         mass_ = left;
-        lessened_ = left > empty_mass;
+        lessened_ = left > empty_residual_mass;
         return !lessened_ && target_->alive();
     }
     int64_t draw(double coin) {

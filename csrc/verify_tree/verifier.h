@@ -26,9 +26,9 @@ class TreeVerifier {
             return;
         }
         start();
-        if (greedy_ || call.rule.kind == TreeRuleKind::typical || by_scores()) {
+        if (greedy_ || call.rule.kind == RuleKind::typical || by_scores()) {
             find_longest();
-        } else if (call.rule.kind == TreeRuleKind::traversal) {
+        } else if (call.rule.kind == RuleKind::traversal) {
             traverse();
         } else {
             descend();
@@ -55,7 +55,7 @@ class TreeVerifier {
         }
         return greedy_ || by_scores() || call_->coins.valid(request_, call_->tree.nodes());
     }
-    bool by_scores() const { return call_->rule.kind == TreeRuleKind::gumbel; }
+    bool by_scores() const { return call_->rule.by_scores(); }
     void start() {
         const int64_t nodes = call_->tree.nodes();
         links_.build(call_->tree, request_, call_->draft.len(request_));
@@ -113,7 +113,7 @@ class TreeVerifier {
                 continue;
             }
             read(row);
-            const double limit = alive_ && picked_ < 0 ? least_passing() : 0.0;
+            const double limit = alive_ && picked_ < 0 ? call_->rule.typical_limit(target_) : 0.0;
             for (int64_t node = links_.first_child(row); node >= 0; node = links_.next_sibling(node)) {
                 if (has_token(node) && alive_ && passes(token(node), limit)) {
                     reached_[node + 1] = 1;
@@ -126,10 +126,6 @@ class TreeVerifier {
             read(last_);
         }
         left_.start(target_, 1);
-    }
-    // What a probability must exceed.
-    double least_passing() const {
-        return std::min(call_->rule.threshold, call_->rule.alpha * std::exp(-target_.entropy()));
     }
     bool passes(int64_t token, double limit) const {
         if (picked_ >= 0) {
