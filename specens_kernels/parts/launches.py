@@ -22,6 +22,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.int16: "*i16",
     torch.int8: "*i8",
     torch.uint8: "*u8",
 }

@@ -19,7 +19,7 @@ from specens_kernels.parts.draft import (
 )
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import plausible_threshold
-from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, block_softmax, store_number, top_is_wanted
+from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, store_number, sum_of_powers, top_is_wanted
 from specens_kernels.parts.target import (
     clean,
     everywhere,
@@ -47,8 +47,17 @@ def _member_marks(logits, drafter_logits, weighted, drafts):
 
 
 @triton.jit
-def _store_softmax(statistics, row, plane, sum_plane, block, logits, scale):
-    maximum, powers = block_softmax(logits, scale)
+def _store_softmax(statistics, row, plane, sum_plane, block, logits, scale, group_maxima):
+    """group_maxima: where the largest logits of the block's groups are kept, or None."""
+    if group_maxima is None:
+        maximum = tl.max(logits, 0)
+    else:
+        GROUPS: tl.constexpr = statistics.BLOCK_VOCAB // statistics.GROUP
+        maxima = tl.max(tl.reshape(logits, [GROUPS, statistics.GROUP]), 1)
+        group = block * GROUPS + tl.arange(0, GROUPS)
+        tl.store(group_maxima + row * statistics.groups + group, maxima, mask=group < statistics.groups)
+        maximum = tl.max(maxima, 0)
+    powers = sum_of_powers(logits, maximum, scale)
     store_number(statistics, row, plane, block, maximum)
     store_number(statistics, row, sum_plane, block, powers)
     return maximum, powers
@@ -82,8 +91,10 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
             logits = clean(logits)
             own = clean(own)
         draft_logits = tl.where(drafts, own, draft_logits)
+        group_maxima = statistics.group_maxima[member] if statistics.PART_GROUPS else None
+        scale = logit_scale(temperature)
         maximum, powers = _store_softmax(
-            statistics, row, member, statistics.PARTS + member, block, logits, logit_scale(temperature)
+            statistics, row, member, statistics.PARTS + member, block, logits, scale, group_maxima
         )
         bad |= _is_bad(maximum, powers)
     if statistics.TOP_PLANE == 0:
@@ -117,7 +128,9 @@ def _read_logit_mixture(statistics, target, draft, request, step, row, block, to
         mixed = mix_logits(target, member, mixed, logits, weight, threshold)
         if CLEAN:
             mixed = tl.minimum(mixed, FLOAT_MAX)
-    maximum, powers = _store_softmax(statistics, row, 0, 1, block, mixed, logit_scale(temperature))
+    group_maxima = statistics.group_maxima[0] if statistics.PART_GROUPS else None
+    scale = logit_scale(temperature)
+    maximum, powers = _store_softmax(statistics, row, 0, 1, block, mixed, scale, group_maxima)
     if statistics.TOP_PLANE == 0:
         store_top_token(statistics, row, block, mixed, maximum, tokens, top_is_wanted(statistics, temperature))
     return _is_bad(tl.max(largest, 0), powers) | _is_bad(maximum, powers), marks, draft_logits
@@ -149,7 +162,8 @@ def read_block(statistics, target, draft, row, block, CLEAN: tl.constexpr):
                 draft_logits = clean(draft_logits)
         plane = statistics.DRAFT_PLANE
         scale = logit_scale(draft_temperature(draft, request))
-        maximum, powers = _store_softmax(statistics, row, plane, plane + 1, block, draft_logits, scale)
+        group_maxima = statistics.draft_group_maxima if statistics.DRAFT_GROUPS else None
+        maximum, powers = _store_softmax(statistics, row, plane, plane + 1, block, draft_logits, scale, group_maxima)
         bad |= _is_bad(maximum, powers)
     seen = 0
     if CLEAN:

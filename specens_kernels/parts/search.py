@@ -1,13 +1,13 @@
 """The search for what filters keep of a row: the smallest value that is kept, and the mass of the tokens that are.
 
-A pass over the row keeps the two largest values of each lane, which are a block apart. Filters keep few tokens of most
-rows, so that no lane has more of them: then these values are all that is needed. Where a lane has, more passes count
-and sum the tokens from each of some pivots on, to narrow a bracket [low, high) of values in which the smallest kept one
-lies, until few tokens lie in it, whose two largest of each lane are taken in turn. A bracket is cut by value or by the
-integer keys that order floats, so that it can be narrowed to a single one.
+Only groups of tokens that may reach a bound are read (`groups`). A pass over them keeps the two largest values of each
+lane, which are some groups apart. Few groups reach the bound in most rows, and filters keep few tokens of them, so that
+no lane has more: then these values are all that is needed. Where a lane has, more passes count and sum the tokens from
+each of some pivots on, to narrow a bracket [low, high) of values in which the smallest kept one lies, until few tokens
+lie in it, whose two largest of each lane are taken in turn. A bracket is cut by value or by the integer keys that order
+floats, so that it can be narrowed to a single one.
 
-Lanes that one thread loads at once make a column; columns without a value in the bracket are not loaded again. No loop
-over the row has to wait for other threads.
+Lanes that one thread loads at once make a column. No loop over the row has to wait for other threads.
 """
 
 from __future__ import annotations
@@ -15,81 +15,52 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specens_kernels.parts.groups import bound_of_mass, bound_of_rank, group_limits, list_groups, listed_tokens
+from specens_kernels.parts.keys import apart, between, next_value, value_of
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
-from specens_kernels.parts.slots import block_may_reach, slot_powers, slot_values, value_of_power
+from specens_kernels.parts.slots import slot_powers, slot_values
 
 PIVOTS = tl.constexpr(3)  # of a pass; each takes registers
 LINEAR_PASSES = tl.constexpr(8)  # that may cut a bracket evenly by value; those behind cut keys, which surely ends
 LINEAR_SPAN = tl.constexpr(1024.0)  # of such a bracket at most, in powers of 2
 FEW = tl.constexpr(16)  # with so many lanes a token, a lane seldom has three of them
 CHUNK = tl.constexpr(8)  # lanes of a column: 16 bytes of half precision
-SEARCH_BLOCK = tl.constexpr(2048)
+SEARCH_BLOCK = tl.constexpr(4096)
 
 
 @triton.jit
-def key_of(value):
-    """int64, ordered as float32 values are."""
-    bits = value.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+def _listed_values(statistics, target, draft, source, start, count, BLOCK: tl.constexpr):
+    """The values of the listed tokens from the column `start` on, float32 [columns, CHUNK], and whether they are."""
+    column = start + tl.arange(0, BLOCK // CHUNK)
+    first, listed = listed_tokens(statistics, source, column, count, CHUNK)
+    tokens = first[:, None] + tl.arange(0, CHUNK)[None, :]
+    used = listed[:, None] & (tokens >= 0)
+    return slot_values(statistics, target, draft, source, tokens, used), used
 
 
 @triton.jit
-def value_of(key):
-    """The float32 value of a key."""
-    bits = key.to(tl.int32)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _next(value):
-    """The float behind one."""
-    return value_of(key_of(value) + 1)
-
-
-@triton.jit
-def _apart(low, high):
-    """Whether there is a float between two."""
-    return key_of(high) - key_of(low) > 1
-
-
-@triton.jit
-def _between(low, high, part: tl.constexpr, parts: tl.constexpr):
-    """The float that has so many parts of those between two below it."""
-    return value_of(key_of(low) + (key_of(high) - key_of(low)) * part // parts)
-
-
-@triton.jit
-def _lanes(BLOCK: tl.constexpr):
-    """int32 [columns, CHUNK]."""
-    return tl.arange(0, BLOCK // CHUNK)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-
-
-@triton.jit
-def _largest_values(statistics, target, draft, source, columns, low, high, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
+def _largest_values(statistics, target, draft, source, count, low, high, BLOCK: tl.constexpr):
     """The two largest values of each lane in a bracket, float32 [columns, CHUNK, 2], -inf where there are less, and the
     largest value that is left out, -inf where there is none.
 
-    columns: the largest value of each, float32 [columns].
+    count: of the listed groups.
     """
     first = tl.zeros([BLOCK // CHUNK, CHUNK], tl.float32) - INFINITY
     second = first
     third = tl.zeros([BLOCK // CHUNK], tl.float32) - INFINITY
-    lanes = _lanes(BLOCK)
-    used = (columns >= low)[:, None] & (lanes >= 0)
-    for start in range(0, WIDEST, BLOCK):
-        if block_may_reach(statistics, source, start, low):
-            values = slot_values(statistics, target, draft, source, start + lanes, used)
-            values = tl.where((values >= low) & (values < high), values, -INFINITY)
-            behind = tl.minimum(first, values)
-            first = tl.maximum(first, values)
-            third = tl.maximum(third, tl.max(tl.minimum(second, behind), 1))
-            second = tl.maximum(second, behind)
+    for start in range(0, count * (statistics.GROUP // CHUNK), BLOCK // CHUNK):
+        values, used = _listed_values(statistics, target, draft, source, start, count, BLOCK)
+        values = tl.where(used & (values >= low) & (values < high), values, -INFINITY)
+        behind = tl.minimum(first, values)
+        first = tl.maximum(first, values)
+        third = tl.maximum(third, tl.max(tl.minimum(second, behind), 1))
+        second = tl.maximum(second, behind)
     return tl.join(first, second), tl.max(third, 0)
 
 
 @triton.jit
-def _measure(statistics, target, draft, source, columns, pivots, high, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
-    """The number, int32, and the mass, float64, of a row's values from each of some pivots on; the first is lowest.
+def _measure(statistics, target, draft, source, count, pivots, high, BLOCK: tl.constexpr):
+    """The number, int32, and the mass, float64, of the listed values from each of some pivots on; the first is lowest.
 
     Behind them the smallest value from there on, and the largest below `high`.
     """
@@ -100,41 +71,38 @@ def _measure(statistics, target, draft, source, columns, pivots, high, WIDEST: t
         masses += (tl.zeros([BLOCK // CHUNK], tl.float32),)
     smallest = tl.zeros([BLOCK // CHUNK], tl.float32) + INFINITY
     largest = -smallest
-    lanes = _lanes(BLOCK)
-    used = (columns >= pivots[0])[:, None] & (lanes >= 0)
-    for start in range(0, WIDEST, BLOCK):
-        if block_may_reach(statistics, source, start, pivots[0]):
-            values = slot_values(statistics, target, draft, source, start + lanes, used)
-            powers = slot_powers(statistics, source, values)
-            more = ()
-            heavier = ()
-            for index in tl.static_range(len(pivots)):
-                above = values >= pivots[index]
-                more += (counts[index] + tl.sum(above.to(tl.int32), 1),)
-                heavier += (masses[index] + tl.sum(tl.where(above, powers, 0.0), 1),)
-            counts = more
-            masses = heavier
-            smallest = tl.minimum(smallest, tl.min(tl.where(values >= pivots[0], values, INFINITY), 1))
-            largest = tl.maximum(largest, tl.max(tl.where(values < high, values, -INFINITY), 1))
-    count = ()
-    mass = ()
+    for start in range(0, count * (statistics.GROUP // CHUNK), BLOCK // CHUNK):
+        values, used = _listed_values(statistics, target, draft, source, start, count, BLOCK)
+        values = tl.where(used, values, -INFINITY)
+        powers = slot_powers(statistics, source, values)
+        more = ()
+        heavier = ()
+        for index in tl.static_range(len(pivots)):
+            above = values >= pivots[index]
+            more += (counts[index] + tl.sum(above.to(tl.int32), 1),)
+            heavier += (masses[index] + tl.sum(tl.where(above, powers, 0.0), 1),)
+        counts = more
+        masses = heavier
+        smallest = tl.minimum(smallest, tl.min(tl.where(values >= pivots[0], values, INFINITY), 1))
+        largest = tl.maximum(largest, tl.max(tl.where(values < high, values, -INFINITY), 1))
+    total_counts = ()
+    total_masses = ()
     for index in tl.static_range(len(pivots)):
-        count += (tl.sum(counts[index], 0),)
-        mass += (tl.sum(masses[index].to(tl.float64), 0),)
-    return count, mass, tl.min(smallest, 0), tl.max(largest, 0)
+        total_counts += (tl.sum(counts[index], 0),)
+        total_masses += (tl.sum(masses[index].to(tl.float64), 0),)
+    return total_counts, total_masses, tl.min(smallest, 0), tl.max(largest, 0)
 
 
 @triton.jit
 def _pivots(statistics, source, low, high, passes):
     """Values, the first of which is `low`, that cut a bracket evenly: in some of the first passes as numbers."""
-    _, slot, _, _, _, _, scale, _, _ = source
     width = high - low
-    linear = (passes < LINEAR_PASSES) & (width * scale < LINEAR_SPAN)
+    linear = (passes < LINEAR_PASSES) & (width * source.scale < LINEAR_SPAN)
     if statistics.WHOLE:
-        linear &= slot != 0
+        linear &= source.slot != 0
     pivots = (low,)
     for index in tl.static_range(1, PIVOTS):
-        value = tl.where(linear, low + width * (index / PIVOTS), _between(low, high, index, PIVOTS))
+        value = tl.where(linear, low + width * (index / PIVOTS), between(low, high, index, PIVOTS))
         pivots += (tl.minimum(tl.maximum(value, low), high),)
     return pivots
 
@@ -155,8 +123,8 @@ def _cut(statistics, source, values, low, high, above, wanted, by_mass):
     above: the amount from the bracket's high on.
     """
     amount = above
-    while _apart(low, high) & (amount != wanted):
-        middle = _between(low, high, 1, 2)
+    while apart(low, high) & (amount != wanted):
+        middle = between(low, high, 1, 2)
         amount = above + _amount_from(statistics, source, values, middle, by_mass)
         low = tl.where(amount >= wanted, middle, low)
         high = tl.where(amount >= wanted, high, middle)
@@ -188,10 +156,7 @@ def _bracket(pivots, counts, masses, high, wanted, by_mass):
 
 
 @triton.jit
-def _narrow(
-    statistics, target, draft, source, columns, low, high, wanted, by_mass, most,
-    WIDEST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _narrow(statistics, target, draft, source, listed, low, high, wanted, by_mass, most, BLOCK: tl.constexpr):
     """Passes over the row, at least one, until at most so many tokens, or one value, lie in a bracket.
 
     high: with the count and the mass from it on. Returns the mass from the bracket's low on, its low, and its high.
@@ -200,25 +165,21 @@ def _narrow(
     count = count_high
     mass = mass_high
     passes = tl.full([], 0, tl.int32)
-    while (passes == 0) | (_apart(low, high) & (count - count_high > most)):
+    while (passes == 0) | (apart(low, high) & (count - count_high > most)):
         pivots = _pivots(statistics, source, low, high, passes)
-        counts, masses, smallest, largest = _measure(
-            statistics, target, draft, source, columns, pivots, high, WIDEST, BLOCK
-        )
+        counts, masses, smallest, largest = _measure(statistics, target, draft, source, listed, pivots, high, BLOCK)
         lower, upper = _bracket(pivots, counts, masses, (high, count_high, mass_high), wanted, by_mass)
         low, count, mass = lower
         high, count_high, mass_high = upper
         if smallest == largest:  # all in the bracket tie
             low = smallest
-            high = _next(smallest)
+            high = next_value(smallest)
         passes += 1
     return mass, low, (high, count_high, mass_high)
 
 
 @triton.jit
-def _search_row(
-    statistics, target, draft, source, columns, low, high, wanted, by_mass, WIDEST: tl.constexpr, BLOCK: tl.constexpr
-):
+def _search_row(statistics, target, draft, source, listed, low, high, wanted, by_mass, BLOCK: tl.constexpr):
     """The largest value from which on a row has the wanted amount, and the mass from it on.
 
     low, high: a bracket from whose low on there is enough, and from whose high on nothing.
@@ -229,14 +190,12 @@ def _search_row(
     most = tl.full([], BLOCK // FEW, tl.int32)
     found = low > high
     while not found:
-        mass, low, upper = _narrow(
-            statistics, target, draft, source, columns, low, (high, count_high, mass_high), wanted, by_mass, most,
-            WIDEST, BLOCK,
-        )  # fmt: skip
+        upper = (high, count_high, mass_high)
+        mass, low, upper = _narrow(statistics, target, draft, source, listed, low, upper, wanted, by_mass, most, BLOCK)
         high, count_high, mass_high = upper
-        found = not _apart(low, high)
+        found = not apart(low, high)
         if not found:
-            largest, rest = _largest_values(statistics, target, draft, source, columns, low, high, WIDEST, BLOCK)
+            largest, rest = _largest_values(statistics, target, draft, source, listed, low, high, BLOCK)
             found = rest < low
             if found:
                 above = tl.where(by_mass, mass_high, count_high.to(tl.float64))
@@ -248,48 +207,66 @@ def _search_row(
 
 @triton.jit
 def _limits(statistics, source, maximum, min_p, temperature):
-    """The smallest value with mass, one above all values, and the smallest value that min-p keeps."""
-    _, slot, _, _, _, _, _, _, _ = source
+    """The smallest value with mass, one above all values, and the smallest value that min-p keeps.
+
+    maximum: the largest value.
+    """
     lowest = tl.zeros_like(maximum) - FLOAT_MAX
     log_min_p = tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
     floor = (maximum.to(tl.float64) + log_min_p * temperature.to(tl.float64)).to(tl.float32)
     if statistics.WHOLE:
-        lowest = tl.where(slot == 0, value_of(tl.full([], 1, tl.int64)), lowest)
-        floor = tl.where(slot == 0, maximum * min_p, floor)
-    return lowest, _next(maximum), tl.where(min_p > 0, floor, -INFINITY)
+        lowest = tl.where(source.slot == 0, value_of(tl.full([], 1, tl.int64)), lowest)
+        floor = tl.where(source.slot == 0, maximum * min_p, floor)
+    return lowest, next_value(maximum), tl.where(min_p > 0, floor, -INFINITY)
 
 
 @triton.jit
-def search(statistics, target, draft, source, filters, temperature, total, WIDEST: tl.constexpr, BLOCK: tl.constexpr):
+def _bound(statistics, source, filters, temperature, total, lower, upper):
+    """No kept value is below it, and no filter needs to know a value that is.
+
+    lower, upper: of the largest value of each group.
+    """
+    top_k, top_p, min_p, min_p_first = filters
+    lowest, _, floor = _limits(statistics, source, tl.max(lower, 0), min_p, temperature)
+    bound = lowest
+    if min_p_first | (top_p >= 1) | (top_k <= 0):
+        bound = tl.maximum(bound, floor)
+    if top_k > 0:
+        bound = tl.maximum(bound, bound_of_rank(lower, top_k))
+    elif (top_p < 1) & ((min_p_first == 0) | (min_p <= 0)):
+        left_out = total - top_p.to(tl.float64) * total
+        bound = tl.maximum(bound, bound_of_mass(statistics, source, upper, left_out))
+    return bound
+
+
+@triton.jit
+def search(statistics, target, draft, source, filters, temperature, total, BLOCK: tl.constexpr):
     """The smallest value that a slot's filters keep, float32, and the mass of the kept tokens, float64.
 
     filters, temperature, total: the slot's, the last the mass of its row.
     """
     top_k, top_p, min_p, min_p_first = filters
-    columns = tl.zeros([BLOCK // CHUNK], tl.float32) + INFINITY  # not known yet
-    largest, rest = _largest_values(statistics, target, draft, source, columns, -INFINITY, INFINITY, WIDEST, BLOCK)
-    columns = tl.max(tl.max(largest, 2), 1)
-    low, top, floor = _limits(statistics, source, tl.max(columns, 0), min_p, temperature)
-    mass = total  # from low on
+    lower, upper = group_limits(statistics, source)
+    low = _bound(statistics, source, filters, temperature, total, lower, upper)
+    listed = list_groups(statistics, source, upper, low)
+    largest, rest = _largest_values(statistics, target, draft, source, listed, low, INFINITY, BLOCK)
+    maximum = tl.max(tl.max(tl.max(largest, 2), 1), 0)
+    _, top, floor = _limits(statistics, source, maximum, min_p, temperature)
+    mass = total  # that top-p acts on, if no other filter comes first
     for stage in range(2):
         by_mass = tl.full([], 0, tl.int32) + stage == 1
-        if tl.where(by_mass, top_p < 1, (top_k > 0) & (top_k < WIDEST)):
+        if tl.where(by_mass, top_p < 1, top_k > 0):
             wanted = tl.where(by_mass, top_p.to(tl.float64) * mass, top_k.to(tl.float64))
-            if by_mass:
-                too_little = ((mass - wanted) / (2 * WIDEST)).to(tl.float32)  # what has less is left out, all together
-                low = tl.maximum(low, value_of_power(statistics, source, too_little))
             low = _cut(statistics, source, largest, low, top, tl.full([], 0.0, tl.float64), wanted, by_mass)
             mass = _amount_from(statistics, source, largest, low, True)
             if rest >= low:
-                low, mass = _search_row(
-                    statistics, target, draft, source, columns, low, top, wanted, by_mass, WIDEST, BLOCK
-                )
+                low, mass = _search_row(statistics, target, draft, source, listed, low, top, wanted, by_mass, BLOCK)
                 largest = tl.full(largest.shape, -INFINITY, tl.float32)  # they are not kept in registers meanwhile
                 rest = tl.full([], INFINITY, tl.float32)
-        if (by_mass != min_p_first) & (floor > low):
-            low = floor
+        if (by_mass != min_p_first) & (min_p > 0):
+            low = tl.maximum(low, floor)
             mass = _amount_from(statistics, source, largest, low, True)
             if rest >= low:
-                _, masses, _, _ = _measure(statistics, target, draft, source, columns, (low,), top, WIDEST, BLOCK)
+                _, masses, _, _ = _measure(statistics, target, draft, source, listed, (low,), top, BLOCK)
                 mass = masses[0]
     return low, mass

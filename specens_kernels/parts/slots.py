@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -17,6 +19,23 @@ from specens_kernels.parts.sampling import INFINITY, filters_are_valid, logit_sc
 from specens_kernels.parts.states import part_probability, plausible_threshold, target_state
 from specens_kernels.parts.statistics import NO_TOKEN, row_softmax
 from specens_kernels.parts.target import clean, everywhere, part_logits, raw_logits, target_is_valid, target_temperature
+
+ROUNDED = tl.constexpr(2.0**-22)
+
+
+class Source(NamedTuple):
+    """A row's slot, in a kernel."""
+
+    slot: Any
+    request: Any
+    step: Any
+    row: Any
+    drafter: Any  # a member, or none
+    plane: Any  # of the maxima of its blocks
+    maximum: Any  # the row's largest logit, as a number for powers
+    scale: Any
+    threshold: Any  # of plausibility
+    state: Any  # TargetState of a whole mixture
 
 
 @triton.jit
@@ -43,30 +62,31 @@ def slot_filters(statistics, target, draft, request, slot):
 @triton.jit
 def _target_values(statistics, target, source, tokens, used):
     """What the filters of a slot of the target compare."""
-    state, slot, request, step, _, _, _, _, _ = source
+    request, step = source.request, source.step
     values = tl.zeros(tokens.shape, tl.float32)
     if statistics.WHOLE:
         for part in tl.static_range(statistics.PARTS):
-            values += part_probability(state, part, part_logits(target, part, request, step, tokens, used, -INFINITY))
+            logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
+            values += part_probability(source.state, part, logits)
     elif target.MIXTURE:
         for part in tl.static_range(statistics.PARTS):
-            if slot == part:
+            if source.slot == part:
                 values = clean(raw_logits(target, part, request, step, tokens, used))
     else:
-        values = part_logits(target, 0, request, step, tokens, used, state[3])
+        values = part_logits(target, 0, request, step, tokens, used, source.threshold)
     return values
 
 
 @triton.jit
 def _draft_values(target, draft, source, tokens, used):
     """What the filters of the draft compare."""
-    _, _, request, step, drafter, _, _, _, _ = source
+    request, step = source.request, source.step
     logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if draft.logits is not None:
         logits = raw_draft_logits(target, draft, request, step, tokens, used)
     else:
         for member in tl.static_range(len(target.logits)):
-            if drafter == member:
+            if source.drafter == member:
                 logits = raw_logits(target, member, request, step, tokens, used)
                 logits = drafter_logits(target, draft, member, request, step, tokens, used, logits)
     return clean(logits)
@@ -78,12 +98,11 @@ def slot_values(statistics, target, draft, source, tokens, used):
 
     Where `used` is false: -inf, or 0.
     """
-    _, slot, _, _, _, _, _, _, _ = source
     if statistics.TARGET_SLOTS == 0:
         values = _draft_values(target, draft, source, tokens, used)
     elif statistics.DRAFT_SLOT < 0:
         values = _target_values(statistics, target, source, tokens, used)
-    elif slot == statistics.DRAFT_SLOT:
+    elif source.slot == statistics.DRAFT_SLOT:
         values = _draft_values(target, draft, source, tokens, used)
     else:
         values = _target_values(statistics, target, source, tokens, used)
@@ -93,35 +112,19 @@ def slot_values(statistics, target, draft, source, tokens, used):
 @triton.jit
 def slot_powers(statistics, source, values):
     """The mass of each value of a slot, in the units of its sum."""
-    _, slot, _, _, _, maximum, scale, _, _ = source
-    powers = tl.exp2((values - maximum) * scale)
+    powers = tl.exp2((values - source.maximum) * source.scale)
     if statistics.WHOLE:
-        powers = tl.where(slot == 0, values, powers)
+        powers = tl.where(source.slot == 0, values, powers)
     return powers
 
 
 @triton.jit
 def value_of_power(statistics, source, power):
-    """The value that has this mass, float32."""
-    _, slot, _, _, _, maximum, scale, _, _ = source
-    value = maximum + tl.div_rn(tl.log2(power), scale)
+    """A value that has at most this mass, float32, however it is rounded."""
+    value = source.maximum + tl.div_rn(tl.log2(power), source.scale) - tl.abs(source.maximum) * ROUNDED
     if statistics.WHOLE:
-        value = tl.where(slot == 0, power, value)
+        value = tl.where(source.slot == 0, power, value)
     return value
-
-
-@triton.jit
-def block_may_reach(statistics, source, first, value):
-    """Whether a slot may have a value not below this one from token `first` to the next block.
-
-    By the largest logit of the block, which the first pass has left; a whole mixture has none of its own.
-    """
-    _, slot, _, _, _, _, _, row, plane = source
-    place = (row * statistics.PLANES + plane) * statistics.blocks + first // statistics.BLOCK_VOCAB
-    known = slot >= 0
-    if statistics.WHOLE:
-        known = slot != 0
-    return tl.load(statistics.numbers + place, mask=known, other=INFINITY) >= value
 
 
 @triton.jit
@@ -143,8 +146,7 @@ def _slot_planes(statistics, slot, drafter):
 
 @triton.jit
 def slot_source(statistics, target, draft, request, step, slot):
-    """A row's slot: (target state, slot, request, step, drafter, maximum, scale, row, plane of the maxima of its
-    blocks), its temperature, the row's mass.
+    """A row's slot, its temperature, the row's mass.
 
     The mass is a sum of powers, or 1 for a whole mixture; 0 where there is no distribution to filter.
     """
@@ -163,14 +165,26 @@ def slot_source(statistics, target, draft, request, step, slot):
     plane, sum_plane = _slot_planes(statistics, slot, drafter)
     maxima, totals = row_softmax(statistics, rows, plane, sum_plane, scale, everywhere(exists, rows))
     total = tl.max(totals, 0)
-    state = (0.0, 0.0, 0.0, 0.0)
+    state = 0.0
+    threshold = tl.full([], -INFINITY, tl.float32)
     if statistics.WHOLE:
         state, status = target_state(statistics, target, request, rows, rows >= 0)
         alive = (tl.max(status, 0) & NO_TOKEN) == 0
         total = tl.where(slot == 0, tl.where(alive, 1.0, 0.0).to(tl.float64), total)
     elif statistics.TARGET_SLOTS > 0:
-        state = (0.0, 0.0, 0.0, plausible_threshold(statistics, target, rows, rows >= 0))
-    source = (state, slot, request, step, drafter, tl.max(maxima, 0), scale, tl.max(rows, 0), plane)
+        threshold = plausible_threshold(statistics, target, rows, rows >= 0)
+    source = Source(
+        slot=slot,
+        request=request,
+        step=step,
+        row=request * target.steps + step,
+        drafter=drafter,
+        plane=plane,
+        maximum=tl.max(maxima, 0),
+        scale=scale,
+        threshold=threshold,
+        state=state,
+    )
     return source, temperature, total
 
 

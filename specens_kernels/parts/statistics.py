@@ -27,6 +27,8 @@ NO_SLOT = tl.constexpr(NO_PLANE)
 OF_DRAFTER = tl.constexpr(-2)  # the slot of the draft's filters where it is that of the part that drafted
 BLOCK_LIMITS = (16, 4096)
 BLOCKS_WANTED = 8
+GROUP = 128  # tokens whose largest value filters know before they read any; fewer in small vocabularies
+LARGEST_INT16 = 2**15 - 1
 
 
 class Statistics(NamedTuple):
@@ -35,13 +37,21 @@ class Statistics(NamedTuple):
     What filters leave of a row is a cut and a mass: tokens whose value is below the cut have no probability. There is a
     slot for each part of the target (value: the logit, mass: a sum of powers as in a plane), or one for a whole mixture
     (the probability), and one for the draft.
+
+    Groups are parts of a block. Of what is filtered their largest logits are kept, and the filters list those to read.
     """
 
     numbers: Tensor  # float32 [rows, planes, blocks]
     marks: Tensor  # int32 [rows, 2, blocks]: status bits; the block's most likely token, where it is wanted
     cuts: Tensor | None  # float32 [rows, slots]
     kept: Tensor | None  # float64 [rows, slots]
+    group_maxima: (
+        tuple[Tensor, ...] | None
+    )  # of each part [rows, groups]: as its logits if it is one member's, unedited
+    draft_group_maxima: Tensor | None  # likewise of the draft's plane
+    lists: Tensor | None  # int16, or int32 where groups are that many, [rows, slots, groups]
     blocks: int
+    groups: int
     PARTS: tl.constexpr
     PLANES: tl.constexpr
     DRAFT_PLANE: tl.constexpr  # the draft's maximum, its sum behind it; 0: the drafter's part; NO_PLANE: all one-hot
@@ -54,6 +64,10 @@ class Statistics(NamedTuple):
     ALL_TOPS: tl.constexpr  # the most likely token of every row is wanted, else that of greedy requests
     BLOCK_VOCAB: tl.constexpr
     BLOCK_COUNT: tl.constexpr  # the power of two from `blocks`
+    GROUP: tl.constexpr  # tokens
+    GROUP_COUNT: tl.constexpr  # the power of two from `groups`
+    PART_GROUPS: tl.constexpr  # whether maxima of the groups of parts are kept
+    DRAFT_GROUPS: tl.constexpr  # and of the draft's plane
 
 
 def new_statistics(target: TargetView, draft: DraftView, all_tops: bool = False) -> Statistics:
@@ -75,12 +89,27 @@ def new_statistics(target: TargetView, draft: DraftView, all_tops: bool = False)
     if draft_slot >= 0 and shared and draft.SAME_FILTERS.value:
         draft_slot = OF_DRAFTER.value
     slots = target_slots + (draft_slot >= 0)
+    group = min(GROUP, block_vocab)
+    groups = triton.cdiv(widest, group)
+    part_groups = target_slots > 0 or (draft_slot >= 0 and shared)
+    draft_groups = draft_slot >= 0 and not shared
+    listed = torch.int16 if groups <= LARGEST_INT16 else torch.int32
+
+    def maxima(dtype: torch.dtype) -> Tensor:
+        return torch.empty(rows, groups, dtype=torch.float32 if target.EDITED.value else dtype, device=device)
+
+    part_dtypes = [logits.dtype for logits in target.logits] if target.MIXTURE.value else [torch.float32]
+    draft_dtype = torch.float32 if draft.logits is None else draft.logits.dtype
     return Statistics(
         numbers=torch.empty(rows, planes_and_more, blocks, dtype=torch.float32, device=device),
         marks=torch.empty(rows, 2, blocks, dtype=torch.int32, device=device),
         cuts=torch.empty(rows, slots, dtype=torch.float32, device=device) if slots > 0 else None,
         kept=torch.empty(rows, slots, dtype=torch.float64, device=device) if slots > 0 else None,
+        group_maxima=tuple(maxima(dtype) for dtype in part_dtypes) if part_groups else None,
+        draft_group_maxima=maxima(draft_dtype) if draft_groups else None,
+        lists=torch.empty(rows, slots, groups, dtype=listed, device=device) if slots > 0 else None,
         blocks=blocks,
+        groups=groups,
         PARTS=tl.constexpr(parts),
         PLANES=tl.constexpr(planes_and_more),
         DRAFT_PLANE=tl.constexpr(NO_PLANE if not drafts else 0 if shared else 2 * parts),
@@ -93,6 +122,10 @@ def new_statistics(target: TargetView, draft: DraftView, all_tops: bool = False)
         ALL_TOPS=tl.constexpr(all_tops),
         BLOCK_VOCAB=tl.constexpr(block_vocab),
         BLOCK_COUNT=tl.constexpr(triton.next_power_of_2(blocks)),
+        GROUP=tl.constexpr(group),
+        GROUP_COUNT=tl.constexpr(triton.next_power_of_2(groups)),
+        PART_GROUPS=tl.constexpr(part_groups),
+        DRAFT_GROUPS=tl.constexpr(draft_groups),
     )
 
 
@@ -123,10 +156,9 @@ def union(bits, axis: tl.constexpr, FIELD: tl.constexpr):
 
 
 @triton.jit
-def block_softmax(logits, scale):
-    """The maximum of a block's logits and the sum of 2^((logit - maximum) * scale), 0 where all are -inf."""
-    maximum = tl.max(logits, 0)
-    return maximum, tl.sum(tl.exp2((logits - tl.maximum(maximum, -FLOAT_MAX)) * scale), 0)
+def sum_of_powers(logits, maximum, scale):
+    """The sum of 2^((logit - maximum) * scale) over a block's logits, 0 where all are -inf."""
+    return tl.sum(tl.exp2((logits - tl.maximum(maximum, -FLOAT_MAX)) * scale), 0)
 
 
 @triton.jit

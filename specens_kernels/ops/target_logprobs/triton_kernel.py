@@ -33,7 +33,8 @@ from specens_kernels.parts.target import (
     target_view,
 )
 
-WARPS = 8
+WARPS = 8  # of a program that reads a block: 16 tokens a thread, two or four loads of 16 bytes each
+FILTER_WARPS = 16  # a row's search waits for all threads again and again, and few of them fit a multiprocessor
 
 
 @triton.jit
@@ -72,8 +73,7 @@ def _filter_kernel(
     statistics,  # Statistics, its cuts and kept masses written
     target,  # TargetView
     draft,  # DraftView
-    WIDEST: tl.constexpr,  # vocabulary
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # tokens read at once
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
@@ -85,7 +85,7 @@ def _filter_kernel(
     source, temperature, total = slot_source(statistics, target, draft, request, step, slot)
     filters = slot_filters(statistics, target, draft, request, slot)
     if slot_is_filtered(statistics, target, draft, request, slot, filters, total):
-        cut, kept = search(statistics, target, draft, source, filters, temperature, total, WIDEST, BLOCK)
+        cut, kept = search(statistics, target, draft, source, filters, temperature, total, BLOCK)
         tl.store(statistics.cuts + place, cut)
         tl.store(statistics.kept + place, kept)
     else:
@@ -160,15 +160,14 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
 
 
 def filter_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
-    """The search for what filters keep: a program for each row and slot. It usually reads the row once."""
+    """The search for what filters keep: a program for each row and slot, which reads the groups that it lists."""
     arguments = {
         "statistics": statistics,
         "target": target,
         "draft": draft,
-        "WIDEST": max(target.vocab, draft.vocab),
         "BLOCK": min(SEARCH_BLOCK.value, statistics.BLOCK_VOCAB.value),
     }
-    return Launch(_filter_kernel, tuple(statistics.cuts.shape), arguments, WARPS)
+    return Launch(_filter_kernel, tuple(statistics.cuts.shape), arguments, FILTER_WARPS)
 
 
 def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
