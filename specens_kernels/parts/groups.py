@@ -24,7 +24,7 @@ def _maxima(statistics, maxima_ptr, row):
     """float32 [GROUP_COUNT]."""
     group = tl.arange(0, statistics.GROUP_COUNT)
     maxima = tl.load(maxima_ptr + row * statistics.groups + group, mask=group < statistics.groups, other=-INFINITY)
-    return clean(maxima.to(tl.float32))  # which the largest float has left as an infinite half
+    return clean(maxima.to(tl.float32))
 
 
 @triton.jit

@@ -55,7 +55,9 @@ def _store_softmax(statistics, row, plane, sum_plane, block, logits, scale, grou
         GROUPS: tl.constexpr = statistics.BLOCK_VOCAB // statistics.GROUP
         maxima = tl.max(tl.reshape(logits, [GROUPS, statistics.GROUP]), 1)
         group = block * GROUPS + tl.arange(0, GROUPS)
-        tl.store(group_maxima + row * statistics.groups + group, maxima, mask=group < statistics.groups)
+        # half precision has no largest float32, which stands for +inf
+        kept = tl.where(maxima < FLOAT_MAX, maxima, INFINITY)
+        tl.store(group_maxima + row * statistics.groups + group, kept, mask=group < statistics.groups)
         maximum = tl.max(maxima, 0)
     powers = sum_of_powers(logits, maximum, scale)
     store_number(statistics, row, plane, block, maximum)

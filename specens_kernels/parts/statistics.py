@@ -45,9 +45,7 @@ class Statistics(NamedTuple):
     marks: Tensor  # int32 [rows, 2, blocks]: status bits; the block's most likely token, where it is wanted
     cuts: Tensor | None  # float32 [rows, slots]
     kept: Tensor | None  # float64 [rows, slots]
-    group_maxima: (
-        tuple[Tensor, ...] | None
-    )  # of each part [rows, groups]: as its logits if it is one member's, unedited
+    group_maxima: tuple[Tensor, ...] | None  # of each part [rows, groups]; as the logits of a member, unedited
     draft_group_maxima: Tensor | None  # likewise of the draft's plane
     lists: Tensor | None  # int16, or int32 where groups are that many, [rows, slots, groups]
     blocks: int
