@@ -6,7 +6,8 @@ import pytest
 import scipy.stats
 import torch
 from driver.cache_models import tiny_model
-from driver.test_schedules import ENSEMBLES, GREEDY, chi_square_probability
+from driver.test_schedules import ENSEMBLES, GREEDY
+from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from specens import Job, SpeculativeEnsemble
 from specens.adapters.causal_lm import CausalLM
@@ -219,20 +220,12 @@ def test_rows_of_a_ragged_cache_score_as_if_they_were_alone(kind):
 @pytest.mark.parametrize("name", [*ENSEMBLES, "three members"])
 @pytest.mark.parametrize(("schedule", "draft_lens"), [("fixed", 2), ("alternate", 1), ("alternate", (2, 1, 3))])
 def test_texts_of_batches_follow_the_law_of_the_ensemble(name, schedule, draft_lens):
-    vocab, length, texts = 3, 3, 1500
     num_members = 3 if name == "three members" else 2
     ensemble = Mixture((0.5, 0.2, 0.3)) if name == "three members" else ENSEMBLES[name]
-    generator = torch.Generator().manual_seed(4)
-    tables = [1.5 * torch.randn(vocab, vocab, generator=generator) for _ in range(num_members)]
-    transition = target_logprobs(tables, ensemble=ensemble).double().exp()
+    tables = list(1.5 * torch.randn(num_members, 3, 3, generator=torch.Generator().manual_seed(4)))
     lens = draft_lens if isinstance(draft_lens, int) else draft_lens[:num_members]
     batches = SpeculativeEnsemble([Bigram(table) for table in tables], None, ensemble, lens, schedule)
-    counts = torch.zeros(vocab**length, dtype=torch.float64)
-    for text in batches.generate_many(itertools.repeat([0], texts), batch_size=250, max_new_tokens=length, seed=0):
-        a, b, c = text.tokens
-        counts[(a * vocab + b) * vocab + c] += 1
-    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
-    assert chi_square_probability(counts, texts * law.flatten() / law.sum()) > 1e-4
+    assert fit_of_texts(batches, target_logprobs(tables, ensemble=ensemble).double().exp())[0] > 1e-4
 
 
 @pytest.mark.parametrize("num_members", [3, 4])
@@ -337,7 +330,7 @@ def test_penalties_are_those_of_a_plain_loop(members, schedule):
 
 def test_sampled_batches_under_a_penalty_follow_the_law():
     """The first two tokens of a bigram ensemble with a presence penalty."""
-    vocab, texts = 3, 3000
+    vocab, texts = 3, 1500
     generator = torch.Generator().manual_seed(7)
     tables = [1.5 * torch.randn(vocab, vocab, generator=generator) for _ in range(2)]
     ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], draft_lens=2)

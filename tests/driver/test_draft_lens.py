@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from driver.test_schedules import GREEDY, chi_square_probability
+from driver.test_schedules import GREEDY
+from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, HeadedBigram, relative_of, tiny_llama
 from specens import Job, SpeculativeEnsemble
 from specens.compare import compare, with_other_schedules
@@ -60,23 +61,17 @@ def test_texts_are_those_of_standard_and_of_any_batch(pair, name, drafts):
 
 @pytest.mark.parametrize(("name", "drafts"), SETTINGS)
 def test_texts_follow_the_law(name, drafts):
-    vocab, texts = 3, 2000
-    tables = 1.5 * torch.randn(2, vocab, vocab, generator=torch.Generator().manual_seed(4))
+    tables = 1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4))
     ensemble = setting([Bigram(table) for table in tables], name, drafts)
     members = list(tables[: len(ensemble.models)])
     transition = target_logprobs(members, ensemble=ensemble.ensemble).double().exp()
-    counts = torch.zeros(vocab, vocab, vocab, dtype=torch.float64)
-    for text in ensemble.generate_many(itertools.repeat([0], texts), batch_size=250, max_new_tokens=3, seed=0):
-        counts[tuple(text.tokens)] += 1
-    law = torch.einsum("a,ab,bc->abc", transition[0], transition, transition)
-    assert chi_square_probability(counts.flatten(), texts * law.flatten() / law.sum()) > 1e-4
+    assert fit_of_texts(ensemble, transition)[0] > 1e-4
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("drafter", ["a model", "heads", "prompt lookup"])
 def test_rules_of_chains_keep_the_law_of_texts_whose_lengths_adapt(rule, drafter):
-    vocab, texts = 3, 2000
-    tables = 1.5 * torch.randn(2, vocab, vocab, generator=torch.Generator().manual_seed(4))
+    tables = 1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4))
     drafters = {
         "a model": (ByConfidence(0.5, most=6), DraftModel(Bigram(tables[1]))),
         "heads": (ByConfidence(0.5, most=2), Heads(lambda hidden: torch.stack([hidden.roll(1, 1), 0.5 * hidden], 1))),
@@ -84,12 +79,7 @@ def test_rules_of_chains_keep_the_law_of_texts_whose_lengths_adapt(rule, drafter
     }
     length, own = drafters[drafter]
     ensemble = SpeculativeEnsemble([HeadedBigram(tables[0])], None, None, length, "fixed", drafter=own, rule=rule)
-    transition = tables[0].double().softmax(-1)
-    counts = torch.zeros(vocab, vocab, vocab, vocab, dtype=torch.float64)
-    for text in ensemble.generate_many(itertools.repeat([0], texts), batch_size=250, max_new_tokens=4, seed=0):
-        counts[tuple(text.tokens)] += 1
-    law = torch.einsum("a,ab,bc,cd->abcd", transition[0], transition, transition, transition)
-    assert chi_square_probability(counts.flatten(), texts * law.flatten() / law.sum()) > 1e-4
+    assert fit_of_texts(ensemble, tables[0].double().softmax(-1))[0] > 1e-4
 
 
 def test_a_chain_ends_behind_a_draft_that_was_not_sure():

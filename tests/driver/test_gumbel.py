@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from cases import FULL
-from driver.test_schedules import chi_square_probability
+from cases import FULL, many
+from driver.text_law import TEXTS, fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -122,12 +120,7 @@ def test_texts_follow_the_mixture():
     tables = [torch.randn(5, 5, generator=torch.Generator().manual_seed(seed)) * 2 for seed in range(2)]
     ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], rule="gumbel", ensemble=Mixture((0.4, 0.6)))
     rows = 0.4 * tables[0].softmax(-1) + 0.6 * tables[1].softmax(-1)
-    law = {pair: float(rows[2, pair[0]] * rows[pair[0], pair[1]]) for pair in itertools.product(range(5), repeat=2)}
-    count = 20_000 if FULL else 3_000
-    texts = ensemble.generate_many([[2]] * count, batch_size=64, seed=1, max_new_tokens=2)
-    seen = [tuple(text.tokens) for text in texts]
-    observed = torch.tensor([float(seen.count(pair)) for pair in law])
-    assert chi_square_probability(observed, count * torch.tensor(list(law.values()))) > 1e-3
+    assert fit_of_texts(ensemble, rows.double(), many(TEXTS))[0] > 1e-3
 
 
 def test_the_rule_says_what_it_does_not_go_with(members):

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-import scipy.stats
 import torch
+from driver.text_law import LENGTH, TEXTS, fit_of_texts, fit_of_tokens
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
 
@@ -94,18 +94,11 @@ def test_a_seed_that_was_drawn_reproduces_the_text(pair):
 @pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize("schedule", ["standard", "fixed"])
 def test_sampled_texts_follow_the_law_of_the_ensemble(name, schedule):
-    vocab, length, texts = 3, 3, 1500
-    generator = torch.Generator().manual_seed(4)
-    tables = [1.5 * torch.randn(vocab, vocab, generator=generator) for _ in range(2)]
-    ensemble = ENSEMBLES[name]
-    transition = target_logprobs([tables[0], tables[1]], ensemble=ensemble).double().exp()
-    ensemble_of_tables = SpeculativeEnsemble([Bigram(table) for table in tables], ensemble=ensemble, schedule=schedule)
-    counts = torch.zeros(vocab**length, dtype=torch.float64)
-    for seed in range(texts):
-        a, b, c = ensemble_of_tables.generate([0], max_new_tokens=length, seed=seed).tokens
-        counts[(a * vocab + b) * vocab + c] += 1
-    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
-    assert chi_square_probability(counts, texts * law.flatten() / law.sum()) > 1e-4
+    tables = 1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4))
+    ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], ensemble=ENSEMBLES[name], schedule=schedule)
+    texts = [[0, *ensemble.generate([0], max_new_tokens=LENGTH, seed=seed).tokens] for seed in range(TEXTS)]
+    transition = target_logprobs(list(tables), ensemble=ENSEMBLES[name]).double().exp()
+    assert fit_of_tokens(texts, transition) > 1e-4
 
 
 OUTSIDERS = {
@@ -127,25 +120,10 @@ def test_members_of_weight_zero_take_turns_with_others(pair, name):
 
 @pytest.mark.parametrize("name", ["middle", "two"])
 def test_texts_of_members_of_weight_zero_and_others_follow_the_law(name):
-    vocab, texts = 4, 1000
-    tables = [1.5 * torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    tables = [1.5 * torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     transition = target_logprobs(tables, ensemble=OUTSIDERS[name]).double().exp()
     ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], ensemble=OUTSIDERS[name], schedule="alternate")
-    counts = torch.zeros(vocab, vocab, vocab, dtype=torch.float64)
-    for text in ensemble.generate_many([[0]] * texts, batch_size=100, max_new_tokens=3, seed=2):
-        counts[tuple(text.tokens)] += 1
-    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
-    assert chi_square_probability(counts.flatten(), texts * law.flatten() / law.sum()) > 1e-3
-
-
-def chi_square_probability(observed, expected, least=5):
-    """Of counts at least so far from the expected ones; rare cells are put together, impossible ones must be empty."""
-    assert observed[expected == 0].sum() == 0
-    rare = expected < least
-    observed, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (observed, expected))
-    if expected[-1] < least:
-        observed, expected = (torch.cat([x[:-2], x[-2:].sum()[None]]) for x in (observed, expected))
-    return scipy.stats.chisquare(observed, expected).pvalue
+    assert fit_of_texts(ensemble, transition)[0] > 1e-3
 
 
 def test_alternate_needs_half_the_forwards_where_members_agree(pair):

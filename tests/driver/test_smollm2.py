@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from cases import FULL
-from driver.test_schedules import chi_square_probability
+from driver.text_law import chi_square_probability
 from specens import MemberPrompts, SpeculativeEnsemble, TreePlan
 
 from specens_kernels import Contrastive, Mixture, Sampling, target_logprobs

@@ -6,7 +6,8 @@ import pytest
 import torch
 from cases import FULL
 from driver.cache_models import CACHES, tiny_model
-from driver.test_schedules import ENSEMBLES, GREEDY, chi_square_probability
+from driver.test_schedules import ENSEMBLES, GREEDY
+from driver.text_law import LENGTH, TEXTS, fit_of_tokens
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble, TreePlan
 from specens.adapters.causal_lm import CausalLM
@@ -93,19 +94,12 @@ class TreeBigram(Bigram):
     ids=lambda plan: f"{plan} {plan.rule}",
 )
 def test_sampled_texts_of_trees_follow_the_law_of_the_ensemble(name, plan):
-    vocab, length, texts = 3, 3, 800
-    generator = torch.Generator().manual_seed(4)
-    tables = [1.5 * torch.randn(vocab, vocab, generator=generator) for _ in range(2)]
-    transition = target_logprobs([tables[0], tables[1]], ensemble=ENSEMBLES[name]).double().exp()
+    tables = list(1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4)))
     ensemble = SpeculativeEnsemble(
         [TreeBigram(table) for table in tables], ensemble=ENSEMBLES[name], schedule="tree", tree=plan, drafter=1
     )
-    counts = torch.zeros(vocab**length, dtype=torch.float64)
-    for seed in range(texts):
-        a, b, c = ensemble.generate([0], max_new_tokens=length, seed=seed).tokens
-        counts[(a * vocab + b) * vocab + c] += 1
-    law = transition[0][:, None, None] * transition[:, :, None] * transition[None]
-    assert chi_square_probability(counts, texts * law.flatten() / law.sum()) > 1e-4
+    texts = [[0, *ensemble.generate([0], max_new_tokens=LENGTH, seed=seed).tokens] for seed in range(TEXTS)]
+    assert fit_of_tokens(texts, target_logprobs(tables, ensemble=ENSEMBLES[name]).double().exp()) > 1e-4
 
 
 def test_sampled_siblings_end_where_the_draft_distribution_does(pair):
