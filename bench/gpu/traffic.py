@@ -42,8 +42,8 @@ from specens_kernels.ops.verify_chain import triton_kernel as verify_chain_kerne
 from specens_kernels.ops.verify_tree import triton_kernel as verify_tree_kernel
 
 BATCH, DRAFT_LEN, VOCAB = 1, 5, 131072
-UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 3
-FILTERED_READS, FILTERED_LAUNCHES = 1.5, 4
+UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 4
+FILTERED_READS, FILTERED_LAUNCHES = 1.5, 5
 FILTERED_DRAW_READS = 2.4  # of one row: all of it, its groups that may be kept, and the blocks that are
 GUMBEL_READS, GUMBEL_LAUNCHES = 1.1, 2  # the blocks that are looked at are read twice
 TREE = TokenTree.branching([3, 2])

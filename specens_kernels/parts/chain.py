@@ -55,6 +55,8 @@ class Outcome(NamedTuple):
     logprobs: Tensor | None  # float32 [batch, draft_len + 1]
     status: Tensor  # int32 [batch]
     kinds: Tensor | None  # int32 [batch], where the next token is drawn in a later launch
+    states: Tensor | None  # float32 [batch, STATE_NUMBERS], likewise: what makes probabilities in its row
+    STATE_NUMBERS: tl.constexpr
 
 
 @triton.jit
@@ -145,8 +147,8 @@ def stands(rule, statistics, target, request, step, token, log_target, log_draft
 
 
 @triton.jit
-def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid, writes, BLOCK_STEPS: tl.constexpr):
-    """Accept a prefix of the chain and, where `writes`, emit it.
+def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid, BLOCK_STEPS: tl.constexpr):
+    """Accept a prefix of the chain, and emit it.
 
     Returns the number of accepted tokens, the number of tokens before the first one that is no token, and status bits.
     """
@@ -190,8 +192,7 @@ def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid,
         if rule.SUBTRACTS or rule.COMPARES:  # else no draft distribution is looked at
             bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
         status |= union(bits, 0, 8)
-        if writes:
-            emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), log_target, num_accepted)
+        emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), log_target, num_accepted)
     return num_accepted, chain_end, status
 
 
@@ -207,7 +208,7 @@ def emit(outcome, draft, request, step, token, log_probability, num_accepted):
 
 
 @triton.jit
-def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK_STEPS: tl.constexpr):
+def walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS: tl.constexpr):
     """The number of accepted tokens, int64, how the next token comes about, and the status, int32, of a request."""
     valid = request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS)
     length = tl.where(valid, chain_len(draft, request), 0)
@@ -216,7 +217,7 @@ def walk(outcome, statistics, target, draft, coins, rule, request, writes, BLOCK
     status = 0
     if draft.tokens is not None:
         num_accepted, chain_end, status = test_drafts(
-            outcome, statistics, target, draft, coins, rule, request, valid, writes, BLOCK_STEPS
+            outcome, statistics, target, draft, coins, rule, request, valid, BLOCK_STEPS
         )
     rejected = num_accepted < chain_end
     has_row = valid & (num_accepted < row_count(target, draft, request, length))

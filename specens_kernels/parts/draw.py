@@ -6,12 +6,26 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.chain import FROM_RESIDUAL, FROM_TARGET_WITHOUT_DRAFT, load_draft_tokens
-from specens_kernels.parts.draft import NO_DRAFTER, drafter_logits, drafter_of, raw_draft_logits
+from specens_kernels.parts.draft import (
+    NO_DRAFTER,
+    draft_temperature,
+    drafter_logits,
+    drafter_of,
+    raw_draft_logits,
+)
 from specens_kernels.parts.rules import BLOCK, SMALLEST_RESIDUAL, target_share
-from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
+from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import draft_state, keep_part, part_probability, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
-from specens_kernels.parts.target import clean, everywhere, member_weight, mix_logits, no_logits_mixed, raw_logits
+from specens_kernels.parts.target import (
+    clean,
+    everywhere,
+    member_weight,
+    mix_logits,
+    no_logits_mixed,
+    raw_logits,
+    target_temperature,
+)
 from specens_kernels.results import Status
 
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
@@ -72,6 +86,56 @@ def row_states(statistics, target, draft, request, step, subtracts):
 
 
 @triton.jit
+def _numbers_at(outcome, request, index):
+    """A pointer to a number of a request's row state, a block of one."""
+    return outcome.states + request * outcome.STATE_NUMBERS + index + tl.arange(0, 1)
+
+
+@triton.jit
+def store_row_states(outcome, statistics, request, state, own_state):
+    """Keep what `row_states` gives, but for its scale and drafter, for the programs behind; in float32."""
+    for part in tl.static_range(statistics.PARTS):
+        tl.store(_numbers_at(outcome, request, 2 * part), state[0][part])
+        tl.store(_numbers_at(outcome, request, 2 * part + 1), state[1][part].to(tl.float32))
+    FIRST: tl.constexpr = 2 * statistics.PARTS
+    tl.store(_numbers_at(outcome, request, FIRST), state[3])
+    for index in tl.static_range(len(state[4])):
+        tl.store(_numbers_at(outcome, request, FIRST + 1 + index), state[4][index].to(tl.float32))
+    if statistics.DRAFT_PLANE >= 0:
+        LAST: tl.constexpr = FIRST + 1 + len(state[4])
+        tl.store(_numbers_at(outcome, request, LAST), own_state[0])
+        tl.store(_numbers_at(outcome, request, LAST + 1), own_state[1].to(tl.float32))
+        tl.store(_numbers_at(outcome, request, LAST + 2), own_state[3])
+
+
+@triton.jit
+def load_row_states(outcome, statistics, target, draft, request, step, subtracts):
+    """What `row_states` gives of the row of the next token; step is int64 [1]."""
+    maxima = ()
+    offsets = ()
+    for part in tl.static_range(statistics.PARTS):
+        maxima += (tl.load(_numbers_at(outcome, request, 2 * part)),)
+        offsets += (tl.load(_numbers_at(outcome, request, 2 * part + 1)),)
+    FIRST: tl.constexpr = 2 * statistics.PARTS
+    CUTS: tl.constexpr = statistics.TARGET_SLOTS + (1 if statistics.WHOLE else 0)
+    threshold = tl.load(_numbers_at(outcome, request, FIRST))
+    cuts = ()
+    for index in tl.static_range(CUTS):
+        cuts += (tl.load(_numbers_at(outcome, request, FIRST + 1 + index)),)
+    own_state = (0.0, 0.0, 0.0, 0.0)
+    drafter = NO_DRAFTER
+    if statistics.DRAFT_PLANE >= 0:
+        LAST: tl.constexpr = FIRST + 1 + CUTS
+        maximum = tl.load(_numbers_at(outcome, request, LAST))
+        offset = tl.load(_numbers_at(outcome, request, LAST + 1))
+        cut = tl.load(_numbers_at(outcome, request, LAST + 2))
+        own_state = (maximum, offset, logit_scale(draft_temperature(draft, request)), cut)
+        drafter = tl.max(drafter_of(draft, request, step, everywhere(subtracts, step)), 0)
+    scale = logit_scale(target_temperature(target, request))
+    return (maxima, offsets, scale, threshold, cuts), own_state, drafter
+
+
+@triton.jit
 def block_probabilities(statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts):
     """The probability of each token under the target and, where `subtracts`, under the draft; float32.
 
@@ -120,7 +184,7 @@ def _masses_without(token, masses, statistics, target, draft, state, own_state, 
 
 
 @triton.jit
-def draw_token(masses_ptr, statistics, target, draft, rule, request, step, kind, coin):
+def draw_token(outcome, masses_ptr, statistics, target, draft, rule, request, step, kind, coin):
     """The next token, int32, of a request that is not greedy, and status bits.
 
     masses_ptr: float32 [batch, planes, blocks], the residual's block masses and, of filtered targets, the target's.
@@ -128,7 +192,10 @@ def draw_token(masses_ptr, statistics, target, draft, rule, request, step, kind,
     subtracts = kind == FROM_RESIDUAL
     share = target_share(rule, draft, request, step)
     steps = tl.zeros([1], tl.int64) + step
-    state, own_state, drafter = row_states(statistics, target, draft, request, steps, subtracts)
+    if outcome.states is None:
+        state, own_state, drafter = row_states(statistics, target, draft, request, steps, subtracts)
+    else:
+        state, own_state, drafter = load_row_states(outcome, statistics, target, draft, request, steps, subtracts)
     if statistics.TARGET_SLOTS > 0:
         masses = load_masses(masses_ptr, statistics, request, 1, kind >= 0)
     else:

@@ -1,8 +1,9 @@
 """Chain verification on a GPU: a pass over the logits, the residual's block masses, and the draw.
 
-The second launch is there only where a draft may come from a distribution, or the target is filtered; it reads the row
-of the next token once more, since which row that is depends on all of it. Other draws from the target and greedy
-requests need no logits but those of one block. The block rule and the typical rule read the drafts' rows once more.
+Where a draft may come from a distribution, or the target is filtered, a program a request walks the chain first, and
+the next launch reads the row of the next token once more, since which row that is depends on all of it. Other draws
+from the target and greedy requests need no logits but those of one block: their last launch walks the chain itself. The
+block rule and the typical rule read the drafts' rows once more.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, rule_l
 from specens_kernels.parts.chain import FROM_RESIDUAL, MOST_LIKELY, NOTHING, Outcome, walk
 from specens_kernels.parts.coins import CoinView, coins_of
 from specens_kernels.parts.draft import DraftView, dense_drafts, draft_view, row_limit, without_distribution
-from specens_kernels.parts.draw import block_probabilities, draw_token, row_states
+from specens_kernels.parts.draw import (
+    block_probabilities,
+    draw_token,
+    load_row_states,
+    row_states,
+    store_row_states,
+)
 from specens_kernels.parts.examples import (
     edited_target,
     example_coins,
@@ -58,14 +65,14 @@ from specens_kernels.parts.target import TargetView, batch_of, target_view
 from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = 1
+WALK_WARPS = 4  # some steps each
 RESIDUAL_WARPS, DRAW_WARPS = 8, 16
 PROCESSED_WARPS = 16  # of the residual where logits are processed, which takes twice the registers a token
 LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, statistics of a plane read for them
 
 
 @triton.jit
-def _residual_kernel(
-    masses_ptr,  # float32 [batch, planes, blocks], written: the residual's, and those of a filtered target
+def _walk_kernel(
     outcome,  # Outcome, written but for the next token
     statistics,  # Statistics
     target,  # TargetView
@@ -75,25 +82,42 @@ def _residual_kernel(
     BLOCK_STEPS: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
+    num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS)
+    tl.store(outcome.num_accepted + request, num_accepted)
+    tl.store(outcome.kinds + request, kind)
+    tl.store(outcome.status + request, status)
+    if (kind != NOTHING) & (kind != MOST_LIKELY):
+        step = tl.zeros([1], tl.int64) + num_accepted
+        state, own_state, _ = row_states(statistics, target, draft, request, step, kind == FROM_RESIDUAL)
+        store_row_states(outcome, statistics, request, state, own_state)
+
+
+@triton.jit
+def _residual_kernel(
+    masses_ptr,  # float32 [batch, planes, blocks], written: the residual's, and those of a filtered target
+    outcome,  # Outcome, written but for the next token
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    rule,  # RuleView
+):
+    request = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, block == 0, BLOCK_STEPS)
-    if block == 0:
-        tl.store(outcome.num_accepted + request, num_accepted)
-        tl.store(outcome.kinds + request, kind)
-        tl.store(outcome.status + request, status)
-    wanted = kind == FROM_RESIDUAL
+    kind = tl.load(outcome.kinds + request)
+    subtracts = kind == FROM_RESIDUAL
+    wanted = subtracts
     if statistics.TARGET_SLOTS > 0:
         wanted = (kind != NOTHING) & (kind != MOST_LIKELY)
     if not wanted:
         return
+    num_accepted = tl.load(outcome.num_accepted + request)
     step = tl.zeros([1], tl.int64) + num_accepted
-    subtracts = kind == FROM_RESIDUAL
     if block_is_cut(statistics, request * target.steps + num_accepted, block):
         masses_ptr += request * statistics.blocks * 2 + block
         tl.store(masses_ptr, 0.0)
         tl.store(masses_ptr + statistics.blocks, 0.0)
         return
-    state, own_state, drafter = row_states(statistics, target, draft, request, step, subtracts)
+    state, own_state, drafter = load_row_states(outcome, statistics, target, draft, request, step, subtracts)
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     probabilities, draft_probabilities = block_probabilities(
         statistics, target, draft, state, own_state, request, num_accepted, tokens, drafter, subtracts
@@ -123,7 +147,7 @@ def _next_token_kernel(
 ):
     request = tl.program_id(0).to(tl.int64)
     if masses_ptr is None:
-        num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, True, BLOCK_STEPS)
+        num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS)
         tl.store(outcome.num_accepted + request, num_accepted)
     else:
         num_accepted = tl.load(outcome.num_accepted + request)
@@ -143,7 +167,9 @@ def _next_token_kernel(
             coin = tl.max(
                 coins_of(coins, draft, request, draft.draft_len, step + first_step, coin_stream, step >= 0), 0
             )
-            token, bits = draw_token(masses_ptr, statistics, target, draft, rule, request, num_accepted, kind, coin)
+            token, bits = draw_token(
+                outcome, masses_ptr, statistics, target, draft, rule, request, num_accepted, kind, coin
+            )
             status |= bits
         if outcome.logprobs is not None:
             state, _ = target_state(statistics, target, request, rows, rows >= 0)
@@ -167,6 +193,8 @@ def new_outcome(results: Sequence[Tensor], statistics: Statistics, kind: int, lo
     tokens, num_accepted, num_tokens, next_token, status, *reported = results
     residuals = statistics.DRAFT_PLANE.value >= 0 and RuleKind(kind).subtracts
     later = not RuleKind(kind).compares and (residuals or statistics.TARGET_SLOTS.value > 0)
+    numbers = 2 * statistics.PARTS.value + 1 + statistics.TARGET_SLOTS.value + statistics.WHOLE.value + 3
+    states = torch.empty(len(status), numbers, dtype=torch.float32, device=status.device) if later else None
     return Outcome(
         tokens=tokens,
         num_accepted=num_accepted,
@@ -175,6 +203,8 @@ def new_outcome(results: Sequence[Tensor], statistics: Statistics, kind: int, lo
         logprobs=reported[0] if logprobs else None,
         status=status,
         kinds=torch.empty_like(status) if later else None,
+        states=states,
+        STATE_NUMBERS=tl.constexpr(numbers),
     )
 
 
@@ -188,7 +218,7 @@ def launches(
     first_step: int,
     stream: int,
 ) -> Iterator[Launch]:
-    """Two launches; one between them where masses are needed for the draw, and those that filters and rules add.
+    """Two launches; two between them where masses are needed for the draw, and those that filters and rules add.
 
     A chain of length 0 is a plain draw.
     """
@@ -196,25 +226,17 @@ def launches(
     yield from rule_launches(rule, statistics, target, draft, coins)
     batch, blocks = batch_of(target), statistics.blocks
     block_steps = min(LARGEST_BLOCK_STEPS, max(1, TESTED_NUMBERS // statistics.BLOCK_COUNT.value))
-    arguments = {
-        "outcome": outcome,
-        "masses_ptr": None,
-        "statistics": statistics,
-        "target": target,
-        "draft": draft,
-        "coins": coins,
-        "rule": rule,
-        "BLOCK_STEPS": block_steps,
-    }
+    shared = {"outcome": outcome, "statistics": statistics, "target": target, "draft": draft, "rule": rule}
+    walked = shared | {"coins": coins, "BLOCK_STEPS": block_steps}
+    masses = None
     if outcome.kinds is not None:
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
-        arguments["masses_ptr"] = masses
         warps = RESIDUAL_WARPS if target.edits is None else PROCESSED_WARPS
-        yield Launch(_residual_kernel, (batch, blocks), arguments, warps)
-    yield Launch(
-        _next_token_kernel, (batch,), arguments | {"first_step": first_step, "coin_stream": stream}, DRAW_WARPS
-    )
+        yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS)
+        yield Launch(_residual_kernel, (batch, blocks), shared | {"masses_ptr": masses}, warps)
+    drawn = walked | {"masses_ptr": masses, "first_step": first_step, "coin_stream": stream}
+    yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS)
 
 
 class Call(NamedTuple):
@@ -315,11 +337,11 @@ def aot_variants() -> list[AotVariant]:
     for index, target in enumerate(example_targets()):
         found += _example_launches(target, example_draft(target, index), index, RuleKind.TOKEN)
     lone, mixture, contrast = filtered_targets()
-    *_, masses, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
+    *_, masses, walked, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
     for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
         behind = _example_launches(lone, example_draft(lone, 0), 0, kind)
         found += [launch for launch in behind if launch.kernel in (shares_kernel, entropy_kernel)]
-    found += [masses, residual, draw, *_other_launches()]
+    found += [masses, walked, residual, draw, *_other_launches()]
     for target in (*example_targets()[::2], edited_target(), lone, mixture):
         found += _example_score_launches(target)
     return [aot_variant(launch) for launch in found]
