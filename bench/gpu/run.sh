@@ -70,8 +70,9 @@ if [ -z "$STUB" ]; then
     step triton 30 "$PYTHON" -c "$assert_triton" || { cat "$OUT/triton.log"; exit 1; }
 fi
 step compile 100 bash -c compile_all
-# What is not timed runs side by side: each check on its own, and under the sanitizer's tools.
+# What is not timed runs side by side, on one thread each: the checks, and what they launch under the sanitizer's tools.
 if [ "$MODE" = full ]; then
+    export OMP_NUM_THREADS=1
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
     pids=()
     for tool in memcheck racecheck; do
@@ -87,6 +88,7 @@ if [ "$MODE" = full ]; then
     step checks 90 bash -c "module bench.gpu.checks --json $OUT/checks.jsonl ${STUB:+--launch-only}"
     grep FAILED "$OUT/checks.log"
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+    unset OMP_NUM_THREADS
 fi
 step kernels 40 "$PYTHON" -m bench.gpu.kernels ${STUB:+--dry} && grep -v "^USDT" "$OUT/kernels.log"
 left=$((SECONDS_IN_ALL - SECONDS))

@@ -1,4 +1,7 @@
-"""Gumbel noise on a GPU; `specens_kernels.ops.sample.gumbel` is the definition."""
+"""Gumbel noise on a GPU; `specens_kernels.ops.sample.gumbel` is the definition.
+
+Noise is float64. What it does not exceed is had at a tenth of the cost in float32: `largest_bound`, `block_bounds`.
+"""
 
 from __future__ import annotations
 
@@ -44,3 +47,62 @@ def token_noise(seed, position, tokens):
     word = tl.where(number == 0, first, tl.where(number == 1, second, tl.where(number == 2, third, fourth)))
     rest = largest - tl.log((word.to(tl.float64) + 0.5) * (1.0 / 4294967296.0))  # 2^-32
     return tl.where(place == place_of_largest, largest, rest)
+
+
+@triton.jit
+def _minus_log(unit, rest):
+    """-log(unit), float32, of numbers in (0, 1) to 4e-6 of itself; rest: 1 - unit, of more digits where it is small."""
+    series = rest * (1 + rest * (1 / 2 + rest * (1 / 3 + rest * (1 / 4 + rest * (1 / 5)))))
+    return tl.where(rest < 1 / 16, series, -tl.log(unit))
+
+
+@triton.jit
+def _largest(seed, position, block):
+    """As `largest_noise`, float32, and never more than that by rounding of the random number."""
+    high, low, place, _ = random_words(seed, position, block, MAXIMUM)
+    first = (high >> 5).to(tl.int32)  # 27 bits of 53
+    second = (low >> 6).to(tl.int32)
+    unit = first.to(tl.float32) * (1 / 134217728.0) + second.to(tl.float32) * (1 / 9007199254740992.0)
+    rest = (134217727 - first).to(tl.float32) * (1 / 134217728.0)
+    rest += (67108863 - second).to(tl.float32) * (1 / 9007199254740992.0)
+    return _minus_log(unit, rest) / NOISE_BLOCK, (place >> 25).to(tl.int32)
+
+
+@triton.jit
+def bound_of(noise):
+    """What a number does not exceed that was rounded several times to float32."""
+    return tl.maximum(noise * (1 + 1e-5), noise * (1 - 1e-5)) + 1e-4
+
+
+@triton.jit
+def largest_bound(seed, position, block):
+    """What no noise of the tokens of each block, int32, exceeds, float32; infinite with probability 2^-53."""
+    largest, _ = _largest(seed, position, block)
+    return bound_of(-tl.log(largest))
+
+
+@triton.jit
+def block_tokens(block):
+    """The tokens of blocks, int32, as `block_bounds` has them: int32 [blocks * NOISE_BLOCK]."""
+    QUARTERS: tl.constexpr = NOISE_BLOCK // NOISE_LANES
+    lane = tl.arange(0, NOISE_LANES)[None, :, None]
+    quarter = tl.arange(0, QUARTERS)[None, None, :]
+    tokens = block[:, None, None] * NOISE_BLOCK + quarter * NOISE_LANES + lane
+    return tl.reshape(tokens, [block.shape[0] * NOISE_BLOCK])
+
+
+@triton.jit
+def block_bounds(seed, position, block):
+    """What the noise of each of `block_tokens` does not exceed, float32; four tokens share their random words."""
+    largest, place = _largest(seed, position, block)
+    lane = tl.arange(0, NOISE_LANES)[None, :]
+    first, second, third, fourth = random_words(seed, position, block[:, None] * NOISE_LANES + lane, REST)
+    words = tl.join(tl.join(first, third), tl.join(second, fourth))  # [blocks, lanes, 2, 2]
+    words = tl.reshape(words, [block.shape[0], NOISE_LANES, NOISE_BLOCK // NOISE_LANES])
+    scale: tl.constexpr = 1 / 4294967296.0  # 2^-32
+    unit = (words.to(tl.float32) + 0.5) * scale
+    rest = ((words ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * scale
+    own = largest[:, None, None] + _minus_log(unit, rest)
+    number = tl.arange(0, NOISE_BLOCK // NOISE_LANES)[None, None, :] * NOISE_LANES + lane[:, :, None]
+    own = tl.where(number == place[:, None, None], largest[:, None, None], own)
+    return bound_of(tl.reshape(-tl.log(own), [block.shape[0] * NOISE_BLOCK]))

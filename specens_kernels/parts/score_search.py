@@ -1,96 +1,144 @@
-"""The search for the best Gumbel scores of a row on a GPU: blocks by what none of their scores exceeds."""
+"""The search for the best Gumbel scores of a row on a GPU.
+
+Blocks are visited in groups, the best of each group at once, as long as one can hold a score that counts. What no score
+of a block or of a token exceeds is computed in float32; only tokens that can win by that are weighed in float64.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from specens_kernels.parts.gumbel import NOISE_BLOCK, largest_noise, token_noise
+from specens_kernels.parts.gumbel import (
+    NOISE_BLOCK,
+    block_bounds,
+    block_tokens,
+    bound_of,
+    largest_bound,
+    token_noise,
+)
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
 from specens_kernels.parts.scores import exact_rate, score_logits
 from specens_kernels.parts.states import keep_part, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NO_TOKEN, NOWHERE, load_plane, row_marks
-from specens_kernels.parts.target import everywhere, part_logits, target_temperature
+from specens_kernels.parts.target import clean, everywhere, marks_of, part_logits, raw_logits, target_temperature
 
 SLACK = tl.constexpr(1e-3)  # what float32 statistics may hide of a value
+
+
+@triton.jit
+def _clean_maxima(scores, target, request, step, row):
+    """The largest logit of each block of the pass, float32 [COUNT], and status bits: blocks with NaN or +inf show +inf
+    there, and are read again."""
+    block = tl.arange(0, scores.COUNT)
+    maxima = tl.load(scores.maxima + row * scores.blocks + block, mask=block < scores.blocks, other=-INFINITY)
+    maxima = maxima.to(tl.float32)
+    if scores.LONE:
+        status = tl.full([], 0, tl.int32)
+        while tl.max(maxima, 0) == INFINITY:
+            bad = tl.min(tl.where(maxima == INFINITY, block, NOWHERE), 0)
+            tokens = bad * NOISE_BLOCK + tl.arange(0, NOISE_BLOCK)
+            raw = raw_logits(target, 0, request, step, tokens, tokens >= 0)
+            status |= tl.reduce_or(marks_of(raw), 0)
+            maxima = tl.where(block == bad, tl.max(clean(raw), 0), maxima)
+    else:
+        tile = tl.arange(0, scores.TILES)
+        marks = tl.load(scores.marks + row * scores.tiles + tile, mask=tile < scores.tiles, other=0)
+        status = tl.reduce_or(marks.to(tl.int32), 0)
+    return maxima, status
 
 
 @triton.jit
 def _plausible(scores, target, row):
     """The smallest plausible logit of member 0, float64."""
     if target.log_plausibility is not None:
-        largest = -FLOAT_MAX
-        for tile in range(scores.tiles):
-            largest = tl.maximum(largest, tl.load(scores.first_maxima + row * scores.tiles + tile))
-        return largest.to(tl.float64) + target.log_plausibility + scores.plausibility_rest
+        tile = tl.arange(0, scores.TILES)
+        first = tl.load(scores.first_maxima + row * scores.tiles + tile, mask=tile < scores.tiles, other=-FLOAT_MAX)
+        return tl.max(first, 0).to(tl.float64) + target.log_plausibility + scores.plausibility_rest
     else:
         return tl.full([], -INFINITY, tl.float64)
 
 
 @triton.jit
-def _block_noise(seed, position, noisy, scores):
-    """At least the largest noise of the tokens of each block of a search, float64 [COUNT]."""
-    index = tl.arange(0, scores.COUNT)
-    bound = tl.zeros([scores.COUNT], tl.float64) - INFINITY
-    PARTS: tl.constexpr = (scores.BLOCK + NOISE_BLOCK - 1) // NOISE_BLOCK
-    for part in range(PARTS):
-        largest, _ = largest_noise(seed, position, index * scores.BLOCK // NOISE_BLOCK + part)
-        bound = tl.maximum(bound, -tl.log(largest))
-    return tl.where(everywhere(noisy, index), bound, 0.0)
+def _scaled(differences, rate):
+    """Logits that the origin was taken from, over the temperature, float32, finite where they were."""
+    scaled = differences * tl.minimum(rate.to(tl.float32), FLOAT_MAX)
+    return tl.where(differences > -INFINITY, tl.maximum(scaled, -FLOAT_MAX), -INFINITY)
 
 
 @triton.jit
-def _bounds(scores, statistics, target, state, request, rows, row, origin, rate):
-    """What no value of a block exceeds, float64 [COUNT]."""
+def _value_bounds(scores, statistics, target, state, request, rows, maxima, origin, rate):
+    """What no value of a block of the pass, or of the statistics, exceeds, float32 [COUNT]."""
     if not scores.FROM_STATISTICS:
-        block = tl.arange(0, scores.COUNT)
-        maxima = tl.load(scores.maxima + row * scores.blocks + block, mask=block < scores.blocks, other=-INFINITY)
-        return (maxima.to(tl.float64) - origin) * rate
+        return _scaled(maxima - origin.to(tl.float32), rate)
     elif scores.EXACT:
         maxima = tl.reshape(load_plane(statistics, rows, 0, rows >= 0, -INFINITY), [scores.COUNT])
         kept = (maxima > -INFINITY) & (maxima >= tl.max(state[4][0], 0))
-        return tl.where(kept, SLACK, -INFINITY).to(tl.float64)
+        return tl.where(kept, SLACK, -INFINITY)
     else:
-        best = tl.zeros([scores.COUNT], tl.float64) - INFINITY
+        best = tl.zeros([scores.COUNT], tl.float32) - INFINITY
         for part in tl.static_range(statistics.PARTS):
             maxima = tl.reshape(load_plane(statistics, rows, part, rows >= 0, -INFINITY), [scores.COUNT])
             used = target_temperature(target, request)
-            power = log_power(maxima, tl.max(state[0][part], 0), tl.max(state[1][part], 0), used, tl.float64)
+            power = log_power(maxima, tl.max(state[0][part], 0), tl.max(state[1][part], 0), used, tl.float32)
             best = tl.maximum(best, power)
         spread: tl.constexpr = statistics.PARTS * 0.6931471805599453  # at least the logarithm of their number
-        return best + tl.where(best > -INFINITY, spread + SLACK + tl.abs(best) * 1e-5, 0.0)
+        return tl.where(best > -INFINITY, best + spread + SLACK, -INFINITY)
 
 
 @triton.jit
-def _values(scores, statistics, target, state, request, step, tokens, origin, threshold, rate):
-    """The value of each token, float64, -inf where it is excluded."""
+def _block_bounds(scores, statistics, target, state, request, rows, maxima, origin, rate, seed, position, noisy):
+    """What no score of a block exceeds, float32 [GROUPS, blocks of a group], and those blocks, int32."""
+    TOGETHER: tl.constexpr = scores.VISITED // scores.BLOCK
+    JOINED: tl.constexpr = TOGETHER if TOGETHER < scores.COUNT else scores.COUNT  # that make one of the search
+    EACH: tl.constexpr = scores.COUNT // JOINED // scores.GROUPS
+    bounds = _value_bounds(scores, statistics, target, state, request, rows, maxima, origin, rate)
+    bounds = tl.max(tl.reshape(bounds, [EACH, scores.GROUPS, JOINED]), 2)
+    block = tl.arange(0, EACH)[:, None] * scores.GROUPS + tl.arange(0, scores.GROUPS)[None, :]
+    noise = tl.zeros(bounds.shape, tl.float32) - INFINITY
+    PARTS: tl.constexpr = scores.VISITED // NOISE_BLOCK
+    for part in range(PARTS):
+        noise = tl.maximum(noise, largest_bound(seed, position, block * PARTS + part))
+    bounds = tl.where(bounds > -INFINITY, bound_of(bounds) + tl.where(noisy, noise, 0.0), -INFINITY)
+    return tl.trans(bounds), tl.trans(block)
+
+
+@triton.jit
+def _values(scores, statistics, target, state, request, step, tokens, origin, threshold, rate, DTYPE: tl.constexpr):
+    """The value of each token, computed as DTYPE, -inf where it is excluded."""
     if scores.EXACT:
         logits, _, _ = score_logits(scores, target, request, step, tokens, threshold)
-        values = (logits.to(tl.float64) - origin) * rate
+        if DTYPE.primitive_bitwidth == 64:
+            values = (logits.to(tl.float64) - origin) * rate
+        elif scores.LONE:
+            values = _scaled(logits - origin.to(tl.float32), rate)
+        else:
+            values = _scaled((logits - origin).to(tl.float32), rate)
         if scores.FROM_STATISTICS:
             kept = part_logits(target, 0, request, step, tokens, tokens >= 0, state[3])
             values = tl.where(keep_part(statistics, kept, state[4], 0) > -INFINITY, values, -INFINITY)
         return values
     else:
-        return log_probability(statistics, target, state, request, step, tokens, tokens < target.vocab, tl.float64)
+        return log_probability(statistics, target, state, request, step, tokens, tokens < target.vocab, DTYPE)
 
 
 @triton.jit
-def _merge(best, chosen, values, tokens):
-    """Tokens [BEST] and their scores with those of `values` in the places of worse ones."""
+def _score(value, seed, position, token, noisy):
+    """Of one token, [1], its value with the noise, float64."""
+    noise = tl.where(everywhere(noisy, token), -tl.log(token_noise(seed, position, token)), 0.0)
+    return tl.max(tl.where(value > -INFINITY, value + noise, -INFINITY), 0)
+
+
+@triton.jit
+def _put(best, chosen, score, token):
+    """Tokens [BEST] and their scores with one in the place of the worst, if it is better."""
     place = tl.arange(0, best.shape[0])
-    own = tl.max(values, 0)
-    while (own >= tl.min(best, 0)) & (own > -INFINITY):
-        token = tl.min(tl.where(values == own, tokens, NOWHERE), 0)
-        worst = tl.min(best, 0)
-        last = tl.max(tl.where(best == worst, chosen, -1), 0)
-        here = tl.min(tl.where((best == worst) & (chosen == last), place, best.shape[0]), 0)
-        taken = (place == here) & everywhere((own > worst) | (token < last), place)
-        chosen = tl.where(taken, token, chosen)
-        best = tl.where(taken, own, best)
-        values = tl.where(tokens == token, -INFINITY, values)
-        own = tl.max(values, 0)
-    return best, chosen
+    worst = tl.min(best, 0)
+    last = tl.max(tl.where(best == worst, chosen, -1), 0)
+    here = tl.min(tl.where((best == worst) & (chosen == last), place, best.shape[0]), 0)
+    better = (score > worst) | ((score == worst) & (token < last) & (score > -INFINITY))
+    taken = (place == here) & everywhere(better, place)
+    return tl.where(taken, score, best), tl.where(taken, token, chosen)
 
 
 @triton.jit
@@ -113,32 +161,49 @@ def search_scores(scores, statistics, target, request, step, position, BEST: tl.
         marks, _ = row_marks(statistics, rows, rows >= 0)
         status = tl.max(status | marks, 0)
         origin = tl.max(state[0][0], 0).to(tl.float64)
+        maxima = rate  # unused
     else:
-        status = 0
-        for tile in range(scores.tiles):
-            status |= tl.load(scores.marks + row * scores.tiles + tile).to(tl.int32)
+        maxima, status = _clean_maxima(scores, target, request, step, row)
         threshold = _plausible(scores, target, row)
-        blocks = tl.arange(0, scores.COUNT)
-        maxima = tl.load(scores.maxima + row * scores.blocks + blocks, mask=blocks < scores.blocks, other=-INFINITY)
         origin = tl.max(maxima, 0).to(tl.float64)
         status |= tl.where(origin > -INFINITY, 0, NO_TOKEN)
         origin = tl.where(origin > -INFINITY, origin, 0.0)
-    bounds = _bounds(scores, statistics, target, state, request, rows, row, origin, rate)
-    bounds += _block_noise(seed, position, noisy, scores)
-    index = tl.arange(0, scores.COUNT)
+    bounds, blocks = _block_bounds(
+        scores, statistics, target, state, request, rows, maxima, origin, rate, seed, position, noisy
+    )
     best = tl.zeros([BEST], tl.float64) - INFINITY
     chosen = tl.where(tl.arange(0, BEST) < WANTED, NOWHERE, NOWHERE - 1)
     best = tl.where(tl.arange(0, BEST) < WANTED, best, INFINITY)
-    reached = tl.max(bounds, 0)
-    while (reached >= tl.min(best, 0)) & (reached > -INFINITY):
-        block = tl.min(tl.where(bounds == reached, index, NOWHERE), 0)
-        for part in range(scores.BLOCK // scores.PART):
-            tokens = block * scores.BLOCK + part * scores.PART + tl.arange(0, scores.PART)
-            values = _values(scores, statistics, target, state, request, step, tokens, origin, threshold, rate)
-            noise = tl.where(everywhere(noisy, tokens), -tl.log(token_noise(seed, position, tokens)), 0.0)
-            best, chosen = _merge(best, chosen, tl.where(values > -INFINITY, values + noise, -INFINITY), tokens)
-        bounds = tl.where(index == block, -INFINITY, bounds)
-        reached = tl.max(bounds, 0)
+    reached = tl.max(bounds, 1)  # by the groups
+    while (tl.max(reached, 0).to(tl.float64) >= tl.min(best, 0)) & (tl.max(reached, 0) > -INFINITY):
+        visited = tl.min(tl.where(bounds == reached[:, None], blocks, NOWHERE), 1)
+        visited = tl.where(reached.to(tl.float64) >= tl.min(best, 0), visited, NOWHERE // scores.VISITED)
+        for part in range(scores.VISITED // scores.PART):
+            PARTS: tl.constexpr = scores.PART // NOISE_BLOCK
+            first = visited * (scores.VISITED // NOISE_BLOCK) + part * PARTS
+            noise_blocks = tl.reshape(first[:, None] + tl.arange(0, PARTS)[None, :], [scores.GROUPS * PARTS])
+            tokens = block_tokens(noise_blocks)
+            values = _values(
+                scores, statistics, target, state, request, step, tokens, origin, threshold, rate, tl.float32
+            )
+            noise = tl.where(everywhere(noisy, tokens), block_bounds(seed, position, noise_blocks), 0.0)
+            upper = tl.where(values > -INFINITY, bound_of(values) + noise, -INFINITY)
+            largest = tl.max(upper, 0)
+            while (largest.to(tl.float64) >= tl.min(best, 0)) & (largest > -INFINITY):
+                token = tl.min(tl.where(upper == largest, tokens, NOWHERE), 0)
+                one = tl.zeros([1], tl.int32) + token
+                value = _values(
+                    scores, statistics, target, state, request, step, one, origin, threshold, rate, tl.float64
+                )
+                best, chosen = _put(best, chosen, _score(value, seed, position, one, noisy), token)
+                if BEST == 1 and scores.LONE:  # equal logits of a greedy request: the first of them wins
+                    done = (tokens == token) | ((upper == largest) & everywhere(noisy == 0, tokens))
+                else:
+                    done = tokens == token
+                upper = tl.where(done, -INFINITY, upper)
+                largest = tl.max(upper, 0)
+        bounds = tl.where(blocks == visited[:, None], -INFINITY, bounds)
+        reached = tl.max(bounds, 1)
     found = tl.max(tl.where(tl.arange(0, BEST) < WANTED, best, -INFINITY), 0)
     status |= tl.where(found > -INFINITY, 0, NO_TOKEN)  # all that is left may not be plausible
     return best, chosen, status

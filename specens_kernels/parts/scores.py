@@ -26,7 +26,7 @@ from specens_kernels.parts.target import (
 )
 
 TILE = 4096  # tokens that a program of the pass reads
-MOST_AT_ONCE = 256  # tokens that a search weighs, which is what registers hold
+AT_ONCE = 1024  # tokens that a search looks at, four a thread
 
 
 class ScoreView(NamedTuple):
@@ -35,6 +35,7 @@ class ScoreView(NamedTuple):
     maxima: Tensor  # [rows, blocks]: as the logits of a lone model, float32 if edited or mixed
     marks: Tensor  # int8 [rows, tiles]: status bits
     first_maxima: Tensor  # float32 [rows, tiles]: member 0's, where that tells plausibility
+    arrived: Tensor  # int32 [batch]: how many rows have been searched, 0 after the pass
     seeds: Tensor | None  # int64 [batch]
     positions: Tensor | None  # int64 [batch]
     temperature_rest: float
@@ -48,9 +49,12 @@ class ScoreView(NamedTuple):
     FROM_STATISTICS: tl.constexpr
     TOLD: tl.constexpr  # log-probabilities under the target are
     TILE: tl.constexpr
-    BLOCK: tl.constexpr  # tokens of which a search knows a bound
+    TILES: tl.constexpr  # the power of two from their number
+    BLOCK: tl.constexpr  # tokens of which a bound is known
+    COUNT: tl.constexpr  # the power of two from the number of such blocks
+    VISITED: tl.constexpr  # tokens of a block of the search, which is never smaller than one of noise
     PART: tl.constexpr  # of them at once
-    COUNT: tl.constexpr  # the power of two from their number
+    GROUPS: tl.constexpr  # so many blocks at once
 
 
 def score_view(
@@ -69,12 +73,17 @@ def score_view(
     # the largest logit of a lone model is one of them
     kept = target.logits[0].dtype if lone and not target.EDITED.value else torch.float32
     block = statistics.BLOCK_VOCAB.value if from_statistics else NOISE_BLOCK.value
+    visited = max(block, NOISE_BLOCK.value)
+    count = statistics.BLOCK_COUNT.value if from_statistics else triton.next_power_of_2(blocks)
+    new_counts = torch.zeros if from_statistics or rows == 0 else torch.empty  # else the pass writes them
+    arrived = new_counts(batch_of(target), dtype=torch.int32, device=device)
     return ScoreView(
         maxima=torch.empty(rows, blocks, dtype=kept, device=device),
         marks=torch.empty(rows, tiles, dtype=torch.int8, device=device),
         first_maxima=torch.empty(
             rows if target.log_plausibility is not None else 0, tiles, dtype=torch.float32, device=device
         ),
+        arrived=arrived,
         seeds=seeds,
         positions=positions,
         temperature_rest=target.temperature - _float32(target.temperature),
@@ -88,9 +97,12 @@ def score_view(
         FROM_STATISTICS=tl.constexpr(from_statistics),
         TOLD=tl.constexpr(told),
         TILE=tl.constexpr(tile),
+        TILES=tl.constexpr(triton.next_power_of_2(tiles)),
         BLOCK=tl.constexpr(block),
-        PART=tl.constexpr(min(block, MOST_AT_ONCE)),
-        COUNT=tl.constexpr(statistics.BLOCK_COUNT.value if from_statistics else triton.next_power_of_2(blocks)),
+        COUNT=tl.constexpr(count),
+        VISITED=tl.constexpr(visited),
+        PART=tl.constexpr(min(visited, AT_ONCE)),
+        GROUPS=tl.constexpr(max(min(AT_ONCE, count * block) // visited, 1)),
     )
 
 

@@ -1,5 +1,5 @@
 """The tokens of the best Gumbel scores on a GPU: a pass that keeps the largest logit of each block, then the blocks
-that can hold one of them, a program for each request.
+that can hold one of them, a program for each row. The last one of a chain's rows judges its drafts.
 
 A lone model and a mixture of logits need no probabilities. Of filtered targets and of mixtures the statistics are read
 first, as for a draw; blocks are theirs then.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,10 +25,10 @@ from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.score_search import search_scores
 from specens_kernels.parts.scores import ScoreView, score_logits
 from specens_kernels.parts.states import log_probability, target_state
-from specens_kernels.parts.statistics import NOWHERE, Statistics, union
-from specens_kernels.parts.target import TargetView, batch_of, everywhere, target_is_valid
+from specens_kernels.parts.statistics import NOWHERE, Statistics
+from specens_kernels.parts.target import TargetView, batch_of, raw_logits, target_is_valid
 
-PASS_WARPS, DECIDE_WARPS = 8, 16
+PASS_WARPS, OTHER_PASS_WARPS, SEARCH_WARPS = 4, 8, 8  # 32, 16 and 4 tokens a thread, which is what registers hold
 
 
 class Found(NamedTuple):
@@ -41,16 +42,21 @@ class Found(NamedTuple):
     status: Tensor  # int32 [batch]
     columns: int
     first_step: int  # of the position of row 0
+    steps: int  # of a chain: programs a request, at least one
     COLUMNS: tl.constexpr  # the power of two from `columns`
     BEST: tl.constexpr  # of a draw: the power of two from how many tokens are wanted, as many as columns
+    row_tokens: Tensor | None  # of a chain: int32 [batch, steps]; what its rows find
+    row_bits: Tensor | None  # int32 [batch, steps]
+    row_logprobs: Tensor | None  # float32 [batch, steps]
     CHAIN: tl.constexpr
     TOLD: tl.constexpr
 
 
-def chain_found(results: Sequence[Tensor], told: bool) -> Found:
+def chain_found(results: Sequence[Tensor], steps: int, told: bool) -> Found:
     """What is written of the results of `verify_chain`. told: whether log-probabilities under the target are."""
     tokens, num_accepted, num_tokens, next_token, status, *reported = results
-    columns = tokens.shape[1]
+    (batch, columns), steps = tokens.shape, max(steps, 1)
+    row_tokens = torch.empty(batch, steps, dtype=torch.int32, device=tokens.device)
     return Found(
         tokens=tokens,
         logprobs=reported[0] if told else None,
@@ -60,8 +66,12 @@ def chain_found(results: Sequence[Tensor], told: bool) -> Found:
         status=status,
         columns=columns,
         first_step=0,
-        COLUMNS=tl.constexpr(triton.next_power_of_2(columns)),
+        steps=steps,
+        COLUMNS=tl.constexpr(triton.next_power_of_2(max(columns, steps))),
         BEST=tl.constexpr(1),
+        row_tokens=row_tokens,
+        row_bits=torch.empty_like(row_tokens),
+        row_logprobs=torch.empty_like(row_tokens, dtype=torch.float32) if told else None,
         CHAIN=tl.constexpr(True),
         TOLD=tl.constexpr(told),
     )
@@ -79,37 +89,54 @@ def draw_found(tokens: Tensor, logprobs: Tensor | None, status: Tensor, step: in
         status=status,
         columns=columns,
         first_step=step,
+        steps=1,
         COLUMNS=tl.constexpr(1),
         BEST=tl.constexpr(triton.next_power_of_2(columns)),
+        row_tokens=None,
+        row_bits=None,
+        row_logprobs=None,
         CHAIN=tl.constexpr(False),
         TOLD=tl.constexpr(logprobs is not None),
     )
 
 
 @triton.jit
+def _block_maxima(scores, logits):
+    """The largest of each block of a tile."""
+    return tl.max(tl.reshape(logits, [scores.TILE // NOISE_BLOCK, NOISE_BLOCK]), 1)
+
+
+@triton.jit
 def _maxima_kernel(
-    scores,  # ScoreView, its maxima and marks written
+    scores,  # ScoreView, written
     target,  # TargetView
     draft,  # DraftView
 ):
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0)
     tile = tl.program_id(1)
-    request = row // target.steps
-    step = row % target.steps
+    request = (row // target.steps).to(tl.int64)
+    step = (row % target.steps).to(tl.int64)
+    if (step == 0) & (tile == 0):
+        tl.store(scores.arrived + request, 0)
     if not row_is_read(target, draft, request, step):
         return
     tokens = tile * scores.TILE + tl.arange(0, scores.TILE)
-    logits, marks, first = score_logits(scores, target, request, step, tokens, -INFINITY)
-    maxima = tl.max(tl.reshape(logits, [scores.TILE // NOISE_BLOCK, NOISE_BLOCK]), 1)
-    if not scores.LONE:
+    if scores.LONE:
+        # NaN and +inf show in the maximum: the search reads such a block again
+        raw = raw_logits(target, 0, request, step, tokens, tokens >= 0)
+        maxima = _block_maxima(scores, tl.where(raw == raw, raw, INFINITY))
+    else:
+        logits, marks, first = score_logits(scores, target, request, step, tokens, -INFINITY)
+        maxima = _block_maxima(scores, logits)
         nearest = maxima.to(tl.float32)
         upwards = nearest + tl.abs(nearest) * 1.3e-7 + 1e-37
         maxima = tl.where(nearest.to(tl.float64) < maxima, upwards, nearest)
+        place = row.to(tl.int64) * scores.tiles + tile
+        tl.store(scores.marks + place, tl.reduce_or(marks, 0).to(tl.int8))
+        if target.log_plausibility is not None:
+            tl.store(scores.first_maxima + place, tl.max(first, 0))
     block = tile * (scores.TILE // NOISE_BLOCK) + tl.arange(0, scores.TILE // NOISE_BLOCK)
-    tl.store(scores.maxima + row * scores.blocks + block, maxima, mask=block < scores.blocks)
-    tl.store(scores.marks + row * scores.tiles + tile, union(marks, 0, 16).to(tl.int8))
-    if target.log_plausibility is not None:
-        tl.store(scores.first_maxima + row * scores.tiles + tile, tl.max(first, 0))
+    tl.store(scores.maxima + row.to(tl.int64) * scores.blocks + block, maxima, mask=block < scores.blocks)
 
 
 @triton.jit
@@ -123,54 +150,71 @@ def _target_logprob(statistics, target, request, step, token):
 
 
 @triton.jit
-def _chain_kernel(
-    found,  # Found, written
-    scores,  # ScoreView, written
-    statistics,  # Statistics
-    target,  # TargetView
-    draft,  # DraftView
-):
-    request = tl.program_id(0).to(tl.int64)
+def _chain_rows(target, draft, request):
+    """A request's number of drafts and of rows, 0 where it is not valid, and whether it is."""
     heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
     valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
     valid &= (length >= 0) & (length <= draft.draft_len)
     length = tl.where(valid, length, 0)
-    rows = tl.where(valid, row_count(target, draft, request, length), 0)
-    first = request * found.columns
-    step = request * 0
-    num_accepted = step
-    next_token = step - 1
-    status = tl.where(valid, 0, INVALID_PARAMETER)
-    going = rows > 0
-    while going:
+    return length, tl.where(valid, row_count(target, draft, request, length), 0), valid
+
+
+@triton.jit
+def _judge_chain(found, target, draft, request):
+    """Write a request's verdict from the tokens of its rows."""
+    length, rows, valid = _chain_rows(target, draft, request)
+    column = tl.arange(0, found.COLUMNS)
+    steps = column.to(tl.int64)
+    # other programs wrote these: past the first cache
+    place = request * found.steps + column
+    tokens = tl.load(found.row_tokens + place, mask=column < rows, other=-1, cache_modifier=".cg").to(tl.int64)
+    bits = tl.load(found.row_bits + place, mask=column < rows, other=0, cache_modifier=".cg")
+    drafted = load_draft_tokens(draft, request, steps, column < length)
+    known = (column >= length) | ((drafted >= 0) & (drafted < target.vocab))
+    accepted = (column < length) & known & (drafted == tokens)
+    num_accepted = tl.min(tl.where(accepted, found.COLUMNS, column), 0).to(tl.int64)
+    next_token = tl.max(tl.where((column == num_accepted) & (column < rows), tokens, -1), 0)
+    emitted = num_accepted + (next_token >= 0).to(tl.int64)
+    bits |= tl.where(known, 0, INVALID_DRAFT_TOKEN)
+    status = tl.reduce_or(tl.where((column <= num_accepted) & (column < rows), bits, 0), 0)
+    first, used = request * found.columns, column < found.columns
+    tl.store(found.tokens + first + column, tl.where(column < emitted, tokens, -1), mask=used)
+    if found.TOLD:
+        logprobs = tl.load(found.row_logprobs + place, mask=column < emitted, other=0.0, cache_modifier=".cg")
+        tl.store(found.logprobs + first + column, logprobs, mask=used)
+    tl.store(found.num_accepted + request, num_accepted)
+    tl.store(found.num_tokens + request, emitted)
+    tl.store(found.next_token + request, next_token)
+    tl.store(found.status + request, tl.where(valid, status, INVALID_PARAMETER))
+
+
+@triton.jit
+def _row_kernel(
+    found,  # Found, its rows written, and the rest by the last program of a request
+    scores,  # ScoreView
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+):
+    row = tl.program_id(0).to(tl.int64)
+    request = row // found.steps
+    step = row % found.steps
+    _, rows, _ = _chain_rows(target, draft, request)
+    if step < rows:
         position = step
         if scores.HAS_SEEDS:
             position += tl.load(scores.positions + request)
         best, chosen, bits = search_scores(scores, statistics, target, request, step, position, 1, 1)
-        token = tl.max(tl.where(best > -INFINITY, chosen, -1), 0).to(tl.int64)
-        steps = tl.zeros([1], tl.int64) + step
-        drafted = tl.max(load_draft_tokens(draft, request, steps, everywhere(step < length, steps)), 0)
-        known = (drafted >= 0) & (drafted < target.vocab)
-        status |= bits | tl.where((step < length) & (known == 0), INVALID_DRAFT_TOKEN, 0)
-        accepted = known & (drafted == token)
-        tl.store(found.tokens + first + step, token)
+        token = tl.max(tl.where(best > -INFINITY, chosen, -1), 0)
+        tl.store(found.row_tokens + row, token)
+        tl.store(found.row_bits + row, bits)
         if found.TOLD:
-            tl.store(found.logprobs + first + step, _target_logprob(statistics, target, request, step, token))
-        num_accepted += accepted.to(tl.int64)
-        next_token = tl.where(accepted, -1, token)
-        step += 1
-        going = accepted & (step < rows)
-    emitted = num_accepted + (next_token >= 0).to(tl.int64)
-    column = tl.arange(0, found.COLUMNS)
-    padding = (column >= emitted) & (column < found.columns)
-    tl.store(found.tokens + first + column, tl.zeros([found.COLUMNS], tl.int64) - 1, mask=padding)
-    if found.TOLD:
-        tl.store(found.logprobs + first + column, tl.zeros([found.COLUMNS], tl.float32), mask=padding)
-    tl.store(found.num_accepted + request, num_accepted)
-    tl.store(found.num_tokens + request, emitted)
-    tl.store(found.next_token + request, next_token)
-    tl.store(found.status + request, status)
+            own = _target_logprob(statistics, target, request, step, token.to(tl.int64))
+            tl.store(found.row_logprobs + row, own)
+    # releases what this program has stored, and acquires what those before it have
+    if tl.atomic_add(scores.arrived + request, 1) == found.steps - 1:
+        _judge_chain(found, target, draft, request)
 
 
 @triton.jit
@@ -220,7 +264,9 @@ def pass_launches(scores: ScoreView, statistics: Statistics, target: TargetView,
         yield edit_launch(target.edits)
     if not scores.FROM_STATISTICS.value:
         grid = (batch_of(target) * target.steps, scores.tiles)
-        yield Launch(_maxima_kernel, grid, {"scores": scores, "target": target, "draft": draft}, PASS_WARPS)
+        plain = scores.LONE.value and target.edits is None and target.mask is None
+        warps = PASS_WARPS if plain else OTHER_PASS_WARPS
+        yield Launch(_maxima_kernel, grid, {"scores": scores, "target": target, "draft": draft}, warps)
 
 
 def launches(
@@ -228,11 +274,11 @@ def launches(
 ) -> Iterator[Launch]:
     """Two launches: the pass, and what decides."""
     yield from pass_launches(scores, statistics, target, draft)
-    kernel = _chain_kernel if found.CHAIN.value else _draw_kernel
-    arguments = {"found": found, "scores": scores, "statistics": statistics, "target": target, "draft": draft}
-    if not found.CHAIN.value:
-        del arguments["draft"]
-    yield Launch(kernel, (batch_of(target),), arguments, DECIDE_WARPS)
+    arguments = {"found": found, "scores": scores, "statistics": statistics, "target": target}
+    if found.CHAIN.value:
+        yield Launch(_row_kernel, (batch_of(target) * found.steps,), arguments | {"draft": draft}, SEARCH_WARPS)
+    else:
+        yield Launch(_draw_kernel, (batch_of(target),), arguments, SEARCH_WARPS)
 
 
-SCORE_KERNELS = (_maxima_kernel, _chain_kernel, _draw_kernel)
+SCORE_KERNELS = (_maxima_kernel, _row_kernel, _draw_kernel)

@@ -303,7 +303,7 @@ def _by_scores(
     statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
     coins = ready_for_kernels(arguments.coins)
     scores = score_view(target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None))
-    found = chain_found(results, told)
+    found = chain_found(results, target.steps, told)
     run(score_launches(found, scores, statistics, target, draft), results[0])
     _report(results, columns, statistics, target, raw, report)
     return results
@@ -354,7 +354,7 @@ def _example_score_launches(target: TargetView) -> list[Launch]:
     statistics, coins = new_statistics(target, draft), example_coins(0)
     results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
     scores = score_view(target, statistics, coins.seeds, coins.positions, False)
-    own = score_launches(chain_found(results, False), scores, statistics, target, draft)
+    own = score_launches(chain_found(results, target.steps, False), scores, statistics, target, draft)
     return [launch for launch in own if launch.kernel in SCORE_KERNELS]
 
 

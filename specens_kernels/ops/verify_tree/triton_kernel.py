@@ -23,7 +23,7 @@ from specens_kernels.arguments import (
     TreeArguments,
     ready_for_kernels,
 )
-from specens_kernels.ops.sample.triton_scores import pass_launches
+from specens_kernels.ops.sample.triton_scores import SEARCH_WARPS, pass_launches
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
@@ -56,7 +56,6 @@ from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = tl.constexpr(1)
 WARPS = 8  # a block of 4096 tokens is loaded at once; with more, what several members need does not fit in registers
-SEARCH_WARPS = 16  # as that of a chain by the rule gumbel
 VALIDATED = 32  # coins looked at together
 
 
