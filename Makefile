@@ -1,4 +1,4 @@
-# make demo | test | test-full | test-triton | test-install | test-vllm | sanitize | check | bench | wheel | models | clean
+# make demo | test | test-full | test-triton | test-arm | test-install | test-vllm | sanitize | check | bench | wheel | models | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
 TRITON_VERSIONS := 3.6.0 3.9.0
+ZIG_VERSION := 0.17.1
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
-CPP_FILES := $(wildcard examples/c/*.c csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
+CPP_FILES := $(wildcard examples/c/*.c csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/*/*.cpp tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
-.PHONY: demo test test-full test-triton test-install test-vllm sanitize check bench wheel clean
+.PHONY: demo test test-full test-triton test-arm test-install test-vllm sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -31,6 +32,11 @@ test-triton: $(TRITON_VERSIONS:%=build/triton-%/.installed)
 		PYTHONPATH=build/triton-$$version $(BIN)/python -m pytest $(PYTEST_ARGS) tests/ops -k "triton or cuda" || exit 1; \
 	done
 
+# libspecens for 64-bit ARM, run by qemu: the C ABI and the row kernels, bit for bit as here; then Clang's view of it, for
+# Linux and macOS. Needs g++-aarch64-linux-gnu and qemu-user, as Debian names them; says so where they are missing.
+test-arm: build/zig/.installed
+	$(BIN)/python -m pytest -rs tests/remote
+
 # Asks the package index whether every pip line of README and of this file has a solution where pip knows nothing else.
 test-install: $(VENV)/.installed
 	$(PIP) install --upgrade --target build/pip "pip>=26"
@@ -40,11 +46,12 @@ test-install: $(VENV)/.installed
 test-vllm: $(VLLM_VENV)/.installed
 	VLLM_SOURCE=$$(ls $(VLLM_VENV)/source/vllm-*.tar.gz) $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(VLLM_ARGS)
 
-# The CUDA kernels, run on the CPU, under the thread sanitizer; then the C++ of the operators under the address and
-# undefined-behaviour sanitizers. The plain build is put back afterwards.
+# Under the thread sanitizer: the CUDA kernels, run on the CPU, and libspecens, called by several threads at once. Under
+# the address and undefined-behaviour sanitizers: the C++ of the operators. The plain build is put back afterwards.
 sanitize: $(VENV)/.installed
 	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
 		SPECENS_TEST_SANITIZER=thread $(BIN)/python -m pytest -s tests/ops/test_cuda_on_cpu.py
+	TSAN_OPTIONS=halt_on_error=1 SPECENS_TEST_SANITIZER=thread $(BIN)/python -m pytest -rs tests/remote/test_c_abi.py
 	$(PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/sanitize \
 		-C cmake.define.SPECENS_SANITIZE=address,undefined -C cmake.define.SPECENS_CUDA=OFF
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
@@ -79,6 +86,10 @@ $(VENV)/.tools: constraints.txt
 	$(BIN)/python _build_backend/torch_location.py || $(PIP) install -c constraints.txt torch
 	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) install -c constraints.txt triton
 	$(PIP) install "scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja
+	touch $@
+
+build/zig/.installed: $(VENV)/.installed
+	$(PIP) install --no-deps --upgrade --target build/zig ziglang==$(ZIG_VERSION)
 	touch $@
 
 build/triton-%/.installed: $(VENV)/.installed

@@ -99,8 +99,16 @@ def kernels(library, request):
     return table.contents
 
 
-def address(array):
-    return array.ctypes.data
+class Address(int):
+    """Of an array or struct, which it keeps, for kernels that lie elsewhere (tests/remote)."""
+
+    memory: np.ndarray | ctypes.Structure
+
+
+def address(memory):
+    found = Address(memory.ctypes.data if isinstance(memory, np.ndarray) else ctypes.addressof(memory))
+    found.memory = memory
+    return found
 
 
 def fields(result):
@@ -198,7 +206,7 @@ def test_what_is_excluded_or_far_below_the_others_has_no_power(kernels, size, lo
             assert kernels.rough_exp2_sum[index](address(halves), size, 1.0, 0.0) == 0
     kernels.exp2_add(address(logits), size, 1.0, 0.0, -np.inf, 1.0, address(out))
     own = ScaledPowers(1.0, 0.0, -np.inf, 1.0)
-    total = kernels.excess(address(logits), ctypes.addressof(own), address(logits), ctypes.addressof(none), size, None)
+    total = kernels.excess(address(logits), address(own), address(logits), address(none), size, None)
     assert max(out.max(), total / size) <= (2.0**-128 if low > -1e4 else 0)
 
 
@@ -274,7 +282,7 @@ def test_what_one_distribution_has_more_than_another(kernels, size, thresholds):
         for logits, part in ((target, own), (draft, other))
     ]
     wanted = np.maximum(masses[0] - masses[1], 0)
-    pointers = address(target), ctypes.addressof(own), address(draft), ctypes.addressof(other), size
+    pointers = address(target), address(own), address(draft), address(other), size
     total = kernels.excess(*pointers, address(out))
     assert np.allclose(out, wanted, rtol=ROUNDING, atol=ROUNDING * float(max(part.max() for part in masses)))
     assert total == pytest.approx(out.astype(np.float64).sum(), rel=ROUNDING)
