@@ -16,7 +16,6 @@ from specens_kernels.values import INTEGER_DTYPES, fail, is_integer
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COIN_DTYPES = (torch.float64, torch.float32)
-INT64 = (torch.int64,)
 MOST_TOP_LOGPROBS = 2**20
 MOST_KEYS = 2**31 - 1  # of a row of a mask
 LARGEST_INTEGER = 2**63 - 1

@@ -5,6 +5,7 @@
 
 #include "api/guarded.h"
 #include "ngram_index/index.h"
+#include "parts/integers.h"
 #include "token_tree/acceptance.h"
 #include "token_tree/growth.h"
 
@@ -31,26 +32,55 @@ void copy_to(const std::vector<Element>& values, Element* place) {
     }
 }
 
-void check_ids(const char* name, const int64_t* tokens, int64_t count) {
-    require(count == 0 || tokens != nullptr, "tokens: expected ids, got NULL");
-    if (count < 0) {
-        fail(name, "0 or more", std::to_string(count));
+// A copy.
+std::vector<int64_t> integers(const char* name, const specens_tensor* tensor, std::initializer_list<int64_t> sizes) {
+    require(tensor != nullptr, "tokens, parents: expected integers, got NULL");
+    const IntegerTable table(name, tensor, sizes);
+    std::vector<int64_t> copy;
+    copy.reserve(count_elements(*tensor));
+    for (int64_t row = 0; row < (tensor->ndim == 2 ? size(*tensor, 0) : 1); ++row) {
+        for (int64_t column = 0; column < table.columns; ++column) {
+            copy.push_back(table(row, column));
+        }
     }
+    return copy;
+}
+
+std::vector<int64_t> token_ids(const specens_tensor* tensor) {
+    const std::vector<int64_t> tokens = integers("tokens", tensor, {any_size});
     const auto wrong = [](int64_t id) { return id < 0 || id > std::numeric_limits<int32_t>::max(); };
-    const int64_t* found = std::find_if(tokens, tokens + count, wrong);
-    if (found != tokens + count) {
-        fail(name, "ids from 0 to 2147483647", std::to_string(*found));
+    const auto found = std::find_if(tokens.begin(), tokens.end(), wrong);
+    if (found != tokens.end()) {
+        fail("tokens", "ids from 0 to 2147483647", std::to_string(*found));
     }
+    return tokens;
+}
+
+// A copy.
+std::vector<double> probabilities_of(const specens_tensor* tensor, int64_t rows, int64_t columns) {
+    require(tensor != nullptr, "probabilities: expected float32 or float64, got NULL");
+    require_dtype("probabilities", *tensor, {SPECENS_FLOAT32, SPECENS_FLOAT64}, "float32 or float64");
+    require_shape("probabilities", *tensor, {rows, columns});
+    std::vector<double> copy;
+    copy.reserve(rows * columns);
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t column = 0; column < columns; ++column) {
+            const int64_t place = row * stride(*tensor, 0) + column * stride(*tensor, 1);
+            copy.push_back(tensor->dtype == SPECENS_FLOAT64 ? data_of<double>(*tensor)[place]
+                                                            : data_of<float>(*tensor)[place]);
+        }
+    }
+    return copy;
 }
 
 }  // namespace
 
-int32_t specens_tree_links(const int64_t* parents, int64_t nodes, int32_t* depth, int64_t* first_child,
-                           int64_t* next_sibling, int64_t* num_levels) {
+int32_t specens_tree_links(const specens_tensor* parents, int32_t* depth, int64_t* first_child, int64_t* next_sibling,
+                           int64_t* num_levels) {
     return guarded([&] {
-        require_node_count("nodes", nodes);
-        require(parents != nullptr || nodes == 0, "parents: expected integers, got NULL");
-        const TokenTree tree(std::vector<int64_t>(parents, parents + nodes));
+        std::vector<int64_t> links = integers("parents", parents, {any_size});
+        require_node_count("parents", static_cast<int64_t>(links.size()));
+        const TokenTree tree(std::move(links));
         copy_to(tree.depth(), depth);
         copy_to(tree.first_child(), first_child);
         copy_to(tree.next_sibling(), next_sibling);
@@ -88,15 +118,14 @@ const int64_t* specens_growth_frontier(const specens_growth* growth, int64_t* co
     return growth->growth.frontier().data();
 }
 
-int32_t specens_growth_add(specens_growth* growth, const int64_t* tokens, const double* probabilities,
-                           int64_t columns) {
+int32_t specens_growth_add(specens_growth* growth, const specens_tensor* tokens, const specens_tensor* probabilities) {
     return guarded([&] {
-        require(growth != nullptr && (columns == 0 || (tokens != nullptr && probabilities != nullptr)),
-                "growth, tokens, probabilities: expected all of them, got NULL");
-        if (columns < 0) {
-            fail("columns", "0 or more", std::to_string(columns));
-        }
-        growth->growth.add(tokens, probabilities, columns);
+        require(growth != nullptr, "growth: expected one, got NULL");
+        const auto rows = static_cast<int64_t>(growth->growth.frontier().size());
+        const std::vector<int64_t> ids = integers("tokens", tokens, {rows, any_size});
+        const int64_t columns = size(*tokens, 1);
+        const std::vector<double> chances = probabilities_of(probabilities, rows, columns);
+        growth->growth.add(ids.data(), chances.data(), columns);
     });
 }
 
@@ -124,16 +153,17 @@ int32_t specens_ngram_index_create(int64_t max_match, specens_ngram_index** inde
 
 void specens_ngram_index_destroy(specens_ngram_index* index) { delete index; }
 
-int32_t specens_ngram_index_extend(specens_ngram_index* index, const int64_t* tokens, int64_t count) {
+int32_t specens_ngram_index_extend(specens_ngram_index* index, const specens_tensor* tokens) {
     return guarded([&] {
         require(index != nullptr, "index: expected one, got NULL");
-        check_ids("tokens", tokens, count);
+        const std::vector<int64_t> ids = token_ids(tokens);
+        const auto count = static_cast<int64_t>(ids.size());
         NgramIndex& own = index->index;
         if (own.num_tokens() + own.num_texts() + count > max_index_tokens) {
             fail("tokens", "at most " + std::to_string(max_index_tokens) + " in all",
                  std::to_string(own.num_tokens() + count));
         }
-        own.extend(tokens, count);
+        own.extend(ids.data(), count);
     });
 }
 

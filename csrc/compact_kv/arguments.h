@@ -97,24 +97,6 @@ inline void require_distinct(const std::vector<CacheView>& views) {
     require(std::adjacent_find(begins.begin(), begins.end()) == begins.end(), "caches must not hold a tensor twice");
 }
 
-// Integers [batch] or [batch, columns].
-inline IndexTable index_table(const char* name, const Tensor* tensor, int64_t dims, int64_t batch) {
-    if (tensor == nullptr) {
-        return {};
-    }
-    require_dtype(name, *tensor, {SPECENS_INT64, SPECENS_INT32}, "int64 or int32");
-    IndexTable table{tensor->data, true, tensor->dtype == SPECENS_INT64, 0};
-    if (dims == 2) {
-        require_shape(name, *tensor, {batch, any_size});
-        table.stride_column = stride(*tensor, 1);
-        table.columns = size(*tensor, 1);
-    } else {
-        require_shape(name, *tensor, {batch});
-    }
-    table.stride_row = stride(*tensor, 0);
-    return table;
-}
-
 struct CompactArguments {
     Moves moves{};
     std::vector<CacheView> caches;
@@ -124,11 +106,11 @@ struct CompactArguments {
         require(call.kept != nullptr && call.prefix_lens != nullptr, "kept and prefix_lens are needed");
         const int64_t batch = count_elements(*call.prefix_lens);
         moves.batch = batch;
-        moves.kept = index_table("kept", call.kept, 2, batch);
-        moves.prefix_lens = index_table("prefix_lens", call.prefix_lens, 1, batch);
-        moves.num_kept = index_table("num_kept", call.num_kept, 1, batch);
-        moves.block_table = index_table("block_table", call.block_table, 2, batch);
-        moves.slot_mapping = index_table("slot_mapping", call.slot_mapping, 2, batch);
+        moves.kept = {"kept", call.kept, {batch, any_size}};
+        moves.prefix_lens = {"prefix_lens", call.prefix_lens, batch};
+        moves.num_kept = {"num_kept", call.num_kept, batch};
+        moves.block_table = {"block_table", call.block_table, {batch, any_size}};
+        moves.slot_mapping = {"slot_mapping", call.slot_mapping, {batch, any_size}};
         require(!(moves.block_table.given && moves.slot_mapping.given),
                 "block_table and slot_mapping exclude each other");
         moves.lengths = call.lengths;

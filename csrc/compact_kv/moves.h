@@ -3,22 +3,10 @@
 
 #include <cstdint>
 
-#include "parts/philox.h"
+#include "parts/integers.h"
 #include "parts/status.h"
 
 namespace specens {
-
-// Integers [rows, columns], int64 or int32; no data where the table is not given.
-struct IndexTable {
-    const void* data = nullptr;
-    bool given = false, wide = true;
-    int64_t stride_row = 0, stride_column = 0, columns = 0;
-
-    SPECENS_HOST_DEVICE int64_t operator()(int64_t row, int64_t column = 0) const {
-        const int64_t index = row * stride_row + column * stride_column;
-        return wide ? static_cast<const int64_t*>(data)[index] : static_cast<const int32_t*>(data)[index];
-    }
-};
 
 // Where a slot lies: in a dense cache a request is a block.
 struct Place {
@@ -26,10 +14,10 @@ struct Place {
 };
 
 struct Moves {
-    IndexTable kept;                    // [batch, width]
-    IndexTable prefix_lens, num_kept;   // [batch]
-    IndexTable block_table;             // [batch, blocks of a request]
-    IndexTable slot_mapping;            // [batch, nodes]
+    IntegerTable kept;                  // [batch, width]
+    IntegerRows prefix_lens, num_kept;  // [batch]
+    IntegerTable block_table;           // [batch, blocks of a request]
+    IntegerTable slot_mapping;          // [batch, nodes]
     int64_t batch, blocks, block_size;  // the smallest of all caches
     int64_t* lengths;                   // [batch], written
     int32_t* status;                    // [batch], written
@@ -83,7 +71,7 @@ SPECENS_HOST_DEVICE inline bool find_place(const Moves& moves, int64_t request, 
 
 // Lanes count together: the least of what they return is the number of nodes to keep.
 SPECENS_HOST_DEVICE inline int64_t count_kept(const Moves& moves, int64_t request, int64_t lane, int64_t lanes) {
-    if (moves.num_kept.given) {
+    if (moves.num_kept.given()) {
         return moves.num_kept(request);
     }
     for (int64_t index = lane; index < moves.kept.columns; index += lanes) {

@@ -348,9 +348,9 @@ enum {
 /* The attention mask of draft trees over a committed prefix: a node sees the prefix, its ancestors and itself. */
 typedef struct specens_mask {
     size_t struct_size;
-    const specens_tensor* parents;     /* int64 [batch, nodes], as of specens_tree */
-    const specens_tensor* prefix_lens; /* int64 [batch] */
-    const specens_tensor* num_nodes;   /* int64 [batch]; NULL: all */
+    const specens_tensor* parents;     /* [batch, nodes], as of specens_tree */
+    const specens_tensor* prefix_lens; /* [batch] */
+    const specens_tensor* num_nodes;   /* [batch]; NULL: all */
     int32_t layout;                    /* SPECENS_MASK_FULL, ... */
     int32_t dtype;                     /* of an additive mask: SPECENS_FLOAT32, SPECENS_FLOAT16 or SPECENS_BFLOAT16 */
     int64_t max_prefix;                /* keys of the prefix; 0 where the layout has none */
@@ -382,9 +382,9 @@ SPECENS_API int32_t specens_compact_kv(const specens_kv_moves* moves, specens_wo
 
 /* ---- drafting --------------------------------------------------------------------------------------------------- */
 
-/* Of a tree's parents, -1 or an earlier node each: the depth of each node (0: a first draft token), its first child and
+/* Of a tree's parents [nodes], -1 or an earlier node each: the depth of each node (0: a first draft token), its first child and
    next sibling (-1: none), and the most nodes of a path. Each result [nodes], or NULL. */
-SPECENS_API int32_t specens_tree_links(const int64_t* parents, int64_t nodes, int32_t* depth, int64_t* first_child,
+SPECENS_API int32_t specens_tree_links(const specens_tensor* parents, int32_t* depth, int64_t* first_child,
                                        int64_t* next_sibling, int64_t* num_levels);
 
 /* The tree of at most so many nodes and levels (0: any) of largest expected accepted length, if the child of rank r is
@@ -403,10 +403,10 @@ SPECENS_API int32_t specens_growth_create(int64_t nodes, int64_t width, int64_t 
 SPECENS_API void specens_growth_destroy(specens_growth* growth);
 /* The candidates to expand next, [count], valid until the next one is added; -1: the root position, at first. */
 SPECENS_API const int64_t* specens_growth_frontier(const specens_growth* growth, int64_t* count);
-/* tokens, probabilities: [frontier, columns], what may follow each; numbered in this order. Of probability 0: padding.
- */
-SPECENS_API int32_t specens_growth_add(specens_growth* growth, const int64_t* tokens, const double* probabilities,
-                                       int64_t columns);
+/* tokens, probabilities: [frontier, columns], what may follow each, float32 or float64; numbered in this order. Of
+   probability 0: padding. */
+SPECENS_API int32_t specens_growth_add(specens_growth* growth, const specens_tensor* tokens,
+                                       const specens_tensor* probabilities);
 /* Writes the nodes that are kept: parents, tokens, candidates, up to `nodes` of each (or NULL), and how many. */
 SPECENS_API int32_t specens_growth_prune(const specens_growth* growth, int64_t* parents, int64_t* tokens,
                                          int64_t* candidates, int64_t* num_nodes);
@@ -416,8 +416,8 @@ typedef struct specens_ngram_index specens_ngram_index;
 
 SPECENS_API int32_t specens_ngram_index_create(int64_t max_match, specens_ngram_index** index);
 SPECENS_API void specens_ngram_index_destroy(specens_ngram_index* index);
-/* Goes on with the open text; ids from 0 to 2^31 - 1. */
-SPECENS_API int32_t specens_ngram_index_extend(specens_ngram_index* index, const int64_t* tokens, int64_t count);
+/* Goes on with the open text by tokens [count]; ids from 0 to 2^31 - 1. */
+SPECENS_API int32_t specens_ngram_index_extend(specens_ngram_index* index, const specens_tensor* tokens);
 /* What follows is another text. */
 SPECENS_API int32_t specens_ngram_index_begin_text(specens_ngram_index* index);
 /* Drafts after the open text: each token is what followed the longest n-gram, of min_match tokens or more, that the

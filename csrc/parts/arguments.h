@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "parts/integers.h"
 #include "parts/row_edits.h"
 #include "parts/sources.h"
 #include "parts/tensor.h"
@@ -104,31 +105,6 @@ struct RequestNumber {
     int32_t dtype_ = SPECENS_FLOAT32;
     const void* data_ = nullptr;
     int64_t stride_ = 0;
-};
-
-// Integers [rows, width] or [width], int64 or int32, of any strides; empty where there is no tensor.
-inline TokenTable optional_integers(const char* name, const Tensor* tensor, std::initializer_list<int64_t> sizes) {
-    if (tensor == nullptr) {
-        return {};
-    }
-    require_dtype(name, *tensor, {SPECENS_INT64, SPECENS_INT32}, "int64 or int32");
-    require_shape(name, *tensor, sizes);
-    const int64_t last = tensor->ndim - 1;
-    return {tensor->data, tensor->dtype == SPECENS_INT64, last == 1 ? stride(*tensor, 0) : 0, stride(*tensor, last),
-            size(*tensor, last)};
-}
-
-// An integer a request, or none.
-class IntegerRows {
-  public:
-    IntegerRows(const char* name, const Tensor* tensor, int64_t count)
-        : table_(optional_integers(name, tensor, {count})), given_(tensor != nullptr) {}
-    bool given() const { return given_; }
-    int64_t operator()(int64_t index) const { return table_(0, index); }
-
-  private:
-    TokenTable table_;
-    bool given_;
 };
 
 }  // namespace specens

@@ -15,11 +15,11 @@ class DraftArguments {
     const TargetArguments* target_;
 
   public:
-    bool packed;                  // tokens are [drafts], else [batch, draft_len]
-    TokenTable tokens, drafters;  // of the same shape
-    IntegerRows slots, lens;      // [batch]
-    int64_t drafter;              // a member, or no_drafter
-    bool processed;               // whether they were drawn from processed logits
+    bool packed;                    // tokens are [drafts], else [batch, draft_len]
+    IntegerTable tokens, drafters;  // of the same shape
+    IntegerRows slots, lens;        // [batch]
+    int64_t drafter;                // a member, or no_drafter
+    bool processed;                 // whether they were drawn from processed logits
     SamplingArguments sampling;
     int64_t draft_len;                // the most of a request
     std::optional<LogitView> logits;  // [batch or slots, draft_len, vocab], or [drafts, vocab]
@@ -37,9 +37,9 @@ class DraftArguments {
           drafter(own_.drafter),
           processed(own_.processed != 0),
           sampling(own_.sampling != nullptr ? SamplingArguments(own_.sampling, target.batch) : target.sampling),
-          draft_len(own_.max_draft_len < 0 && !packed ? tokens.width : own_.max_draft_len),
+          draft_len(own_.max_draft_len < 0 && !packed ? tokens.columns : own_.max_draft_len),
           known_tokens(target.vocab),
-          bonus_rows_(target.steps - (packed ? tokens.width : draft_len)) {
+          bonus_rows_(target.steps - (packed ? tokens.columns : draft_len)) {
         check_tokens();
         if (own_.logits != nullptr) {
             check_draft_logits(further_rows);
@@ -100,19 +100,19 @@ class DraftArguments {
         if (target_->packed() && rows != own && rows != own + 1) {
             return false;
         }
-        return !packed || (first_draft(request) >= 0 && first_draft(request) + own <= tokens.width);
+        return !packed || (first_draft(request) >= 0 && first_draft(request) + own <= tokens.columns);
     }
 
   private:
-    TokenTable table(const char* name, const Tensor* tensor) const {
-        return packed ? optional_integers(name, tensor, {any_size})
-                      : optional_integers(name, tensor, {target_->batch, any_size});
+    IntegerTable table(const char* name, const Tensor* tensor) const {
+        return packed ? IntegerTable(name, tensor, {any_size}) : IntegerTable(name, tensor, {target_->batch, any_size});
     }
     void check_tokens() const {
         require(own_.tokens != nullptr, "draft_tokens: expected integers, got none");
-        if (draft_len < 0 || draft_len > most_drafts || (!packed && tokens.width != draft_len)) {
+        if (draft_len < 0 || draft_len > most_drafts || (!packed && tokens.columns != draft_len)) {
             fail("max_draft_len",
-                 packed ? "0 to " + std::to_string(most_drafts) : "that of the drafts, " + std::to_string(tokens.width),
+                 packed ? "0 to " + std::to_string(most_drafts)
+                        : "that of the drafts, " + std::to_string(tokens.columns),
                  std::to_string(draft_len));
         }
         require(!target_->packed() || !packed || bonus_rows_ == 0 || bonus_rows_ == target_->batch,
@@ -120,7 +120,7 @@ class DraftArguments {
         require(target_->packed() || bonus_rows_ == 0 || bonus_rows_ == 1,
                 "member_logits: expected draft_len steps or one more, got others");
         require(!packed || !lens.given(), "draft_lens: expected none, as row_offsets tell them, got some");
-        require(own_.drafters == nullptr || drafters.width == tokens.width,
+        require(own_.drafters == nullptr || drafters.columns == tokens.columns,
                 "drafter: expected the shape of draft_tokens, got another");
         if (drafter < no_drafter || drafter >= static_cast<int64_t>(target_->members.size())) {
             fail("drafter", "a member or -1", std::to_string(drafter));
@@ -137,7 +137,7 @@ class DraftArguments {
                 fail("draft_logits", "[slots, draft_len or more, vocab]", shape_text(values));
             }
         } else if (packed) {
-            require_shape("draft_logits", values, {tokens.width, any_size});
+            require_shape("draft_logits", values, {tokens.columns, any_size});
         } else {
             require_shape("draft_logits", values, {target_->batch, draft_len + further_rows, any_size});
         }

@@ -21,8 +21,8 @@ RowEdits::Edit& RowEdits::edit_of(int64_t token) {
 }
 
 template <typename Change>
-void RowEdits::change_all(const TokenTable& table, int64_t request, Change change) {
-    for (int64_t index = 0; index < table.width; ++index) {
+void RowEdits::change_all(const IntegerTable& table, int64_t request, Change change) {
+    for (int64_t index = 0; index < table.columns; ++index) {
         const int64_t token = table(request, index);
         if (token >= 0 && token < processing_.vocab) {
             change(edit_of(token), index);

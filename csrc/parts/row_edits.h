@@ -4,26 +4,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "parts/integers.h"
 #include "parts/rows.h"
 
 namespace specens {
 
-// Rows of token ids, int64 or int32 [requests, width]; ids outside the vocabulary are padding.
-struct TokenTable {
-    const void* data = nullptr;
-    bool wide = true;
-    int64_t stride_request = 0, stride_token = 0, width = 0;
-
-    int64_t operator()(int64_t request, int64_t index) const {
-        const int64_t place = request * stride_request + index * stride_token;
-        return wide ? static_cast<const int64_t*>(data)[place] : static_cast<const int32_t*>(data)[place];
-    }
-};
-
-// What processing takes from outside, for one request.
+// What processing takes from outside, for one request. Ids outside the vocabulary are padding.
 struct RequestProcessing {
-    TokenTable bias_tokens, end_tokens, prompt_tokens, output_tokens;
-    const float* bias_values;  // [bias_tokens.width]
+    IntegerTable bias_tokens, end_tokens, prompt_tokens, output_tokens;
+    const float* bias_values;  // [bias_tokens.columns]
     double repetition_penalty, frequency_penalty, presence_penalty;
     int64_t min_tokens;
     int64_t vocab;
@@ -57,7 +46,7 @@ class RowEdits {
         bool prompt = false, ends = false;
     };
     template <typename Change>
-    void change_all(const TokenTable& table, int64_t request, Change change);
+    void change_all(const IntegerTable& table, int64_t request, Change change);
     Edit& edit_of(int64_t token);
     void sort_by_tile();
     double edited(const Edit& edit, double before) const;

@@ -52,9 +52,9 @@ struct SamplingArguments {
 struct ProcessingArguments {
     bool active;  // whether any logit may be changed
     RequestNumber repetition, frequency, presence;
-    TokenTable bias_tokens;
+    IntegerTable bias_tokens;
     const float* bias_values;  // [batch, n]
-    TokenTable end_tokens, prompt_tokens, output_tokens;
+    IntegerTable end_tokens, prompt_tokens, output_tokens;
     IntegerRows min_tokens_rows;
     int64_t min_tokens;
 
@@ -66,7 +66,7 @@ struct ProcessingArguments {
                 end_tokens,
                 prompt_tokens,
                 output_tokens,
-                bias_values + request * bias_tokens.width,
+                bias_values + request * bias_tokens.columns,
                 repetition(request),
                 frequency(request),
                 presence(request),
@@ -84,14 +84,14 @@ struct ProcessingArguments {
           repetition("repetition_penalty", own.repetition_penalty, own.repetition_penalties, batch),
           frequency("frequency_penalty", own.frequency_penalty, own.frequency_penalties, batch),
           presence("presence_penalty", own.presence_penalty, own.presence_penalties, batch),
-          bias_tokens(optional_integers("bias_tokens", own.bias_tokens, {batch, any_size})),
-          bias_values(optional_float("bias_values", own.bias_values, batch, bias_tokens.width)),
-          end_tokens(optional_integers("end_tokens", own.end_tokens, {batch, any_size})),
-          prompt_tokens(optional_integers("prompt_tokens", own.prompt_tokens, {batch, any_size})),
-          output_tokens(optional_integers("output_tokens", own.output_tokens, {batch, any_size})),
+          bias_tokens("bias_tokens", own.bias_tokens, {batch, any_size}),
+          bias_values(optional_float("bias_values", own.bias_values, batch, bias_tokens.columns)),
+          end_tokens("end_tokens", own.end_tokens, {batch, any_size}),
+          prompt_tokens("prompt_tokens", own.prompt_tokens, {batch, any_size}),
+          output_tokens("output_tokens", own.output_tokens, {batch, any_size}),
           min_tokens_rows("min_tokens", own.min_tokens_rows, batch),
           min_tokens(own.min_tokens) {
-        require(bias_values != nullptr || bias_tokens.width == 0 || batch == 0,
+        require(bias_values != nullptr || bias_tokens.columns == 0 || batch == 0,
                 "bias_values: expected one for each of bias_tokens, got none");
     }
 };

@@ -11,14 +11,14 @@ namespace specens {
 
 struct LogprobArguments {
     TargetArguments target;
-    TokenTable drafts;  // [batch, steps - 1 or more]
+    IntegerTable drafts;  // [batch, steps - 1 or more]
 
     LogprobArguments(const specens_target* given, const Tensor* draft_tokens)
-        : target(given), drafts(optional_integers("draft_tokens", draft_tokens, {target.batch, any_size})) {
+        : target(given), drafts("draft_tokens", draft_tokens, {target.batch, any_size}) {
         require(!target.packed(), "row_offsets: expected none, got some");
-        if (drafts.data != nullptr && drafts.width < target.steps - 1) {
+        if (drafts.given && drafts.columns < target.steps - 1) {
             fail("draft_tokens", "a token before each of " + std::to_string(target.steps) + " rows",
-                 std::to_string(drafts.width));
+                 std::to_string(drafts.columns));
         }
     }
 };
@@ -48,7 +48,7 @@ class RowScorer {
   private:
     const RowEdits* edits_at(const LogprobArguments& call, int64_t request, int64_t step) {
         before_.clear();
-        for (int64_t index = 0; index < std::min(step, call.drafts.width); ++index) {
+        for (int64_t index = 0; index < std::min(step, call.drafts.columns); ++index) {
             before_.push_back(call.drafts(request, index));
         }
         edits_.start(call.target.processing.of(request, call.target.vocab), request);

@@ -1,8 +1,7 @@
 // One row of a tree's attention mask: the body that the CPU loop and the CUDA grid share.
 #pragma once
 
-#include "parts/philox.h"
-#include "parts/tensor.h"
+#include "parts/integers.h"
 
 namespace specens {
 
@@ -18,10 +17,8 @@ constexpr uint32_t minus_infinity_float32 = 0xFF800000;
 constexpr uint16_t minus_infinity_bfloat16 = 0xFF80, minus_infinity_float16 = 0xFC00;
 
 struct MaskArguments {
-    const int64_t* parents;      // [batch, nodes]
-    const int64_t* prefix_lens;  // [batch]
-    const int64_t* num_nodes;    // [batch], null: all
-    int64_t parents_stride_batch, parents_stride_node, prefix_lens_stride, num_nodes_stride;
+    IntegerTable parents;                // [batch, nodes]
+    IntegerRows prefix_lens, num_nodes;  // [batch]; without num_nodes all of them are
     int64_t batch, nodes, max_prefix;
     int64_t window;      // 0: none
     int64_t* positions;  // [batch, nodes], written
@@ -72,11 +69,10 @@ struct BitRows {
 
 // The parent of a node; -2 for a node that has none in the tree.
 SPECENS_HOST_DEVICE inline int64_t parent_of(const MaskArguments& arguments, int64_t request, int64_t node) {
-    if (arguments.num_nodes != nullptr && node >= arguments.num_nodes[request * arguments.num_nodes_stride]) {
+    if (arguments.num_nodes.given() && node >= arguments.num_nodes(request)) {
         return -2;
     }
-    const int64_t parent =
-        arguments.parents[request * arguments.parents_stride_batch + node * arguments.parents_stride_node];
+    const int64_t parent = arguments.parents(request, node);
     return parent >= -1 && parent < node ? parent : -2;
 }
 
@@ -95,7 +91,7 @@ template <typename Row>
 SPECENS_HOST_DEVICE void fill_row(const MaskArguments& arguments, int64_t request, int64_t node, const Row& row,
                                   int64_t lane, int64_t lanes) {
     const int64_t depth = depth_of(arguments, request, node);
-    const int64_t prefix_len = arguments.prefix_lens[request * arguments.prefix_lens_stride];
+    const int64_t prefix_len = arguments.prefix_lens(request);
     const int64_t position = prefix_len + (depth > 0 ? depth : 0);
     int64_t end = depth < 0 || prefix_len < 0 ? 0 : prefix_len;
     end = end < arguments.max_prefix ? end : arguments.max_prefix;
@@ -126,12 +122,6 @@ SPECENS_HOST_DEVICE void show_path(const MaskArguments& arguments, int64_t reque
     }
 }
 
-inline const int64_t* int64_data(const char* name, const Tensor& tensor, std::initializer_list<int64_t> sizes) {
-    require_dtype(name, tensor, {SPECENS_INT64}, "int64");
-    require_shape(name, tensor, sizes);
-    return data_of<int64_t>(tensor);
-}
-
 // num_nodes: nullptr, where all of them are nodes.
 inline MaskArguments mask_arguments(const Tensor& parents, const Tensor& prefix_lens, const Tensor* num_nodes,
                                     int64_t layout, int64_t max_prefix, int64_t window) {
@@ -148,15 +138,9 @@ inline MaskArguments mask_arguments(const Tensor& parents, const Tensor& prefix_
     }
     const int64_t batch = count_elements(prefix_lens);
     MaskArguments arguments{};
-    arguments.parents = int64_data("parents", parents, {batch, any_size});
-    arguments.parents_stride_batch = stride(parents, 0);
-    arguments.parents_stride_node = stride(parents, 1);
-    arguments.prefix_lens = int64_data("prefix_lens", prefix_lens, {batch});
-    arguments.prefix_lens_stride = stride(prefix_lens, 0);
-    if (num_nodes != nullptr) {
-        arguments.num_nodes = int64_data("num_nodes", *num_nodes, {batch});
-        arguments.num_nodes_stride = stride(*num_nodes, 0);
-    }
+    arguments.parents = {"parents", &parents, {batch, any_size}};
+    arguments.prefix_lens = {"prefix_lens", &prefix_lens, batch};
+    arguments.num_nodes = {"num_nodes", num_nodes, batch};
     arguments.batch = batch;
     arguments.nodes = size(parents, 1);
     arguments.max_prefix = max_prefix;

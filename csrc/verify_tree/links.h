@@ -11,12 +11,12 @@
 namespace specens {
 
 struct TreeArgument {
-    TokenTable parents;  // [batch, nodes]
-    int64_t levels;      // the most nodes of a path
+    IntegerTable parents;  // [batch, nodes]
+    int64_t levels;        // the most nodes of a path
     bool without_replacement;
 
     TreeArgument(const specens_tree& call, int64_t batch)
-        : parents(optional_integers("parents", call.parents, {batch, any_size})),
+        : parents("parents", call.parents, {batch, any_size}),
           levels(call.max_levels),
           without_replacement(call.without_replacement != 0) {
         require(call.parents != nullptr, "parents: expected integers, got none");
@@ -27,7 +27,7 @@ struct TreeArgument {
             fail("parents", "at most " + std::to_string(max_tree_nodes) + " nodes", std::to_string(nodes()));
         }
     }
-    int64_t nodes() const { return parents.width; }
+    int64_t nodes() const { return parents.columns; }
 };
 
 class TreeLinks {

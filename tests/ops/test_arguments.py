@@ -218,12 +218,3 @@ def test_what_is_as_by_default_is_not_handed_over(room):
     defaults = {"sampling": Sampling(1.0, None, None, None), "ensemble": None, "processing": None, "allowed": None}
     assert list(operator_arguments(room, lambda backend: call(backend=backend, **defaults))[1]) == list(options)
     assert set(options) <= {"random"}
-
-
-@pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
-def test_seeds_and_positions_may_be_int32(backend):
-    seeds, positions = torch.tensor([3, -7]), torch.tensor([2**31 - 1, 5])
-    for call in (verify, draw, lambda **more: draw(method="gumbel", **more)):
-        wide = call(seeds=seeds, positions=positions, backend=backend)
-        narrow = call(seeds=seeds.int(), positions=positions.int(), backend=backend)
-        assert torch.equal(wide.tokens, narrow.tokens)

@@ -265,13 +265,14 @@ def test_trees_are_built_as_by_token_tree():
     nodes = int(count)
     assert parents[:nodes].tolist() == expected.parents.tolist()
     assert ranks[:nodes].tolist() == expected.child_ranks.tolist()
+    memory = c_abi.Memory()
     depth, first, following = integers(12).int(), integers(12), integers(12)
-    c_abi.call("specens_tree_links", parents, nodes, depth, first, following, levels)
+    c_abi.call("specens_tree_links", memory.tensor(parents), depth, first, following, levels, memory=memory)
     assert (depth.tolist(), first.tolist()) == (expected.depth.tolist(), expected.first_child.tolist())
     assert (following.tolist(), int(levels)) == (expected.next_sibling.tolist(), expected.num_levels)
     parents[3] = 7
     with pytest.raises(c_abi.SpecensError, match=r"parents\[3\]: expected -1 or an earlier node, got 7"):
-        c_abi.call("specens_tree_links", parents, nodes, depth, first, following, levels)
+        c_abi.call("specens_tree_links", memory.tensor(parents.int()), depth, first, following, levels, memory=memory)
 
 
 def test_trees_grow_as_tree_growth_does():
@@ -283,8 +284,9 @@ def test_trees_grow_as_tree_growth_does():
         frontier = c_abi.call("specens_growth_frontier", growth, count)
         assert c_abi.CALLER.integers(frontier, int(count)) == expected.frontier.tolist()
         probabilities = torch.rand(int(count), 4, generator=generator, dtype=torch.float64) / 4
-        tokens = torch.randint(99, (int(count), 4), generator=generator)
-        c_abi.call("specens_growth_add", growth, tokens, probabilities, 4)
+        tokens = torch.randint(99, (int(count), 4), generator=generator, dtype=torch.int32)
+        memory = c_abi.Memory()
+        c_abi.call("specens_growth_add", growth, memory.tensor(tokens), memory.tensor(probabilities), memory=memory)
         expected.add(tokens.numpy(), probabilities.numpy())
     results = [integers(9) for _ in range(3)]
     c_abi.call("specens_growth_prune", growth, *results, count)
@@ -298,7 +300,9 @@ def test_an_n_gram_index_drafts_as_the_python_object_does():
     index, count, matched = ctypes.c_void_p(), integers(1), integers(1)
     text = torch.randint(1, 6, (200,), generator=torch.Generator().manual_seed(1))
     c_abi.call("specens_ngram_index_create", 4, index)
-    c_abi.call("specens_ngram_index_extend", index, text, len(text))
+    memory = c_abi.Memory()
+    for part in (text[:50], text[50:].int()):
+        c_abi.call("specens_ngram_index_extend", index, memory.tensor(part), memory=memory)
     expected = NgramIndex(text.numpy(), max_match=4)
     for frequent, choose in ((0, "recent"), (1, "frequent")):
         draft = integers(6)
@@ -310,5 +314,5 @@ def test_an_n_gram_index_drafts_as_the_python_object_does():
     c_abi.call("specens_ngram_index_propose", index, 6, 1, 0, draft, count, matched)
     assert int(count) == 0
     with pytest.raises(c_abi.SpecensError, match=r"tokens: expected ids from 0 to 2147483647, got -\d"):
-        c_abi.call("specens_ngram_index_extend", index, text.neg_(), 1)
+        c_abi.call("specens_ngram_index_extend", index, memory.tensor(text.neg()), memory=memory)
     c_abi.call("specens_ngram_index_destroy", index)

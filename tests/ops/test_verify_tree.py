@@ -258,6 +258,25 @@ def test_of_several_drafters_the_status_tells_the_logits_of_those_that_drafted(b
     assert verdict.status.tolist() == [0, Status.NAN_LOGITS]
 
 
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_a_lone_model_that_drafted_some_nodes_may_have_done_so_with_filters_of_its_own(backend):
+    logits = torch.randn(6, 5, 19, generator=torch.Generator().manual_seed(1))
+    arguments = {
+        "parents": torch.tensor([[-1, -1, 0, 0]]).expand(6, 4),
+        "siblings": "with_replacement",
+        "drafter": torch.tensor([[0, 0, -1, 0]]).expand(6, 4),
+        "sampling": Sampling(temperature=0.8),
+        "draft_sampling": Sampling(temperature=0.8, top_k=torch.arange(6)),
+        "seeds": torch.arange(6),
+        "positions": torch.arange(6),
+    }
+    tokens = logits[:, [0, 0, 1, 1]].topk(2).indices[..., 0]
+    expected = verify_tree(logits, tokens, **arguments, backend="reference")
+    verdict = verify_tree(logits, tokens, **arguments, backend=backend)
+    assert torch.equal(verdict.tokens, expected.tokens)
+    assert torch.equal(verdict.status, expected.status)
+
+
 def test_strided_inputs_give_the_bits_of_contiguous_ones():
     for seed in range(20):
         case = random_case(seed, batches=(4,))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, Implementation
-from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, check_count, check_tensor
+from specens_kernels.checks import LARGEST_INTEGER, LOGIT_DTYPES, check_count, check_integers, check_tensor
 from specens_kernels.ops.tree_attention import flash, reference, sdpa
 from specens_kernels.ops.tree_mask.reference import MAX_NODES
-from specens_kernels.values import INTEGER_DTYPES, fail, is_number
+from specens_kernels.values import fail, is_number
 
 SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor parents, Tensor prefix_lens, Tensor? num_nodes,"
@@ -69,10 +69,10 @@ def tree_attention(
     parents: int64 or int32 [batch, nodes], at most 16,384 nodes: -1 (a child of the last committed token) or an earlier
         node. Another value, like the padding -2 of `TokenTree.batch`, makes the node and all below it padding, which
         attends to itself only.
-    prefix_lens: int64 [batch], slots up to the last committed token; prefix_len + nodes <= slots.
-    num_nodes: int64 [batch]; nodes from there on are padding. None: `parents` alone says which are.
-    prefix_starts: int64 [batch], 0 to prefix_len, the slot of the first committed token, where the slots before it are
-        padding, as in batches of transformers. None: 0.
+    prefix_lens: int64 or int32 [batch], slots up to the last committed token; prefix_len + nodes <= slots.
+    num_nodes: int64 or int32 [batch]; nodes from there on are padding. None: `parents` alone says which are.
+    prefix_starts: int64 or int32 [batch], 0 to prefix_len, the slot of the first committed token, where the slots
+        before it are padding, as in batches of transformers. None: 0.
     window: a node at position x sees keys at positions > x - window only; positions count, so siblings take no room.
     scale: of the scores. None: 1 / sqrt(dim).
     backend: None for the fastest one that takes the arguments, or a name:
@@ -124,11 +124,11 @@ def _check(
     if key.shape[2] < nodes:
         fail("key", f"at least as many slots as nodes, {nodes}", key.shape[2])
     check_tensor("value", value, tuple(key.shape), (query.dtype,), query.device)
-    check_tensor("parents", parents, (batch, nodes), INTEGER_DTYPES, query.device)
-    check_tensor("prefix_lens", prefix_lens, (batch,), INT64, query.device)
+    check_integers("parents", parents, (batch, nodes), query.device)
+    check_integers("prefix_lens", prefix_lens, (batch,), query.device)
     for name, numbers in (("num_nodes", num_nodes), ("prefix_starts", prefix_starts)):
         if numbers is not None:
-            check_tensor(name, numbers, (batch,), INT64, query.device)
+            check_integers(name, numbers, (batch,), query.device)
     if window is not None:
         check_count("window", window, LARGEST_INTEGER, least=1)
     if scale is not None and (isinstance(scale, bool) or not is_number(scale) or not math.isfinite(scale)):

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import INT64, LARGEST_INTEGER, LOGIT_DTYPES, MOST_KEYS, check_count, check_tensor
+from specens_kernels.checks import LARGEST_INTEGER, LOGIT_DTYPES, MOST_KEYS, check_count, check_integers
 from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
 from specens_kernels.results import TreeMask
-from specens_kernels.values import INTEGER_DTYPES, fail
+from specens_kernels.values import fail
 
 IMPLEMENTATIONS = implementations("tree_mask", reference.tree_mask, cuda=True)
 LAYOUTS = {layout.name.lower(): layout for layout in Layout}
@@ -36,9 +36,9 @@ def tree_mask(
     parents: int64 or int32 [batch, nodes], at most 16,384 nodes: -1 (a child of the last committed token) or an earlier
         node of the request. Another value, like the padding -2 of `TokenTree.batch`, makes the node and all below it
         padding. Padding sees itself only, so that no row is empty.
-    prefix_lens: int64 [batch], committed tokens whose keys come before those of the nodes. For a tree whose node 0 is
-        the last committed token (`TokenTree.with_root`) that token is not among them.
-    num_nodes: int64 [batch]; nodes from there on are padding. None: `parents` alone says which are.
+    prefix_lens: int64 or int32 [batch], committed tokens whose keys come before those of the nodes. For a tree whose
+        node 0 is the last committed token (`TokenTree.with_root`) that token is not among them.
+    num_nodes: int64 or int32 [batch]; nodes from there on are padding. None: `parents` alone says which are.
     layout: "full": bool [batch, nodes, max_prefix + nodes], True where seen; keys are the slots of the prefix, of which
             the first prefix_len are in use, then the nodes.
         "additive": dtype [batch, 1, nodes, max_prefix + nodes], 0 where seen, else -inf, for
@@ -60,7 +60,7 @@ def tree_mask(
     code = _check(parents, prefix_lens, num_nodes, layout, window, dtype)
     slots = _slots(layout, prefix_lens, max_prefix)
     _, function = select(IMPLEMENTATIONS, backend, parents, "tree_mask")
-    return TreeMask(*function(parents.to(torch.int64), prefix_lens, num_nodes, code, slots, window or 0, dtype))
+    return TreeMask(*function(parents, prefix_lens, num_nodes, code, slots, window or 0, dtype))
 
 
 def _check(
@@ -74,13 +74,13 @@ def _check(
     """Check all but the prefix slots; return the layout."""
     if not isinstance(parents, Tensor):
         fail("parents", "a tensor", type(parents).__name__)
-    check_tensor("parents", parents, (None, None), INTEGER_DTYPES, parents.device)
+    check_integers("parents", parents, (None, None), parents.device)
     batch, nodes = parents.shape
     if nodes > MAX_NODES:
         fail("parents", f"at most {MAX_NODES} nodes", nodes)
-    check_tensor("prefix_lens", prefix_lens, (batch,), INT64, parents.device)
+    check_integers("prefix_lens", prefix_lens, (batch,), parents.device)
     if num_nodes is not None:
-        check_tensor("num_nodes", num_nodes, (batch,), INT64, parents.device)
+        check_integers("num_nodes", num_nodes, (batch,), parents.device)
     if layout not in LAYOUTS:
         fail("layout", " or ".join(repr(name) for name in LAYOUTS), repr(layout))
     if window is not None:

@@ -31,6 +31,7 @@ def tree_mask(
     """The mask and the positions of the nodes of each tree; a window of 0 is none."""
     descends, used = descent(parents, num_nodes)
     depth = torch.where(used, descends.sum(2) - 1, 0)
+    prefix_lens = prefix_lens.to(torch.int64)
     positions = prefix_lens[:, None] + depth
     sees_node = torch.where(used[:, :, None], descends, _itself(parents))
     if window > 0:

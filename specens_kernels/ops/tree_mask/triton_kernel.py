@@ -20,9 +20,9 @@ LARGEST_WINDOW = 2**31 - 1
 class MaskCall(NamedTuple):
     """What a mask is made of."""
 
-    parents: Tensor  # int64 [batch, nodes]
-    prefix_lens: Tensor  # int64 [batch]
-    num_nodes: Tensor | None  # int64 [batch]
+    parents: Tensor  # integers [batch, nodes]
+    prefix_lens: Tensor  # integers [batch]
+    num_nodes: Tensor | None  # integers [batch]
     nodes: int
     max_prefix: int  # any_size
     window: int  # LARGEST_WINDOW: none
@@ -36,7 +36,7 @@ class MaskCall(NamedTuple):
 @triton.jit
 def _parent_of(call, request, node):
     """The node above one: -1 the root position, -2 where it has no parent in the tree."""
-    parent = tl.load(call.parents + request * call.nodes + node)
+    parent = tl.load(call.parents + request * call.nodes + node).to(tl.int64)
     known = (parent >= -1) & (parent < node)
     if call.num_nodes is not None:
         known &= node < tl.load(call.num_nodes + request)
@@ -57,7 +57,7 @@ def _tree_mask_kernel(
         above = _parent_of(call, request, above)
         depth += 1
     in_tree = above == -1
-    prefix_len = tl.load(call.prefix_lens + request)
+    prefix_len = tl.load(call.prefix_lens + request).to(tl.int64)
     position = prefix_len + tl.where(in_tree, depth, 0)
     if tl.program_id(1) == 0:
         tl.store(call.positions + row, position)
@@ -113,7 +113,7 @@ def launch(
         nodes=nodes,
         max_prefix=any_size(max_prefix),
         window=min(window or LARGEST_WINDOW, LARGEST_WINDOW),
-        positions=parents.new_empty(batch, nodes),
+        positions=parents.new_empty(batch, nodes, dtype=torch.int64),
         mask=flat if layout == Layout.ADDITIVE else flat.view(torch.int8),
         width=width,
         PACKED=tl.constexpr(layout == Layout.PACKED),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, select
-from specens_kernels.checks import INT64, check_tensor
+from specens_kernels.checks import check_integers
 from specens_kernels.ops.uniforms import reference
 from specens_kernels.values import fail, is_integer
 
@@ -22,9 +22,9 @@ def uniforms(
     The coin is ((w0 >> 5) * 2^26 + (w1 >> 6)) / 2^53, where w0 and w1 are the first two words of Philox4x32-10 with
     key (seed low, seed high) and counter (position low, position high, step, stream). All backends give the same bits.
 
-    seeds: int64 [batch], any value (two's complement).
-    positions: int64 [batch], the absolute position of the round's first draft token.
-    step: the offset in the round: an int in [0, 2^32), or int64 [batch] (taken modulo 2^32).
+    seeds: int64 or int32 [batch], any value (two's complement).
+    positions: int64 or int32 [batch], the absolute position of the round's first draft token.
+    step: the offset in the round: an int in [0, 2^32), or int64 or int32 [batch] (taken modulo 2^32).
     stream: the question asked: 0 accept, 1 next token, 2 draft; an int in [0, 2^32).
     backend: None for the fastest one on the device, or "reference", "cpp" or "triton".
 
@@ -34,14 +34,14 @@ def uniforms(
     """
     if not isinstance(seeds, Tensor):
         fail("seeds", "a tensor", type(seeds).__name__)
-    check_tensor("seeds", seeds, (None,), INT64, seeds.device)
+    check_integers("seeds", seeds, (None,), seeds.device)
     shape = (seeds.shape[0],)
-    check_tensor("positions", positions, shape, INT64, seeds.device)
+    check_integers("positions", positions, shape, seeds.device)
     if isinstance(step, Tensor):
-        check_tensor("step", step, shape, INT64, seeds.device)
+        check_integers("step", step, shape, seeds.device)
     else:
         _check_word("step", step)
-        step = torch.full_like(seeds, step)
+        step = torch.full_like(seeds, step, dtype=torch.int64)
     _check_word("stream", stream)
     _, function = select(IMPLEMENTATIONS, backend, seeds, "uniforms")
     return function(seeds, positions, step, stream)

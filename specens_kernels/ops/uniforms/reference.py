@@ -5,6 +5,7 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
@@ -17,7 +18,9 @@ Key = tuple[Tensor, Tensor]
 
 
 def uniforms(seeds: Tensor, positions: Tensor, steps: Tensor | int, stream: int) -> Tensor:
-    """Coins, float64 [batch], from seeds and positions, int64 [batch], and steps, an int or int64 [batch]."""
+    """Coins, float64 [batch], from seeds and positions, integers [batch], and steps, an int or integers [batch]."""
+    seeds, positions = seeds.to(torch.int64), positions.to(torch.int64)
+    steps = steps.to(torch.int64) if isinstance(steps, Tensor) else steps
     zeros = positions & 0
     counter = (*words(positions), zeros + (steps & WORD), zeros + (stream & WORD))
     first, second, _, _ = philox4x32_10(counter, words(seeds))

@@ -18,9 +18,9 @@ BLOCK_BATCH, WARPS = 256, 4
 @triton.jit(do_not_specialize=["coin_stream", "batch"])
 def _uniforms_kernel(
     coins_ptr,  # float64 [batch], written
-    seeds_ptr,  # int64 [batch]
-    positions_ptr,  # int64 [batch]
-    steps_ptr,  # int64 [batch]
+    seeds_ptr,  # integers [batch]
+    positions_ptr,  # integers [batch]
+    steps_ptr,  # integers [batch]
     seeds_stride,
     positions_stride,
     steps_stride,
@@ -30,9 +30,9 @@ def _uniforms_kernel(
 ):
     request = tl.program_id(0).to(tl.int64) * BLOCK_BATCH + tl.arange(0, BLOCK_BATCH)
     used = request < batch
-    seed = tl.load(seeds_ptr + request * seeds_stride, mask=used, other=0)
-    position = tl.load(positions_ptr + request * positions_stride, mask=used, other=0)
-    step = tl.load(steps_ptr + request * steps_stride, mask=used, other=0)
+    seed = tl.load(seeds_ptr + request * seeds_stride, mask=used, other=0).to(tl.int64)
+    position = tl.load(positions_ptr + request * positions_stride, mask=used, other=0).to(tl.int64)
+    step = tl.load(steps_ptr + request * steps_stride, mask=used, other=0).to(tl.int64)
     stream_word = tl.zeros_like(step) + coin_stream
     tl.store(coins_ptr + request, coin(seed, position, step, stream_word), mask=used)
 

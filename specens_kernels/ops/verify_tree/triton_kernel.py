@@ -183,7 +183,8 @@ def drafters_apart(target: TargetView, draft: DraftView) -> TargetView | None:
     """
     weighted = target.weight_rows is None and all(weight != 0 for weight in target.weights)
     same = target.MIXTURE.value and draft.SAME_TEMPERATURE.value and draft.PROCESSED.value
-    if draft.drafters is None or (same and weighted and (draft.filters is None or draft.SAME_FILTERS.value)):
+    filtered_alike = draft.filters is None or draft.SAME_FILTERS.value
+    if draft.drafters is None or len(target.logits) == 1 or (same and weighted and filtered_alike):
         return None
     return target._replace(
         weights=(1.0,) * len(target.logits),
@@ -202,6 +203,13 @@ def drafters_apart(target: TargetView, draft: DraftView) -> TargetView | None:
     )
 
 
+def draft_of_rows(draft: DraftView, apart: TargetView | None) -> DraftView:
+    """What the children of a row were drawn from, in its statistics: a lone member's whichever of them it drew."""
+    if apart is not None:
+        return without_distribution(draft)
+    return draft._replace(drafters=None) if draft.drafters is not None and draft.drafter >= 0 else draft
+
+
 def as_parts(draft: DraftView) -> DraftView:
     """Drafts whose distributions are the parts of a target."""
     true = tl.constexpr(True)
@@ -211,7 +219,7 @@ def as_parts(draft: DraftView) -> DraftView:
 def weighing_launches(found: Found, call: TreeCall, apart: TargetView | None, kind: int) -> Iterator[Launch]:
     """The rules token, traversal and typical. apart: as `drafters_apart` gives it."""
     target, draft = call.target, call.draft
-    own = draft if apart is None else without_distribution(draft)
+    own = draft_of_rows(draft, apart)
     yield from statistics_launches(call.statistics, target, own)
     if apart is not None:
         yield from statistics_launches(call.drafts, apart, as_parts(draft))
@@ -236,7 +244,7 @@ def tree_call(
     target: TargetView, draft: DraftView, apart: TargetView | None, tree: Tree, coins: CoinView, rule: Rule
 ) -> TreeCall:
     """With statistics unwritten."""
-    statistics = drafts = new_statistics(target, draft if apart is None else without_distribution(draft))
+    statistics = drafts = new_statistics(target, draft_of_rows(draft, apart))
     if apart is not None:
         drafts = new_statistics(apart, as_parts(draft))
     chain_kind = RuleKind.TYPICAL if rule.kind == RuleKind.TYPICAL else RuleKind.TOKEN
