@@ -382,8 +382,8 @@ SPECENS_API int32_t specens_compact_kv(const specens_kv_moves* moves, specens_wo
 
 /* ---- drafting --------------------------------------------------------------------------------------------------- */
 
-/* Of a tree's parents [nodes], -1 or an earlier node each: the depth of each node (0: a first draft token), its first child and
-   next sibling (-1: none), and the most nodes of a path. Each result [nodes], or NULL. */
+/* Of a tree's parents [nodes], -1 or an earlier node each: the depth of each node (0: a first draft token), its first
+   child and next sibling (-1: none), and the most nodes of a path. Each result [nodes], or NULL. */
 SPECENS_API int32_t specens_tree_links(const specens_tensor* parents, int32_t* depth, int64_t* first_child,
                                        int64_t* next_sibling, int64_t* num_levels);
 

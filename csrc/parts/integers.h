@@ -23,9 +23,9 @@ struct IntegerTable {
         data = tensor->data;
         given = true;
         wide = tensor->dtype == SPECENS_INT64;
-        stride_row = last == 1 ? stride(*tensor, 0) : 0;
-        stride_column = stride(*tensor, last);
         columns = size(*tensor, last);
+        stride_column = tensor->strides != nullptr ? tensor->strides[last] : 1;
+        stride_row = last == 0 ? 0 : tensor->strides != nullptr ? tensor->strides[0] : columns;
     }
     SPECENS_HOST_DEVICE int64_t operator()(int64_t row, int64_t column) const {
         const int64_t place = row * stride_row + column * stride_column;

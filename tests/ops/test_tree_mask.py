@@ -174,7 +174,7 @@ PARENTS, PREFIX_LENS = random_trees(3, 5, seed=0)
         ("parents", {"parents": PARENTS.double()}),
         ("parents", {"parents": PARENTS[:, :1].expand(3, 16_385)}),
         ("prefix_lens", {"prefix_lens": PREFIX_LENS[:2]}),
-        ("prefix_lens", {"prefix_lens": PREFIX_LENS.int()}),
+        ("prefix_lens", {"prefix_lens": PREFIX_LENS.short()}),
         ("prefix_lens", {"prefix_lens": PREFIX_LENS - 9}),
         ("prefix_lens", {"prefix_lens": PREFIX_LENS - 9, "layout": "packed"}),
         ("prefix_lens", {"prefix_lens": PREFIX_LENS + 30}),
@@ -197,7 +197,7 @@ def test_a_bad_argument_is_named(argument, arguments):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"), [(0, PARENTS.int()), (1, PREFIX_LENS.int()), (2, PREFIX_LENS[:1]), (3, 4), (4, -1), (5, -1)]
+    ("place", "value"), [(0, PARENTS.short()), (1, PREFIX_LENS.short()), (2, PREFIX_LENS[:1]), (3, 4), (4, -1), (5, -1)]
 )
 def test_the_cpp_operator_itself_refuses_what_it_cannot_read(place, value):
     arguments = [PARENTS, PREFIX_LENS, None, 0, 30, 0, torch.float32]

@@ -135,7 +135,7 @@ SEEDS = torch.zeros(3, dtype=torch.int64)
     ("argument", "arguments"),
     [
         ("seeds", {"seeds": [1, 2, 3]}),
-        ("seeds", {"seeds": SEEDS.int()}),
+        ("seeds", {"seeds": SEEDS.short()}),
         ("seeds", {"seeds": SEEDS[None]}),
         ("positions", {"positions": SEEDS[:2]}),
         ("positions", {"positions": SEEDS.double()}),
@@ -160,7 +160,7 @@ def test_a_bad_argument_is_named(argument, arguments):
 @pytest.mark.parametrize("name", ["seeds", "positions", "step"])
 def test_the_operator_itself_refuses_what_it_cannot_read(name):
     arguments = {"seeds": SEEDS, "positions": SEEDS, "step": SEEDS, "stream": 0}
-    with pytest.raises(ValueError, match=f"^{name}: expected int64, got"):
+    with pytest.raises(ValueError, match=f"^{name}: expected int64 or int32, got"):
         torch.ops.specens.uniforms(**{**arguments, name: SEEDS.double()})
 
 
