@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import FULL
 from laws.enumeration import target_law
 from laws.test_text_law import LENGTH, PROMPT, assert_law
 from laws.tiny_targets import VOCAB, Model, build
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from specens_kernels import Sampling, TokenTree, Verdict, sample, verify_chain, verify_tree
 
-TEXTS = 30_000
+TEXTS = 30_000 if FULL else 15_000
 TREE = TokenTree([-1, -1, 0, 0, 1])
 LEVELS = TREE.num_levels
 
