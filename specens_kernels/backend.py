@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specens_kernels import __path__ as package_folders
 from specens_kernels import instruction_set
-from specens_kernels.triton_release import import_triton
+from specens_kernels.triton_release import find_triton, import_triton, loaded_when_called
 
 Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
@@ -113,7 +113,7 @@ CHOSEN_BACKEND = os.environ.get("SPECENS_BACKEND") or None
 CPP_REASON = _load_library(OPERATOR_LIBRARY, package_folders)
 instruction_set.use_chosen()
 CUDA_REASON = _load_cuda_library()
-TRITON_REASON, TRITON_INTERPRETED = import_triton()
+TRITON_REASON, TRITON_INTERPRETED = find_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
 GPU_BACKENDS: dict[str, tuple[str, ...]] = {}  # room -> the backends that have a kernel of it for GPUs in a full build
 # (room, backend or None for the fastest, device type) -> the name and the operator that a call takes
@@ -153,7 +153,7 @@ def implementations(
         KERNEL_DEVICES[f"{name}_cpp"] = frozenset({"cpu", "cuda"} if cuda else {"cpu"})
         table["cpp"] = getattr(torch.ops.specens, name).default
         if has_triton and TRITON_REASON is None:
-            operator = _add_triton(name, getattr(importlib.import_module(module), launch), traced, cuda)
+            operator = _add_triton(name, module, launch, traced, cuda)
             KERNEL_DEVICES[f"{name}_triton"] = _kernel_devices(operator) - ({"cpu"} if operator == name else set())
             table["triton"] = getattr(torch.ops.specens, operator).default
     for device_type, preference in FASTEST_FIRST.items():
@@ -167,9 +167,14 @@ def implementations(
     return table
 
 
-def _add_triton(name: str, kernel: Implementation, traced: Implementation, cuda: bool) -> str:
-    """The operator that has Triton's kernel."""
-    kernel = importlib.import_module("specens_kernels.parts.replays").replayed(kernel)
+def _add_triton(name: str, module: str, launch: str, traced: Implementation, cuda: bool) -> str:
+    """The operator that has Triton's kernel, the function `launch` of a module."""
+
+    def load() -> Implementation:
+        kernel = getattr(importlib.import_module(module), launch)
+        return cast(Implementation, importlib.import_module("specens_kernels.parts.replays").replayed(kernel))
+
+    kernel = loaded_when_called(name, load)
     if not TRITON_INTERPRETED and not cuda:
         OPERATORS.implement(name, kernel, "CUDA")
         return name
@@ -307,7 +312,7 @@ def backends() -> dict[str, BackendInfo]:
     """
     no_gpu = _no_gpu_reason()
     cuda_reason = CUDA_REASON or no_gpu
-    triton_reason = TRITON_REASON or (None if TRITON_INTERPRETED else no_gpu)
+    triton_reason = TRITON_REASON or import_triton()[0] or (None if TRITON_INTERPRETED else no_gpu)
     gpu_devices = ("cuda",) if no_gpu is None else ()
     cpp_devices = ("cpu",) * (CPP_REASON is None) + ("cuda",) * (cuda_reason is None)
     triton_devices = (("cpu",) if TRITON_INTERPRETED else ()) + gpu_devices

@@ -1,21 +1,59 @@
-"""Triton as it is installed: whether it can compile the kernels, and what its interpreter needs."""
+"""Triton as it is installed: whether it can compile the kernels, and what its interpreter needs.
+
+It is loaded when it is first needed: that takes longer than all of this package, and callers on CPUs never need it.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 OLDEST_TRITON = (3, 6)  # what torch 2.11 brings
 INSTALL = "pip install 'specens-kernels[triton]'"  # the release that fits the torch that is there
+INTERPRET = ("1", "true", "on", "yes", "y")  # what Triton takes for a yes
+NOT_INSTALLED = f"Triton is not installed: {INSTALL}"
 
 
+def find_triton() -> tuple[str | None, bool]:
+    """As `import_triton`, as far as that can be told without loading Triton."""
+    if "triton" in sys.modules:
+        return import_triton()
+    try:
+        if importlib.util.find_spec("triton") is None:
+            return NOT_INSTALLED, False
+    except ImportError as error:
+        return f"Triton could not be imported: {error}", False
+    return None, os.environ.get("TRITON_INTERPRET", "").lower() in INTERPRET
+
+
+def loaded_when_called(name: str, load: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """A function that needs Triton. load: gives it, once Triton is loaded; name: of the operation, for the error."""
+    kernel: Callable[..., Any] | None = None
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal kernel
+        if kernel is None:
+            if (reason := import_triton()[0]) is not None:
+                raise RuntimeError(f"{name}: {reason}")
+            kernel = load()
+        return kernel(*arguments, **options)
+
+    return call
+
+
+@cache
 def import_triton() -> tuple[str | None, bool]:
     """Return why Triton cannot be used (None: it can), and whether its interpreter runs the kernels."""
     try:
         triton = importlib.import_module("triton")
     except ModuleNotFoundError as error:
         if error.name == "triton":
-            return f"Triton is not installed: {INSTALL}", False
+            return NOT_INSTALLED, False
         return f"Triton could not be imported: {error}", False
     except (ImportError, OSError, RuntimeError) as error:
         return f"Triton could not be imported: {error}", False

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import TRITON_REASON
+from specens_kernels.triton_release import import_triton
 
 
 def warmup(*calls: Callable[[], Any], workers: int | None = None) -> int:
@@ -27,8 +27,8 @@ def warmup(*calls: Callable[[], Any], workers: int | None = None) -> int:
 
     Returns how many kernels were not there before. Raises RuntimeError where Triton cannot be used.
     """
-    if TRITON_REASON is not None:
-        raise RuntimeError(f"warmup: {TRITON_REASON}")
+    if (reason := import_triton()[0]) is not None:
+        raise RuntimeError(f"warmup: {reason}")
     launches: Any = importlib.import_module("specens_kernels.parts.launches")  # it needs Triton
     collected: dict[Hashable, Any] = {}
     launches.ACTIVITY.collected = collected

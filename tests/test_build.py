@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import specens_kernels
-from specens_kernels import _host, backends, uniforms
+from specens_kernels import _host, backends, triton_release, uniforms
 from specens_kernels.backend import _load_library, backend_for, select
 
 BATCH = torch.arange(4)
@@ -151,6 +151,53 @@ sys.meta_path.insert(0, Broken())
 """
     reasons, _, _ = report(broken, "triton")
     assert reasons["triton"] == "Triton could not be imported: No module named 'triton._C'"
+
+
+IMPORT = """
+import json, sys, time
+import torch
+start = time.process_time()
+import specens_kernels
+seconds = time.process_time() - start
+batch = torch.arange(4)
+seen, values = ["triton" in sys.modules], []
+for backend in ("cpp", "triton"):
+    values.append(specens_kernels.uniforms(batch, batch, backend=backend).tolist())
+    seen.append("triton" in sys.modules)
+print(json.dumps([seconds, seen, values]))
+"""
+
+
+def test_the_package_is_imported_at_once_and_triton_when_it_is_first_needed():
+    runs = []
+    for _ in range(3):
+        command, own = [sys.executable, "-c", IMPORT], os.environ | {"TRITON_INTERPRET": "1"}
+        found = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+        runs.append(json.loads(found.stdout))
+    assert min(seconds for seconds, _, _ in runs) < 0.25
+    for _, seen, values in runs:
+        assert seen == [False, False, True]
+        assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("value", ["1", "true", "On", "yes", "y", "0", "t", ""])
+def test_whether_triton_interprets_is_read_as_triton_reads_it(value, monkeypatch):
+    import triton
+
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    wanted = bool(triton.knobs.runtime.interpret)
+    monkeypatch.delitem(sys.modules, "triton")
+    assert triton_release.find_triton() == (None, wanted)
+
+
+def test_a_triton_that_does_not_load_says_why_where_it_is_asked_for(tmp_path):
+    package = tmp_path / "triton"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libtriton.so: cannot open shared object file')\n")
+    path = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    reasons, error, _ = report(path, "triton", TRITON_INTERPRET="1")
+    assert reasons["triton"] == "Triton could not be imported: libtriton.so: cannot open shared object file"
+    assert error == f"uniforms: {reasons['triton']}"
 
 
 def calls_on_a_gpu(before: str) -> dict[str, str]:
