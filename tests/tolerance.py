@@ -11,7 +11,9 @@ and so the relative error of its probabilities; a decision is a near-tie if its 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from cases import Case, operator_arguments
@@ -155,7 +157,7 @@ class Comparison:
 
     def verify(self, case: Case, result: Verdict, expected: Verdict) -> None:
         same = (result.tokens == expected.tokens).all(1) & (result.status == expected.status)
-        self._judge(same, verify_ties(case, expected.num_accepted), f"{case}\n{result}\n{expected}")
+        self._judge(same, lambda: verify_ties(case, expected.num_accepted), (case, result, expected))
         for name in ("num_accepted", "num_tokens", "next_token"):
             assert torch.equal(getattr(result, name)[same], getattr(expected, name)[same]), name
         noise = torch.nn.functional.pad(row_noise(case), (0, 1), value=ROUNDING)[:, : case.draft_tokens.shape[1] + 1]
@@ -164,12 +166,14 @@ class Comparison:
 
     def sample(self, case: Case, row: int, result: Draw, expected: Draw) -> None:
         same = (result.tokens == expected.tokens) & (result.status == expected.status)
-        self._judge(same, draw_ties(case, row), f"{case}\n{result}\n{expected}")
+        self._judge(same, lambda: draw_ties(case, row), (case, result, expected))
         if result.logprobs is not None and expected.logprobs is not None:
             assert_logprobs(result.logprobs[same], expected.logprobs[same], row_noise(case)[same, row])
 
-    def _judge(self, same: Tensor, ties: Tensor, description: str) -> None:
-        assert not (~same & ~ties).any(), f"requests {(~same & ~ties).nonzero()[:, 0].tolist()} of {description}"
+    def _judge(self, same: Tensor, find_ties: Callable[[], Tensor], compared: tuple[Any, ...]) -> None:
+        if not same.all():
+            wrong = ~same & ~find_ties()
+            assert not wrong.any(), "\n".join(map(str, (f"requests {wrong.nonzero()[:, 0].tolist()} of", *compared)))
         self.rows += len(same)
         self.set_aside += int((~same).sum())
 

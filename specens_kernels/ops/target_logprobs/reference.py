@@ -61,7 +61,7 @@ class Parameters(NamedTuple):
 
     heat: Tensor  # float64 [batch], the temperature, 1 for greedy requests
     greedy: Tensor  # bool [batch]
-    filters: Filters
+    filters: Filters | None  # None where no request may be filtered
     invalid: Tensor  # bool [batch], some parameter is out of range
 
 
@@ -77,7 +77,7 @@ def parameters(sampling: SamplingArguments, like: Tensor) -> Parameters:
     top_p = torch.where(top_p > LARGEST_TOP_P, 1.0, top_p)
     first = bool(sampling.min_p_first)
     filters = Filters(torch.where(off, 0, top_k), torch.where(off, 1.0, top_p), torch.where(off, 0.0, min_p), first)
-    return Parameters(torch.where(off, 1.0, heat), greedy, filters, ~valid)
+    return Parameters(torch.where(off, 1.0, heat), greedy, filters if sampling.filters else None, ~valid)
 
 
 def invalid_weights(weights: Tensor, ensemble: int) -> Tensor:
@@ -115,11 +115,13 @@ def min_p_filter(scores: Tensor, min_p: Tensor) -> Tensor:
     return keep(scores, scores >= scores.amax(-1, keepdim=True) + min_p.log()[:, None, None])
 
 
-def filtered(scores: Tensor, filters: Filters) -> Tensor:
+def filtered(scores: Tensor, filters: Filters | None) -> Tensor:
     """Log-probabilities [batch, steps, vocab] after all filters, each on the one before, renormalised.
 
     scores: log-probabilities but for a constant of each row.
     """
+    if filters is None:
+        return log_softmax(scores)
     if filters.min_p_first:
         scores = min_p_filter(scores, filters.min_p)
     scores = top_p_filter(top_k_filter(scores, filters.top_k), filters.top_p)
