@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from specens_kernels import __path__ as package_folders
 from specens_kernels import instruction_set
+from specens_kernels.buffers import written
 from specens_kernels.triton_release import find_triton, import_triton, loaded_when_called
 
 Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
 
-OPERATOR_VERSION = 2  # of the schemas; csrc/operators has the same
+OPERATOR_VERSION = 3  # of the schemas; csrc/operators has the same
 TRITON_OPERATOR = "{}_triton"  # where the operator of the name is not Triton's
 
 
@@ -118,42 +119,81 @@ KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types 
 GPU_BACKENDS: dict[str, tuple[str, ...]] = {}  # room -> the backends that have a kernel of it for GPUs in a full build
 # (room, backend or None for the fastest, device type) -> the name and the operator that a call takes
 READY: dict[tuple[str, str | None, str], tuple[str, Implementation]] = {}
+WRITING: dict[str, Table] = {}  # operation -> the implementations that write into the caller's buffers
 
 
 def implementations(
     name: str,
     reference: Implementation,
     *,
-    room: str | None = None,
-    launch: str = "launch",
     fake: Implementation | None = None,
     cuda: bool = False,
     cuda_first: bool = False,
 ) -> Table:
-    """Complete the operator `specens::{name}`, which C++ defines, and return the table of its implementations.
+    """Complete the operators `specens::{name}` and `specens::{name}_out`, which C++ defines; return the first's table.
 
-    It is that of the backend "cpp" on CPUs, and on GPUs that of C++ where the operation has a cuda.cu that was built,
-    else of Triton. Where that leaves Triton's kernel without one (on CPUs in its interpreter, and beside a cuda.cu), it
-    is the operator `specens::{name}_triton`. Triton's kernel is the function `launch` of triton_kernel.py in the room,
-    which is that of the name unless given. `reference` takes the operator's arguments, is its fake kernel, or `fake` is
-    where it would take long. cuda: the room has a cuda.cu, so "cpp" serves CUDA tensors where nvcc was there to
-    build it; cuda_first: and is preferred to Triton there.
+    An operator is that of the backend "cpp" on CPUs, and on GPUs that of C++ where the operation has a cuda.cu that was
+    built, else of Triton. Where that leaves Triton's kernel without one (on CPUs in its interpreter, and beside a
+    cuda.cu), it is the operator `specens::{name}_triton`. Triton's kernel is the function `launch` of triton_kernel.py
+    in the operation's folder, which takes `out=` too. `reference` takes the operator's arguments, is its fake kernel,
+    or `fake` is where it would take long. cuda: there is a cuda.cu, so "cpp" serves CUDA tensors where nvcc was there
+    to build it; cuda_first: and is preferred to Triton there.
 
     Returns {"reference": reference, "cpp": operator or None, "triton": operator or None}: None where it cannot run.
+    The table of the operator that writes into the caller's buffers, its first argument, is in WRITING.
     """
-    module = f"specens_kernels.ops.{room or name}.triton_kernel"
+    module = f"specens_kernels.ops.{name}.triton_kernel"
     has_triton = importlib.util.find_spec(module) is not None
-    GPU_BACKENDS[name] = ("triton",) * has_triton + ("cpp",) * cuda
+
+    def load() -> Implementation:
+        return cast(Implementation, importlib.import_module(module).launch)
+
+    usable = has_triton and TRITON_REASON is None
+    GPU_BACKENDS[name] = GPU_BACKENDS[name + "_out"] = ("triton",) * has_triton + ("cpp",) * cuda
+    kernels = (_copying(reference), _copying(fake or reference), (lambda: writing(load())) if usable else None)
+    WRITING[name] = _table(name + "_out", *kernels, cuda, cuda_first)
+    return _table(name, reference, fake or reference, load if usable else None, cuda, cuda_first)
+
+
+def writing(launch: Implementation) -> Implementation:
+    """A launcher that takes the buffers first."""
+
+    def write(out: list[Tensor], *given: Any, **options: Any) -> None:
+        launch(*given, out=out, **options)
+
+    return write
+
+
+def _copying(function: Implementation) -> Implementation:
+    """The same, of what knows no buffers."""
+
+    def write(out: list[Tensor], *given: Any, **options: Any) -> None:
+        results = function(*given, **options)
+        for into, values in zip(out, [results] if isinstance(results, Tensor) else results, strict=True):
+            into.copy_(values)
+
+    return write
+
+
+def _table(
+    name: str,
+    reference: Implementation,
+    fake: Implementation,
+    load: Callable[[], Implementation] | None,
+    cuda: bool,
+    cuda_first: bool,
+) -> Table:
+    """That of one operator; load: gives Triton's launcher."""
     table: Table = {"reference": torch.no_grad()(reference), "cpp": None, "triton": None}
     KERNEL_DEVICES[f"{name}_cpp"] = KERNEL_DEVICES[f"{name}_triton"] = frozenset()
     if hasattr(torch.ops.specens, name):
-        traced = _on_one_device(fake or reference)
+        traced = _on_one_device(fake)
         OPERATORS.trace(name, traced)
         cuda = cuda and CUDA_REASON is None
         KERNEL_DEVICES[f"{name}_cpp"] = frozenset({"cpu", "cuda"} if cuda else {"cpu"})
         table["cpp"] = getattr(torch.ops.specens, name).default
-        if has_triton and TRITON_REASON is None:
-            operator = _add_triton(name, module, launch, traced, cuda)
+        if load is not None:
+            operator = _add_triton(name, load, traced, cuda)
             KERNEL_DEVICES[f"{name}_triton"] = _kernel_devices(operator) - ({"cpu"} if operator == name else set())
             table["triton"] = getattr(torch.ops.specens, operator).default
     for device_type, preference in FASTEST_FIRST.items():
@@ -167,14 +207,14 @@ def implementations(
     return table
 
 
-def _add_triton(name: str, module: str, launch: str, traced: Implementation, cuda: bool) -> str:
-    """The operator that has Triton's kernel, the function `launch` of a module."""
+def _add_triton(name: str, load: Callable[[], Implementation], traced: Implementation, cuda: bool) -> str:
+    """The operator that has Triton's kernel."""
 
-    def load() -> Implementation:
-        kernel = getattr(importlib.import_module(module), launch)
+    def load_replayed() -> Implementation:
+        kernel = load()
         return cast(Implementation, importlib.import_module("specens_kernels.parts.replays").replayed(kernel))
 
-    kernel = loaded_when_called(name, load)
+    kernel = loaded_when_called(name, load_replayed)
     if not TRITON_INTERPRETED and not cuda:
         OPERATORS.implement(name, kernel, "CUDA")
         return name
@@ -257,32 +297,50 @@ def backend_for(op_name: str, like: Tensor) -> str | None:
     return "reference"
 
 
-def run_operator(
-    table: Table, op_name: str, call: Any, pack: Callable[[Any, Any], Any], check: Callable[[Any], None]
-) -> Any:
-    """Run the implementation that a call takes.
+def select_for(table: Table, backend: str | None, like: Tensor, op_name: str, out: Any) -> tuple[str, Implementation]:
+    """The same of an operation that writes into the caller's buffers, where `out` has them."""
+    if out is None:
+        return select(table, backend, like, op_name)
+    return select(WRITING[op_name], backend, like, op_name + "_out")
 
-    call: the public arguments, a named tuple with member_logits and backend. pack(call, members): what the operator
-    takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError for an
-    argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what was
-    wrong, since looking at all arguments in Python would double a call's cost.
+
+def run_operator(
+    table: Table,
+    op_name: str,
+    call: Any,
+    pack: Callable[[Any, Any], Any],
+    check: Callable[[Any], None],
+    names: Callable[[Any], Sequence[str]] = lambda _: (),
+) -> Any:
+    """Run the implementation that a call takes; return what it returns, or None where it writes into `out`.
+
+    call: the public arguments, a named tuple with member_logits, out and backend. pack(call, members): what the
+    operator takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError for
+    an argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what was
+    wrong, since looking at all arguments in Python would double a call's cost. names(call): the fields of `out` that
+    the operator writes, in its order.
     """
-    logits = call.member_logits
+    logits, out = call.member_logits, call.out
     try:
         members = [logits] if isinstance(logits, Tensor) else logits
-        name, operator = select(table, call.backend, members[0], op_name)
+        name, operator = select_for(table, call.backend, members[0], op_name, out)
         if name != "cpp" or torch.compiler.is_compiling():
             check(call)
         given, options = pack(call, members)
-        return operator(*given, **options)
+        if out is None:
+            return operator(*given, **options)
+        buffers = written(out, names(call))
+        operator(buffers, *given, **options)
     except Exception:
         check(call)
         raise
+    count_changes(buffers)
+    return None
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:
     """Tell autograd that tensors were written to, so that it uses none that it has saved."""
-    if not torch.compiler.is_compiling():  # compiled code sees it in the schema
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # compiled code sees it in the schema
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 

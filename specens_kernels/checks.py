@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -184,44 +183,3 @@ def check_rule(call: Any, operation: str, draft_len: int) -> RuleKind:
             got = "a tensor" if isinstance(value, Tensor) else value
             fail(name, f"None, as it plays no part in rule {kind.name.lower()!r}", got)
     return kind
-
-
-def check_disjoint(out: dict[str, Tensor], inputs: Any) -> None:
-    """Raise ValueError where a result would be written over an argument or another result.
-
-    inputs: a named tuple or an object with arguments, in which tensors are looked for.
-    """
-    if torch.compiler.is_compiling():
-        return  # a traced tensor has no address
-    seen = [(name, *_extent(value)) for name, value in _tensors_in("", inputs)]
-    for name, result in out.items():
-        begin, end = _extent(result)
-        for other, other_begin, other_end in seen:
-            if begin < other_end and other_begin < end:
-                fail(name, "memory of its own", f"some that it shares with {other}")
-        seen.append((name, begin, end))
-
-
-def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of arguments and their names."""
-    if isinstance(value, Tensor):
-        yield name, value
-    elif value is None or isinstance(value, bool | int | float | str):
-        return  # most are
-    elif isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        for index, part in enumerate(value):
-            yield from _tensors_in(f"{name}[{index}]", part)
-    elif hasattr(value, "_fields") or hasattr(value, "__dict__"):
-        parts = value._asdict() if hasattr(value, "_fields") else vars(value)
-        for part_name, part in parts.items():
-            yield from _tensors_in(f"{name}.{part_name}" if name else part_name, part)
-
-
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from a tensor's first element to behind its last; nothing where there is no memory."""
-    if tensor.numel() == 0 or tensor.is_meta or type(tensor) is not Tensor:
-        return 0, 0
-    if tensor.is_contiguous():
-        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -78,18 +78,20 @@ void launch_all(const CompactArguments& arguments, const CudaDevice& device) {
     }
 }
 
-std::tuple<TorchTensor, TorchTensor> compact_kv_cuda(const std::vector<TorchTensor>& caches, const TorchTensor& kept,
-                                                     const TorchTensor& prefix_lens,
-                                                     std::optional<TorchTensor> num_kept,
-                                                     std::optional<TorchTensor> block_table,
-                                                     std::optional<TorchTensor> slot_mapping, int64_t batch_dim,
-                                                     int64_t slot_dim) {
+void compact_kv_cuda(Results& results, const std::vector<TorchTensor>& caches, const TorchTensor& kept,
+                     const TorchTensor& prefix_lens, std::optional<TorchTensor> num_kept,
+                     std::optional<TorchTensor> block_table, std::optional<TorchTensor> slot_mapping, int64_t batch_dim,
+                     int64_t slot_dim) {
     const CudaDevice device(prefix_lens);
-    return make_compact_kv(caches, kept, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim,
-                           [&](const CompactArguments& arguments) { launch_all(arguments, device); });
+    make_compact_kv(results, caches, kept, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim,
+                    [&](const CompactArguments& arguments) { launch_all(arguments, device); });
 }
 
 }  // namespace
 }  // namespace specens
 
-SPECENS_CUDA_OPERATORS(library) { library.impl("compact_kv", TORCH_BOX(&specens::compact_kv_cuda)); }
+SPECENS_CUDA_OPERATORS(library) {
+    using Kernels = specens::Operator<&specens::compact_kv_cuda>;
+    library.impl("compact_kv", TORCH_BOX(&Kernels::make_two));
+    library.impl("compact_kv_out", TORCH_BOX(&Kernels::write));
+}

@@ -1,10 +1,8 @@
 // The arguments and results of compact_kv, for the CPU and for CUDA.
 #pragma once
 
-#include <tuple>
-
 #include "compact_kv/arguments.h"
-#include "operators/tensors.h"
+#include "operators/results.h"
 
 namespace specens {
 
@@ -14,14 +12,12 @@ inline void require_device(const TorchTensor& tensor, const TorchTensor& first, 
             message);
 }
 
-// Calls move(arguments) to move slots and write the results, and returns these.
+// Calls move(arguments) to move slots and write the results: lengths and status.
 template <typename Move>
-std::tuple<TorchTensor, TorchTensor> make_compact_kv(const std::vector<TorchTensor>& caches, const TorchTensor& kept,
-                                                     const TorchTensor& prefix_lens,
-                                                     const std::optional<TorchTensor>& num_kept,
-                                                     const std::optional<TorchTensor>& block_table,
-                                                     const std::optional<TorchTensor>& slot_mapping, int64_t batch_dim,
-                                                     int64_t slot_dim, const Move& move) {
+void make_compact_kv(Results& results, const std::vector<TorchTensor>& caches, const TorchTensor& kept,
+                     const TorchTensor& prefix_lens, const std::optional<TorchTensor>& num_kept,
+                     const std::optional<TorchTensor>& block_table, const std::optional<TorchTensor>& slot_mapping,
+                     int64_t batch_dim, int64_t slot_dim, const Move& move) {
     std::vector<Tensor> cache_views;
     cache_views.reserve(caches.size());
     for (const TorchTensor& cache : caches) {
@@ -34,8 +30,6 @@ std::tuple<TorchTensor, TorchTensor> make_compact_kv(const std::vector<TorchTens
         return views.add(tensor);
     };
     const auto optional = [&](const std::optional<TorchTensor>& tensor) { return tensor ? index(*tensor) : nullptr; };
-    TorchTensor lengths = torch::stable::new_empty(prefix_lens, {prefix_lens.numel()}, ScalarType::Long);
-    TorchTensor status = torch::stable::new_empty(prefix_lens, {prefix_lens.numel()}, ScalarType::Int);
     specens_kv_moves call = specens_kv_moves_init();
     call.caches = cache_views.data();
     call.num_caches = static_cast<int64_t>(caches.size());
@@ -46,10 +40,16 @@ std::tuple<TorchTensor, TorchTensor> make_compact_kv(const std::vector<TorchTens
     call.num_kept = optional(num_kept);
     call.block_table = optional(block_table);
     call.slot_mapping = optional(slot_mapping);
-    call.lengths = lengths.mutable_data_ptr<int64_t>();
-    call.status = status.mutable_data_ptr<int32_t>();
+    call.lengths = results.add<int64_t>({prefix_lens.numel()}, ScalarType::Long, &prefix_lens);
+    call.status = results.add<int32_t>({prefix_lens.numel()}, ScalarType::Int, &prefix_lens);
+    results.finish([&] {
+        Inputs inputs(views.all());
+        for (const Tensor& cache : cache_views) {
+            inputs.add(&cache);
+        }
+        return inputs;
+    });
     move(CompactArguments(call));
-    return {lengths, status};
 }
 
 }  // namespace specens

@@ -1,28 +1,39 @@
 #include "operators/call.h"
+#include "operators/results.h"
 #include "target_logprobs/score.h"
 
 namespace specens {
 namespace {
 
-TorchTensor target_logprobs_cpu(const Members& member_logits, const OptionalTensor& draft_tokens,
-                                const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                                const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+void target_logprobs_cpu(Results& results, const Members& member_logits, const OptionalTensor& draft_tokens,
+                         const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                         const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
     Call given(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
-    const LogprobArguments call(&given.target, given.view(draft_tokens));
-    TorchTensor logprobs = new_tensor({call.target.batch, call.target.steps, call.target.vocab}, ScalarType::Float);
+    const Tensor* drafts = given.view(draft_tokens);
+    const LogprobArguments call(&given.target, drafts);
+    float* logprobs = results.add<float>({call.target.batch, call.target.steps, call.target.vocab}, ScalarType::Float);
+    results.finish([&] {
+        Inputs inputs;
+        inputs.add_target(&given.target);
+        inputs.add(drafts);
+        return inputs;
+    });
     const TorchThreads threads;
-    target_logprobs(call, logprobs.mutable_data_ptr<float>());
-    return logprobs;
+    target_logprobs(call, logprobs);
 }
 
 }  // namespace
 }  // namespace specens
 
+#define SPECENS_LOGPROB_ARGUMENTS "Tensor[] member_logits, *, Tensor? draft_tokens=None, " SPECENS_TARGET_OPTIONS
+
 STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("target_logprobs(Tensor[] member_logits, *, Tensor? draft_tokens=None, " SPECENS_TARGET_OPTIONS
-                ") -> Tensor");
+    library.def("target_logprobs(" SPECENS_LOGPROB_ARGUMENTS ") -> Tensor");
+    library.def("target_logprobs_out(Tensor(a!)[] out, " SPECENS_LOGPROB_ARGUMENTS ") -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    library.impl("target_logprobs", TORCH_BOX(&specens::target_logprobs_cpu));
+    using Kernels = specens::Operator<&specens::target_logprobs_cpu>;
+    library.impl("target_logprobs", TORCH_BOX(&Kernels::make_one));
+    library.impl("target_logprobs_out", TORCH_BOX(&Kernels::write));
 }

@@ -64,6 +64,7 @@ class Views {
         }
         return first;
     }
+    const std::vector<Tensor>& all() const { return views_; }
 
   private:
     std::vector<Tensor> views_;
@@ -76,10 +77,14 @@ inline TorchTensor new_tensor(std::initializer_list<int64_t> sizes, ScalarType d
     for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes.begin()[dim]) {
         strides[dim] = stride;
     }
-    const int32_t code = dtype == ScalarType::Long     ? aoti_torch_dtype_int64()
-                         : dtype == ScalarType::Int    ? aoti_torch_dtype_int32()
-                         : dtype == ScalarType::Double ? aoti_torch_dtype_float64()
-                                                       : aoti_torch_dtype_float32();
+    const int32_t code = dtype == ScalarType::Long       ? aoti_torch_dtype_int64()
+                         : dtype == ScalarType::Int      ? aoti_torch_dtype_int32()
+                         : dtype == ScalarType::Byte     ? aoti_torch_dtype_uint8()
+                         : dtype == ScalarType::Bool     ? aoti_torch_dtype_bool()
+                         : dtype == ScalarType::Double   ? aoti_torch_dtype_float64()
+                         : dtype == ScalarType::Half     ? aoti_torch_dtype_float16()
+                         : dtype == ScalarType::BFloat16 ? aoti_torch_dtype_bfloat16()
+                                                         : aoti_torch_dtype_float32();
     AtenTensorHandle handle = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides, code,
                                                     aoti_torch_device_type_cpu(), 0, &handle));

@@ -1,24 +1,27 @@
-#include "operators/tensors.h"
-#include "uniforms/coins.h"
+#include "operators/uniforms.h"
 
 namespace specens {
 namespace {
 
-TorchTensor uniforms_cpu(const TorchTensor& seeds, const TorchTensor& positions, const TorchTensor& steps,
-                         int64_t stream) {
-    TorchTensor uniforms = new_tensor({seeds.numel()}, ScalarType::Double);
-    auto* out = uniforms.mutable_data_ptr<double>();
-    const CoinArguments arguments = coin_arguments(view(seeds), view(positions), view(steps), stream, out);
+void uniforms_cpu(Results& results, const TorchTensor& seeds, const TorchTensor& positions, const TorchTensor& steps,
+                  int64_t stream) {
+    const CoinArguments arguments = add_uniforms(results, seeds, positions, steps, stream);
     const TorchThreads threads;
     write_coins(arguments, seeds.numel());
-    return uniforms;
 }
 
 }  // namespace
 }  // namespace specens
 
+#define SPECENS_UNIFORMS_ARGUMENTS "Tensor seeds, Tensor positions, Tensor step, int stream"
+
 STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("uniforms(Tensor seeds, Tensor positions, Tensor step, int stream) -> Tensor");
+    library.def("uniforms(" SPECENS_UNIFORMS_ARGUMENTS ") -> Tensor");
+    library.def("uniforms_out(Tensor(a!)[] out, " SPECENS_UNIFORMS_ARGUMENTS ") -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) { library.impl("uniforms", TORCH_BOX(&specens::uniforms_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
+    using Kernels = specens::Operator<&specens::uniforms_cpu>;
+    library.impl("uniforms", TORCH_BOX(&Kernels::make_one));
+    library.impl("uniforms_out", TORCH_BOX(&Kernels::write));
+}

@@ -1,6 +1,7 @@
 // Whether results would be written over what is still to be read.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "parts/report.h"
@@ -25,30 +26,35 @@ class Extents {
         for (int64_t dim = 0; dim < tensor->ndim; ++dim) {
             last += (size(*tensor, dim) - 1) * stride(*tensor, dim);
         }
-        add(tensor->data, (last + 1) * element_size(*tensor));
+        add_bytes(tensor->data, (last + 1) * element_size(*tensor));
     }
     template <typename Element>
     void add_results(const Element* data, int64_t count) {
         if (data != nullptr) {
-            add(data, count * static_cast<int64_t>(sizeof(Element)));
+            add_bytes(data, count * static_cast<int64_t>(sizeof(Element)));
         }
     }
-    const std::vector<Extent>& all() const { return all_; }
-
-  private:
-    void add(const void* data, int64_t bytes) {
+    void add_bytes(const void* data, int64_t bytes) {
         const auto begin = reinterpret_cast<uintptr_t>(data);
         if (bytes > 0) {
             all_.push_back({begin, begin + static_cast<uintptr_t>(bytes)});
         }
     }
+    const std::vector<Extent>& all() const { return all_; }
 
+  private:
     std::vector<Extent> all_;
 };
 
 // What a call reads.
 class Inputs : public Extents {
   public:
+    Inputs() = default;
+    explicit Inputs(std::span<const Tensor> tensors) {
+        for (const Tensor& tensor : tensors) {
+            add(&tensor);
+        }
+    }
     void add_target(const specens_target* given) {
         const specens_target own = adopted("target", given, specens_target_init());
         for (int64_t member = 0; member < own.num_members; ++member) {

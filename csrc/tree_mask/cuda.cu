@@ -17,9 +17,9 @@ __global__ void tree_mask_kernel(MaskArguments arguments, Rows rows) {
     }
 }
 
-std::tuple<TorchTensor, TorchTensor> tree_mask_cuda(const TorchTensor& parents, const TorchTensor& prefix_lens,
-                                                    std::optional<TorchTensor> num_nodes, int64_t layout,
-                                                    int64_t max_prefix, int64_t window, ScalarType dtype) {
+void tree_mask_cuda(Results& results, const TorchTensor& parents, const TorchTensor& prefix_lens,
+                    std::optional<TorchTensor> num_nodes, int64_t layout, int64_t max_prefix, int64_t window,
+                    ScalarType dtype) {
     const CudaDevice device(parents);
     const auto launch = [&device]<typename Rows>(const MaskArguments& arguments, const Rows& rows) {
         const auto blocks = static_cast<unsigned int>(arguments.batch * arguments.nodes);
@@ -30,10 +30,14 @@ std::tuple<TorchTensor, TorchTensor> tree_mask_cuda(const TorchTensor& parents, 
     const auto write = [&](const MaskArguments& arguments, int64_t code, int32_t element, void* mask) {
         with_mask_rows(arguments, code, element, mask, launch);
     };
-    return make_tree_mask(parents, prefix_lens, num_nodes, layout, max_prefix, window, dtype, write);
+    make_tree_mask(results, parents, prefix_lens, num_nodes, layout, max_prefix, window, dtype, write);
 }
 
 }  // namespace
 }  // namespace specens
 
-SPECENS_CUDA_OPERATORS(library) { library.impl("tree_mask", TORCH_BOX(&specens::tree_mask_cuda)); }
+SPECENS_CUDA_OPERATORS(library) {
+    using Kernels = specens::Operator<&specens::tree_mask_cuda>;
+    library.impl("tree_mask", TORCH_BOX(&Kernels::make_two));
+    library.impl("tree_mask_out", TORCH_BOX(&Kernels::write));
+}

@@ -1,6 +1,5 @@
-#include "operators/tensors.h"
+#include "operators/uniforms.h"
 #include "parts/cuda_launch.h"
-#include "uniforms/coins.h"
 
 namespace specens {
 namespace {
@@ -14,21 +13,22 @@ __global__ void uniforms_kernel(CoinArguments arguments, int64_t batch) {
     }
 }
 
-TorchTensor uniforms_cuda(const TorchTensor& seeds, const TorchTensor& positions, const TorchTensor& steps,
-                          int64_t stream) {
+void uniforms_cuda(Results& results, const TorchTensor& seeds, const TorchTensor& positions, const TorchTensor& steps,
+                   int64_t stream) {
     const CudaDevice device(seeds);
     const int64_t batch = seeds.numel();
-    TorchTensor uniforms = torch::stable::new_empty(seeds, {batch}, ScalarType::Double);
-    auto* out = uniforms.mutable_data_ptr<double>();
-    const CoinArguments arguments = coin_arguments(view(seeds), view(positions), view(steps), stream, out);
+    const CoinArguments arguments = add_uniforms(results, seeds, positions, steps, stream);
     if (batch > 0) {
         const auto blocks = static_cast<unsigned int>((batch + threads_per_block - 1) / threads_per_block);
         device.launch("uniforms", uniforms_kernel, blocks, threads_per_block, arguments, batch);
     }
-    return uniforms;
 }
 
 }  // namespace
 }  // namespace specens
 
-SPECENS_CUDA_OPERATORS(library) { library.impl("uniforms", TORCH_BOX(&specens::uniforms_cuda)); }
+SPECENS_CUDA_OPERATORS(library) {
+    using Kernels = specens::Operator<&specens::uniforms_cuda>;
+    library.impl("uniforms", TORCH_BOX(&Kernels::make_one));
+    library.impl("uniforms_out", TORCH_BOX(&Kernels::write));
+}

@@ -40,6 +40,7 @@ from specens_kernels import (
     verify_tree,
     warmup,
 )
+from specens_kernels.backend import writing
 from specens_kernels.parts import launches, replays
 from specens_kernels.parts.replays import replayed
 
@@ -220,7 +221,7 @@ class Copies:
 def launcher_of(operator: str) -> Callable[..., Any]:
     name, out = operator.removeprefix("specens::").removesuffix("_triton"), "_out_" in operator
     module = importlib.import_module(f"specens_kernels.ops.{name.removesuffix('_out')}.triton_kernel")
-    return torch.no_grad()(module.launch_out if out else module.launch)
+    return torch.no_grad()(writing(module.launch) if out else module.launch)
 
 
 def test_a_replayed_call_launches_what_a_direct_one_does_on_its_own_tensors(launched):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import count_changes, implementations, select
+from specens_kernels.backend import count_changes, implementations, select_for
+from specens_kernels.buffers import check_out
 from specens_kernels.checks import check_integers
 from specens_kernels.ops.compact_kv import reference
 from specens_kernels.ops.compact_kv.checks import check, check_choice
@@ -29,6 +31,7 @@ def compact_kv(
     slot_mapping: Tensor | None = None,
     batch_dim: int = -4,
     slot_dim: int | None = None,
+    out: Compaction | None = None,
     backend: str | None = None,
 ) -> Compaction:
     """Keep the accepted nodes of each request's draft in its KV cache, in place, and drop the others.
@@ -58,6 +61,7 @@ def compact_kv(
         hand it to the forward; -1 is none.
     batch_dim, slot_dim: the dimension of requests (blocks) and of slots (offsets in a block), counted from the end.
         slot_dim None: -2, or -3 for paged caches.
+    out: a Compaction of contiguous tensors to write into.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Autograd is told that the caches have changed, as by PyTorch's own in-place operations. A cache that requires grad
@@ -75,13 +79,19 @@ def compact_kv(
     nodes = _nodes_of(kept) if kept.dtype == torch.bool else kept
     prefix_lens = kept.new_zeros(len(kept), dtype=torch.int64) if prefix_lens is None else prefix_lens
     arguments = (nodes, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim)
-    name, function = select(IMPLEMENTATIONS, backend, tensors[0], "compact_kv")
+    name, function = select_for(IMPLEMENTATIONS, backend, tensors[0], "compact_kv", out)
     if name != "cpp" or torch.compiler.is_compiling():
         check(tensors, *arguments)
+    if out is not None:
+        _check_out(out, tensors, arguments)
     if torch.is_grad_enabled() and any(getattr(cache, "requires_grad", False) for cache in tensors):
         fail("caches", "tensors that need no gradient, or a call in torch.no_grad()", "one that requires grad")
     try:
-        lengths, status = function(tensors, *arguments)
+        if out is None:
+            lengths, status = function(tensors, *arguments)
+        else:
+            lengths, status = out.lengths, out.status
+            function([lengths, status], tensors, *arguments)
     except Exception:
         check(tensors, *arguments)  # the C++ has checked for itself: this finds the name of what was wrong
         raise
@@ -89,7 +99,18 @@ def compact_kv(
     if block_table is None:
         return Compaction(lengths, None, status)
     block_size = max(tensors[0].shape[slot_dim], 1)
-    return Compaction(lengths, (lengths + block_size - 1).div(block_size, rounding_mode="floor"), status)
+    num_blocks = torch.add(lengths, block_size - 1, out=None if out is None else out.num_blocks)
+    return Compaction(lengths, num_blocks.div_(block_size, rounding_mode="floor"), status)
+
+
+def _check_out(out: Any, tensors: Sequence[Tensor], arguments: Sequence[Any]) -> None:
+    names = ("kept", "prefix_lens", "num_kept", "block_table", "slot_mapping")
+    given = {"caches": list(tensors), **dict(zip(names, arguments, strict=False))}
+    batch, kinds = given["prefix_lens"].shape[0], {"lengths": torch.int64, "status": torch.int32}
+    if given["block_table"] is not None:
+        kinds["num_blocks"] = torch.int64
+    shapes = {name: ((batch,), dtype) for name, dtype in kinds.items()}
+    check_out(out, Compaction, shapes, given, given["prefix_lens"].device)
 
 
 def _nodes_of(mask: Tensor) -> Tensor:

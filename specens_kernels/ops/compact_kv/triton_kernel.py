@@ -206,8 +206,10 @@ def launch(
     slot_mapping: Tensor | None,
     batch_dim: int,
     slot_dim: int,
+    *,
+    out: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Lengths and status; see `compact_kv`."""
+    """Lengths and status; see `compact_kv`. out: where to."""
     table = block_table if block_table is not None else slot_mapping
     blocks, block_size = (min(cache.shape[dim] for cache in caches) for dim in (batch_dim, slot_dim))
     moves = Moves(
@@ -220,8 +222,8 @@ def launch(
         columns=any_size(0 if table is None else table.shape[1]),
         blocks=any_size(blocks if block_size > 0 else 0),
         block_size=any_size(max(block_size, 1)),
-        lengths=torch.empty(prefix_lens.shape, dtype=torch.int64, device=prefix_lens.device),
-        status=torch.empty(prefix_lens.shape, dtype=torch.int32, device=prefix_lens.device),
+        lengths=torch.empty(prefix_lens.shape, dtype=torch.int64, device=prefix_lens.device) if out is None else out[0],
+        status=torch.empty(prefix_lens.shape, dtype=torch.int32, device=prefix_lens.device) if out is None else out[1],
     )
     run(launches(caches, moves, batch_dim, slot_dim), prefix_lens)
     return moves.lengths, moves.status

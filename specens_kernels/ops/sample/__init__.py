@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from specens_kernels.arguments import DRAFT_STREAM
 from specens_kernels.backend import implementations, run_operator
+from specens_kernels.buffers import check_out, report_shapes, reported
 from specens_kernels.checks import check_coins, check_members, check_report, check_target
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.sample import reference
@@ -40,6 +42,7 @@ class SampleCall(NamedTuple):
     num_best: int | None  # the argument count
     logprobs: bool | str
     top_logprobs: int
+    out: Draw | None
     backend: str | None
 
 
@@ -59,6 +62,7 @@ def sample(
     count: int | None = None,
     logprobs: bool | str = False,
     top_logprobs: int = 0,
+    out: Draw | None = None,
     backend: str | None = None,
 ) -> Draw:
     """Draw a token a request, by inverse CDF from one uniform number, or that of the best Gumbel score.
@@ -73,16 +77,36 @@ def sample(
         the seed, the token's own position (positions + step) and its id. Then `verify_chain` with rule="gumbel" accepts
         the draft exactly where the target picks the same token, as often as target and drafter are alike. Takes seeds
         and positions; uniforms and stream play no part. README.md beside this file has the mathematics.
+    out: a Draw of contiguous tensors to write into, as in `verify_chain`.
     count: None, or with method="gumbel" so many tokens of the best scores, a sample without replacement: the siblings
         of a tree.
     """
     source = (seeds, positions, step, stream, uniforms, method, count)
-    call = SampleCall(member_logits, ensemble, sampling, processing, allowed, *source, logprobs, top_logprobs, backend)
-    tokens, status, *reported = run_operator(IMPLEMENTATIONS, "sample", call, _pack, _check)
-    logprobs_there = reported[0] if reported else None
-    if method == "gumbel" and count is None:
+    told = (logprobs, top_logprobs, out, backend)
+    call = SampleCall(member_logits, ensemble, sampling, processing, allowed, *source, *told)
+    one_column = method == "gumbel" and count is None
+    if out is not None:
+        columns = call if not one_column else call._replace(out=_with_column(out))
+        run_operator(IMPLEMENTATIONS, "sample", columns, _pack, lambda _: _check(call), _out_names)
+        return out
+    tokens, status, *told = run_operator(IMPLEMENTATIONS, "sample", call, _pack, _check)
+    logprobs_there = told[0] if told else None
+    if one_column:
         tokens, logprobs_there = tokens[:, 0], None if logprobs_there is None else logprobs_there[:, 0]
-    return Draw(tokens, logprobs_there, status, *reported[1:])
+    return Draw(tokens, logprobs_there, status, *told[1:])
+
+
+def _out_names(call: SampleCall) -> tuple[str, ...]:
+    """The fields of a Draw that a call fills, in the order of an operator's results."""
+    return ("tokens", "status", *reported(call.logprobs, call.top_logprobs))
+
+
+def _with_column(out: Any) -> Any:
+    """Buffers [batch] as [batch, 1]."""
+    if not isinstance(out, Draw):
+        return out
+    columns = {name: own.unsqueeze(-1) for name in ("tokens", "logprobs") if (own := getattr(out, name)) is not None}
+    return out._replace(**columns)
 
 
 def _pack(call: SampleCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
@@ -139,3 +163,7 @@ def _check(call: SampleCall) -> None:
         if not is_integer(value):
             fail(name, "an integer of 64 bits", repr(value))
     check_report(call.logprobs, call.top_logprobs)
+    shape = (batch,) if call.num_best is None else (batch, call.num_best)
+    told = report_shapes(shape, (batch, call.top_logprobs), reported(call.logprobs, call.top_logprobs))
+    shapes = {"tokens": (shape, torch.int64), "status": ((batch,), torch.int32), **told}
+    check_out(call.out, Draw, shapes, call._asdict(), device)

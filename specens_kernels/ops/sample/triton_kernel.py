@@ -38,8 +38,17 @@ from specens_kernels.rules import RuleKind
 TOKEN_RULE = Rule(int(RuleKind.TOKEN), 0.0, 0.0)  # without drafts every rule is a plain draw
 
 
-def launch(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
-    """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`."""
+def launch(member_logits: list[Tensor], *, out: list[Tensor] | None = None, **options: Any) -> list[Tensor]:
+    """tokens int64 [batch], status int32 [batch], and what is reported; see `Draw`. out: where to."""
+    results = _launch(member_logits, **options)
+    if out is None:
+        return results
+    for into, values in zip(out, results, strict=True):
+        into.copy_(values)
+    return out
+
+
+def _launch(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
     coins, stream, report = coins_of(options), stream_of(options), report_of(options)
     ready = ready_for_kernels(one_step(target_of(member_logits, options)))
     target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))

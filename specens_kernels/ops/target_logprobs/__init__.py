@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from specens_kernels.backend import implementations, run_operator
+from specens_kernels.buffers import check_out
 from specens_kernels.checks import check_integers, check_members, check_target
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.target_logprobs import reference
@@ -27,6 +29,7 @@ class ScoreCall(NamedTuple):
     processing: Processing | None
     allowed: Tensor | None
     draft_tokens: Tensor | None
+    out: Tensor | None
     backend: str | None
 
 
@@ -38,6 +41,7 @@ def target_logprobs(
     processing: Processing | None = None,
     allowed: Tensor | None = None,
     draft_tokens: Tensor | None = None,
+    out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Log-probabilities of every token under the target distribution.
@@ -45,12 +49,17 @@ def target_logprobs(
     member_logits: float32, bfloat16 or float16 [batch, vocab] or [batch, steps, vocab], a tensor or one a member.
     allowed: int32 [batch, words] or [batch, steps, words].
     draft_tokens: int64 or int32 [batch, steps - 1 or more]: the tokens before each row, for the penalties.
+    out: a contiguous tensor like the result to write into, as in `verify_chain`.
     ensemble, sampling, processing, backend, errors: as in `verify_chain`. At temperature 0 the distribution is one-hot.
 
     Returns float32 like the widest member's logits. A row without any token, or of a request whose parameters are out
     of range, is -inf throughout.
     """
-    call = ScoreCall(member_logits, ensemble, sampling, processing, allowed, draft_tokens, backend)
+    call = ScoreCall(member_logits, ensemble, sampling, processing, allowed, draft_tokens, out, backend)
+    if out is not None:
+        steps = call._replace(out=out[:, None]) if isinstance(out, Tensor) and out.dim() == 2 else call
+        run_operator(IMPLEMENTATIONS, "target_logprobs", steps, _pack, lambda _: _check(call))
+        return out
     logprobs = run_operator(IMPLEMENTATIONS, "target_logprobs", call, _pack, _check)
     first = member_logits if isinstance(member_logits, Tensor) else member_logits[0]
     return logprobs[:, 0] if first.dim() == 2 else logprobs
@@ -81,3 +90,5 @@ def _check(call: ScoreCall) -> None:
         steps = members[0].shape[1] if dims == 3 else 1
         if call.draft_tokens.shape[1] < steps - 1:
             fail("draft_tokens", f"a token before each of {steps} rows", list(call.draft_tokens.shape))
+    shape = (*members[0].shape[:-1], max(logits.shape[-1] for logits in members))
+    check_out(call.out, Tensor, {"": (shape, torch.float32)}, call._asdict(), members[0].device)

@@ -179,13 +179,19 @@ def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
     yield Launch(_target_logprobs_kernel, grid, arguments, WARPS)
 
 
-def launch(member_logits: list[Tensor], *, draft_tokens: Tensor | None = None, **options: Any) -> Tensor:
-    """float32 [batch, steps, vocab]."""
+def launch(
+    member_logits: list[Tensor],
+    *,
+    draft_tokens: Tensor | None = None,
+    out: list[Tensor] | None = None,
+    **options: Any,
+) -> Tensor:
+    """float32 [batch, steps, vocab]. out: where to."""
     arguments = target_of(member_logits, options)
     drafts = None if draft_tokens is None else draft_tokens.contiguous()
     target = target_view(ready_for_kernels(arguments), arguments.member_logits[0].shape[1], drafts)
     shape = (*target.logits[0].shape[:2], target.vocab)
-    logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device)
+    logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device) if out is None else out[0]
     run(launches(logprobs, target), logprobs)
     return logprobs
 

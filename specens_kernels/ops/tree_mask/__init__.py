@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import implementations, select
+from specens_kernels.backend import implementations, select_for
+from specens_kernels.buffers import check_out
 from specens_kernels.checks import LARGEST_INTEGER, LOGIT_DTYPES, MOST_KEYS, check_count, check_integers
 from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
@@ -26,6 +29,7 @@ def tree_mask(
     num_nodes: Tensor | None = None,
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
+    out: TreeMask | None = None,
     backend: str | None = None,
 ) -> TreeMask:
     """Return the attention mask of draft trees, a tree a request, and the positions of their nodes.
@@ -50,6 +54,7 @@ def tree_mask(
     window: a node at position x sees keys at positions > x - window only; positions count, so siblings take no room.
         "tree" and "packed" apply it to the nodes: the prefix is the caller's.
     dtype: float32, bfloat16 or float16, of "additive".
+    out: a TreeMask of contiguous tensors to write into.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
@@ -59,8 +64,25 @@ def tree_mask(
     """
     code = _check(parents, prefix_lens, num_nodes, layout, window, dtype)
     slots = _slots(layout, prefix_lens, max_prefix)
-    _, function = select(IMPLEMENTATIONS, backend, parents, "tree_mask")
-    return TreeMask(*function(parents, prefix_lens, num_nodes, code, slots, window or 0, dtype))
+    (batch, nodes), given = parents.shape, {"parents": parents, "prefix_lens": prefix_lens, "num_nodes": num_nodes}
+    if out is not None:
+        shapes = {"mask": _mask_kind(code, batch, nodes, slots, dtype), "positions": ((batch, nodes), torch.int64)}
+        check_out(out, TreeMask, shapes, given, parents.device)
+    _, function = select_for(IMPLEMENTATIONS, backend, parents, "tree_mask", out)
+    arguments = (parents, prefix_lens, num_nodes, code, slots, window or 0, dtype)
+    if out is None:
+        return TreeMask(*function(*arguments))
+    function([*out], *arguments)
+    return out
+
+
+def _mask_kind(layout: Layout, batch: int, nodes: int, slots: int, dtype: torch.dtype) -> tuple[Any, torch.dtype]:
+    """The shape and dtype of a mask."""
+    if layout == Layout.PACKED:
+        return (batch, nodes, (nodes + 7) // 8), torch.uint8
+    if layout == Layout.ADDITIVE:
+        return (batch, 1, nodes, slots + nodes), dtype
+    return (batch, nodes, slots + nodes), torch.bool
 
 
 def _check(

@@ -96,15 +96,17 @@ def launch(
     max_prefix: int,
     window: int,
     dtype: torch.dtype,
+    *,
+    out: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The mask and the positions; see `tree_mask`."""
+    """The mask and the positions; see `tree_mask`. out: where to."""
     batch, nodes = parents.shape
     if layout in (Layout.TREE, Layout.PACKED):
         max_prefix = 0
     width = (nodes + 7) // 8 if layout == Layout.PACKED else max_prefix + nodes
     dtypes = {Layout.PACKED: torch.uint8, Layout.ADDITIVE: dtype}
     shape = (batch, 1, nodes, width) if layout == Layout.ADDITIVE else (batch, nodes, width)
-    mask = parents.new_empty(shape, dtype=dtypes.get(Layout(layout), torch.bool))
+    mask = parents.new_empty(shape, dtype=dtypes.get(Layout(layout), torch.bool)) if out is None else out[0]
     flat = mask.view(batch * nodes, width)
     call = MaskCall(
         parents=parents.contiguous(),
@@ -113,7 +115,7 @@ def launch(
         nodes=nodes,
         max_prefix=any_size(max_prefix),
         window=min(window or LARGEST_WINDOW, LARGEST_WINDOW),
-        positions=parents.new_empty(batch, nodes, dtype=torch.int64),
+        positions=parents.new_empty(batch, nodes, dtype=torch.int64) if out is None else out[1],
         mask=flat if layout == Layout.ADDITIVE else flat.view(torch.int8),
         width=width,
         PACKED=tl.constexpr(layout == Layout.PACKED),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import implementations, select
+from specens_kernels.backend import implementations, select_for
+from specens_kernels.buffers import check_out
 from specens_kernels.checks import check_integers
 from specens_kernels.ops.uniforms import reference
 from specens_kernels.values import fail, is_integer
@@ -15,7 +16,13 @@ WORD_LIMIT = 2**32
 
 
 def uniforms(
-    seeds: Tensor, positions: Tensor, *, step: int | Tensor = 0, stream: int = 0, backend: str | None = None
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    step: int | Tensor = 0,
+    stream: int = 0,
+    out: Tensor | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """Return the coin of each request for one question: float64 [batch], in [0, 1).
 
@@ -26,6 +33,7 @@ def uniforms(
     positions: int64 or int32 [batch], the absolute position of the round's first draft token.
     step: the offset in the round: an int in [0, 2^32), or int64 or int32 [batch] (taken modulo 2^32).
     stream: the question asked: 0 accept, 1 next token, 2 draft; an int in [0, 2^32).
+    out: a contiguous float64 tensor [batch] to write into; with a tensor for step, nothing is allocated then.
     backend: None for the fastest one on the device, or "reference", "cpp" or "triton".
 
     Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
@@ -43,8 +51,13 @@ def uniforms(
         _check_word("step", step)
         step = torch.full_like(seeds, step, dtype=torch.int64)
     _check_word("stream", stream)
-    _, function = select(IMPLEMENTATIONS, backend, seeds, "uniforms")
-    return function(seeds, positions, step, stream)
+    given = {"seeds": seeds, "positions": positions, "step": step}
+    check_out(out, Tensor, {"": (shape, torch.float64)}, given, seeds.device)
+    _, function = select_for(IMPLEMENTATIONS, backend, seeds, "uniforms", out)
+    if out is None:
+        return function(seeds, positions, step, stream)
+    function([out], seeds, positions, step, stream)
+    return out
 
 
 def _check_word(argument: str, value: object) -> None:

@@ -54,9 +54,9 @@ def launches(coins: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor, str
     yield Launch(_uniforms_kernel, (triton.cdiv(coins.shape[0], BLOCK_BATCH),), arguments, WARPS)
 
 
-def launch(seeds: Tensor, positions: Tensor, steps: Tensor, stream: int) -> Tensor:
-    """Coins, float64 [batch]."""
-    coins = torch.empty(seeds.shape[0], dtype=torch.float64, device=seeds.device)
+def launch(seeds: Tensor, positions: Tensor, steps: Tensor, stream: int, *, out: list[Tensor] | None = None) -> Tensor:
+    """Coins, float64 [batch]. out: where to."""
+    coins = torch.empty(seeds.shape[0], dtype=torch.float64, device=seeds.device) if out is None else out[0]
     run(launches(coins, seeds, positions, steps, stream), coins)
     return coins
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from specens_kernels.backend import count_changes, implementations, run_operator
+from specens_kernels.backend import implementations, run_operator
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.verify_chain import reference
 from specens_kernels.ops.verify_chain.checks import ChainCall, ChainRule, check, out_names
@@ -28,9 +27,6 @@ from specens_kernels.rules import CHAIN, chosen
 from specens_kernels.sampling import Processing, Sampling
 
 IMPLEMENTATIONS = implementations("verify_chain", reference.verify_chain)
-OUT_IMPLEMENTATIONS = implementations(
-    "verify_chain_out", reference.verify_chain_out, room="verify_chain", launch="launch_out"
-)
 
 
 def verify_chain(
@@ -151,14 +147,10 @@ def verify_chain(
         out,
         backend,
     )
+    results = run_operator(IMPLEMENTATIONS, "verify_chain", call, _pack, check, out_names)
     if out is not None:
-        run_operator(OUT_IMPLEMENTATIONS, "verify_chain_out", call, _pack_with_out, check)
-        if torch.is_grad_enabled():
-            count_changes(value for value in out if value is not None)
         return out
-    tokens, num_accepted, num_tokens, next_token, status, *reported = run_operator(
-        IMPLEMENTATIONS, "verify_chain", call, _pack, check
-    )
+    tokens, num_accepted, num_tokens, next_token, status, *reported = results
     if not reported:
         return Verdict(tokens, num_accepted, num_tokens, next_token, None, status)
     return Verdict(tokens, num_accepted, num_tokens, next_token, reported[0], status, *reported[1:])
@@ -179,11 +171,3 @@ def _pack(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], 
     add_rule(options, call, rule, call.draft_tokens.shape[1] if call.max_draft_len is None else call.max_draft_len)
     add_report(options, call.logprobs, call.top_logprobs)
     return (members, call.draft_tokens), options
-
-
-def _pack_with_out(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], Options]:
-    names, out = out_names(call), call.out
-    if out is None or any((getattr(out, name) is None) == (name in names) for name in Verdict._fields):
-        raise ValueError("out")  # `check` says which field is missing, or was not asked for
-    given, options = _pack(call, members)
-    return (*given, [getattr(out, name) for name in names]), options

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specens_kernels.buffers import Shapes, check_out, report_shapes, reported
 from specens_kernels.checks import (
     check_coins,
     check_count,
-    check_disjoint,
     check_drafter,
     check_integers,
     check_logits,
@@ -20,7 +20,6 @@ from specens_kernels.checks import (
     check_rule,
     check_sampling,
     check_target,
-    check_tensor,
 )
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.results import Verdict
@@ -28,6 +27,7 @@ from specens_kernels.rules import CHAIN, MOST_DRAFTS, DecisionTree, Replacement,
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail, is_integer
 
+VERDICT = ("tokens", "num_accepted", "num_tokens", "next_token", "status")
 ChainRule = str | Typical | Threshold | Synthetic | Replacement | DecisionTree
 
 
@@ -79,8 +79,9 @@ def check(call: ChainCall) -> None:
     needed = rule.needs_random(call.sampling.greedy)
     check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, needed)
     check_report(call.logprobs, call.top_logprobs)
-    if call.out is not None:
-        _check_out(call, (batch, draft_len + 1), device)
+    names = reported(call.logprobs, call.top_logprobs)
+    shapes = verdict_shapes(batch, draft_len + 1, call.top_logprobs, names)
+    check_out(call.out, Verdict, shapes, call._asdict(), device)
 
 
 def _check_draft_tokens(call: ChainCall, logits: Tensor, batch: int) -> int:
@@ -129,31 +130,15 @@ def _check_draft_source(call: ChainCall, members: list[Tensor], batch: int, draf
     check_integers("draft_slots", call.draft_slots, (batch,), device)
 
 
-def out_names(call: ChainCall) -> list[str]:
+def out_names(call: ChainCall) -> tuple[str, ...]:
     """The fields of a Verdict that a call fills, in the order of an operator's results."""
-    names = ["tokens", "num_accepted", "num_tokens", "next_token", "status"]
-    if call.logprobs or call.top_logprobs:
-        names.append("logprobs")
-    return [*names, "top_tokens", "top_logprobs"] if call.top_logprobs else names
+    return (*VERDICT, *reported(call.logprobs, call.top_logprobs))
 
 
-def _check_out(call: ChainCall, shape: tuple[int, int], device: torch.device) -> None:
-    out = call.out
-    if not isinstance(out, Verdict):
-        fail("out", "a Verdict", type(out).__name__)
-    top = (*shape, call.top_logprobs)
-    kinds = {"tokens": (shape, torch.int64), "num_accepted": (shape[:1], torch.int64)}
-    kinds |= {"num_tokens": (shape[:1], torch.int64), "next_token": (shape[:1], torch.int64)}
-    kinds |= {"status": (shape[:1], torch.int32), "logprobs": (shape, torch.float32)}
-    kinds |= {"top_tokens": (top, torch.int64), "top_logprobs": (top, torch.float32)}
-    wanted = out_names(call)
-    for name, (size, dtype) in kinds.items():
-        buffer = getattr(out, name)
-        if name not in wanted:
-            if buffer is not None:
-                fail(f"out.{name}", "None, as it was not asked for", "a tensor")
-            continue
-        check_tensor(f"out.{name}", buffer, size, (dtype,), device)
-        if not buffer.is_contiguous():
-            fail(f"out.{name}", "a contiguous tensor", f"strides {buffer.stride()}")
-    check_disjoint({f"out.{name}": getattr(out, name) for name in wanted}, call._replace(out=None))
+def verdict_shapes(batch: int, width: int, top: int, names: Sequence[str]) -> Shapes:
+    """Of the results of a verification; width: tokens of a request. names: what is reported."""
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        name: ((batch,), torch.int32 if name == "status" else torch.int64) for name in VERDICT
+    }
+    shapes["tokens"] = ((batch, width), torch.int64)
+    return shapes | report_shapes((batch, width), (batch, width, top), names)

@@ -200,12 +200,6 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     return [*verdict, *most_likely(logprobs, arguments.report.top, tokens)]
 
 
-def verify_chain_out(member_logits: list[Tensor], draft_tokens: Tensor, out: list[Tensor], **options: Any) -> None:
-    """As `verify_chain`, into the tensors of `out`."""
-    for into, values in zip(out, verify_chain(member_logits, draft_tokens, **options), strict=True):
-        into.copy_(values)
-
-
 def bad_coins(coins: Tensor, next_coin: Tensor, lens: Tensor) -> Tensor:
     """bool [batch]: whether a coin that a request may need is out of range."""
     tested = torch.arange(coins.shape[1], device=coins.device) < lens[:, None]

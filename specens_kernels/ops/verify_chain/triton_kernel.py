@@ -265,14 +265,9 @@ def decide(call: Call, results: Sequence[Tensor] | None = None) -> Sequence[Tens
     return results
 
 
-def launch(*given: Any, **options: Any) -> list[Tensor]:
-    """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`."""
-    return list(_launch(ChainArguments.of(*given, **options), None))
-
-
-def launch_out(member_logits: list[Tensor], draft_tokens: Tensor, out: list[Tensor], **options: Any) -> None:
-    """As `launch`, into the tensors of `out`."""
-    _launch(ChainArguments.of(member_logits, draft_tokens, **options), out)
+def launch(*given: Any, out: Sequence[Tensor] | None = None, **options: Any) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status, and what is reported; see `Verdict`. out: where to."""
+    return list(_launch(ChainArguments.of(*given, **options), out))
 
 
 def _launch(arguments: ChainArguments, out: Sequence[Tensor] | None) -> Sequence[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.verify_tree import reference
-from specens_kernels.ops.verify_tree.checks import SIBLINGS, TreeCall, check
+from specens_kernels.ops.verify_tree.checks import SIBLINGS, TreeCall, check, out_names
 from specens_kernels.packing import (
     Options,
     add_draft,
@@ -56,6 +56,7 @@ def verify_tree(
     uniforms: Tensor | None = None,
     logprobs: bool | str = False,
     top_logprobs: int = 0,
+    out: Verdict | None = None,
     backend: str | None = None,
 ) -> Verdict:
     """Accept a path of each request's draft tree from the root down, and draw the token after it.
@@ -98,6 +99,7 @@ def verify_tree(
     uniforms: float64 or float32 [batch, nodes + 1] in [0, 1), instead of seeds and positions: a coin for each node and,
         last, one for the next token. Where every request is greedy (temperature 0.0), neither is needed: then the
         longest path of most likely tokens is accepted, whatever the rule.
+    out: a Verdict of contiguous tensors to write into, with its path, as in `verify_chain`.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Returns a Verdict whose `path` tells the accepted nodes. Raises ValueError naming the argument that is wrong,
@@ -117,11 +119,13 @@ def verify_tree(
         *coins,
         logprobs,
         top_logprobs,
+        out,
         backend,
     )
-    tokens, num_accepted, num_tokens, next_token, status, path, *reported = run_operator(
-        IMPLEMENTATIONS, "verify_tree", call, _pack, check
-    )
+    results = run_operator(IMPLEMENTATIONS, "verify_tree", call, _pack, check, out_names)
+    if out is not None:
+        return out
+    tokens, num_accepted, num_tokens, next_token, status, path, *reported = results
     emitted, top_tokens, top = (*reported, None, None, None)[:3]
     return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status, top_tokens, top, path)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
+from specens_kernels.buffers import check_out, reported
 from specens_kernels.checks import (
     check_coins,
     check_count,
@@ -21,6 +23,8 @@ from specens_kernels.checks import (
 )
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.tree_mask.reference import MAX_NODES
+from specens_kernels.ops.verify_chain.checks import VERDICT, verdict_shapes
+from specens_kernels.results import Verdict
 from specens_kernels.rules import TREE, Typical
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail
@@ -54,6 +58,7 @@ class TreeCall(NamedTuple):
     uniforms: Tensor | None
     logprobs: bool | str
     top_logprobs: int
+    out: Verdict | None
     backend: str | None
 
 
@@ -84,6 +89,18 @@ def check(call: TreeCall) -> None:
     needed = rule.needs_random(call.sampling.greedy)
     check_coins(call.uniforms, call.seeds, call.positions, (batch, rows), device, needed)
     check_report(call.logprobs, call.top_logprobs)
+    if call.out is not None:
+        width = 1 + (nodes if levels is None else levels)
+        if levels is None and not isinstance(call.parents, Tensor):
+            trees = call.parents if isinstance(call.parents, Sequence) else [call.parents]
+            width = 1 + max((tree.num_levels for tree in trees), default=0)
+        shapes = verdict_shapes(batch, width, call.top_logprobs, reported(call.logprobs, call.top_logprobs))
+        check_out(call.out, Verdict, {**shapes, "path": ((batch, width - 1), torch.int64)}, call._asdict(), device)
+
+
+def out_names(call: TreeCall) -> tuple[str, ...]:
+    """The fields of a Verdict that a call fills, in the order of an operator's results."""
+    return (*VERDICT, "path", *reported(call.logprobs, call.top_logprobs))
 
 
 def _check_draft_source(call: TreeCall, members: list[Tensor]) -> None:

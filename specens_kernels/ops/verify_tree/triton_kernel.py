@@ -266,10 +266,11 @@ def tree_found(results: Sequence[Tensor], levels: int) -> Found:
     return Found(*results[:6], COLUMNS=tl.constexpr(triton.next_power_of_2(levels + 1)))
 
 
-def launch(*given_arguments: Any, **options: Any) -> list[Tensor]:
-    """tokens, num_accepted, num_tokens, next_token, status, path, and what is reported; see `Verdict`."""
+def launch(*given_arguments: Any, out: list[Tensor] | None = None, **options: Any) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status, path, and reports; see `Verdict`. out: where to."""
     arguments = TreeArguments.of(*given_arguments, **options)
-    results, tree, rule = empty_verdict(*given_arguments, **options), arguments.tree, arguments.rule
+    tree, rule = arguments.tree, arguments.rule
+    results = empty_verdict(*given_arguments, **options) if out is None else out
     ready, given = ready_for_kernels(arguments.target), ready_for_kernels(arguments.draft)
     parents = tree.parents.to(torch.int64).contiguous()
     nodes = parents.shape[1]
