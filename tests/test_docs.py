@@ -16,7 +16,7 @@ import torch
 from scipy.stats import chisquare
 
 import specens_kernels
-from specens_kernels import NgramIndex, Sampling, TokenTree, verify_chain
+from specens_kernels import NgramIndex, Sampling, TokenTree, instruction_set, verify_chain
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "embedding.md").read_text()
@@ -54,6 +54,23 @@ def greedy_texts(target: Any, text: torch.Tensor) -> list[list[int]]:
 
 def test_the_page_shows_the_example_as_it_is():
     assert BLOCKS[0] == EXAMPLE.read_text()
+
+
+def test_the_table_of_variables_is_complete():
+    table = dict(re.findall(r"^\| `(SPECENS_\w+)` \| (.*?) \|", PAGE, flags=re.M))
+    folders = ("specens_kernels", "python", "bench", "demo", "tests", "_build_backend")
+    sources = [path for folder in folders for path in ROOT.joinpath(folder).rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"[\"'](SPECENS_[A-Z_]+)[\"']", path.read_text())}
+    scripts = list(ROOT.joinpath("bench").rglob("*.sh"))
+    read |= {name for path in scripts for name in re.findall(r"\$\{?(SPECENS_[A-Z_]+)", path.read_text())}
+    builds = [ROOT / "CMakeLists.txt", *ROOT.joinpath("cmake").glob("*.cmake")]
+    option = r"\b(?:set|option)\((SPECENS_\w+) [^)]*\bCACHE\b|\boption\((SPECENS_\w+)"
+    read |= {first or second for path in builds for first, second in re.findall(option, path.read_text())}
+    assert len(read) >= 9
+    assert read == set(table)
+    assert set(re.findall(r"`(\w+)`", table["SPECENS_INSTRUCTION_SET"])) == set(instruction_set.NAMES)
+    backends = set(re.findall(r"`(\w+)`", table["SPECENS_BACKEND"]))
+    assert backends == set(specens_kernels.ops.verify_chain.IMPLEMENTATIONS)
 
 
 def test_the_example_runs():
