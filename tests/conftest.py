@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Both are read once, when torch and Triton load. libgomp's spinning threads make parallel regions slow on busy cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -27,6 +28,41 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     worker_count = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     torch.set_num_threads(max(1, torch.get_num_threads() // worker_count))
+
+
+# The files that take longest, by measurement; pytest-xdist would hand out first those of most tests.
+LONGEST = (
+    "ops/test_compile_cuda.py",
+    "driver/test_smollm2.py",
+    "ops/test_verify_chain.py",
+    "ops/test_filters_and_rules.py",
+    "driver/test_cli_pipes.py",
+    "driver/test_batches.py",
+    "driver/test_schedules.py",
+    "driver/test_planner.py",
+    "ops/test_triton_host_side.py",
+    "ops/test_gumbel.py",
+    "test_gpu_bench.py",
+    "ops/test_memory.py",
+    "adapters/test_transformers_laws.py",
+    "ops/test_processing.py",
+    "test_build.py",
+    "adapters/test_transformers_smollm2.py",
+    "test_readme.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-xdist hand out files in the order below."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that no worker is left with one of them when the others are done."""
+    tests = Path(__file__).parent
+    rank = {tests / name: place for place, name in enumerate(LONGEST)}
+    assert all(path.exists() for path in rank), "LONGEST names a file that is gone"
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
