@@ -10,9 +10,10 @@ from driver.tiny_models import PROMPT, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.adapters.causal_lm import CausalLM
 from specens.arguments import group_by_weights
-from transformers import Phi3Config, Phi3ForCausalLM
+from transformers import FalconConfig, FalconForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from specens_kernels import LogitMixture, Mixture, Sampling
+from zoo.outcomes import EQUAL, outcomes
 from zoo.tiny import tiny_model as tiny_of_zoo
 
 GREEDY = Sampling(temperature=0.0)
@@ -102,6 +103,15 @@ def test_guidance_by_a_shorter_prompt_never_pads_a_recurrent_state(kind, schedul
             expected.append(int((1.5 * rows[0] - 0.5 * rows[1]).argmax()))
     ensemble = SpeculativeEnsemble([model, model], ensemble=LogitMixture((1.5, -0.5)), schedule=schedule)
     assert ensemble.generate(list(prompts), max_new_tokens=12, sampling=GREEDY).tokens == expected
+
+
+def test_falcon_with_alibi_instead_of_rotary_embeddings_writes_the_texts_of_generate():
+    """Its biases come from the mask, so that a batch or a tree that is masked wrongly moves them."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = FalconConfig(alibi=True, multi_query=False, parallel_attn=False, initializer_range=0.3, **sizes, **ends)
+    assert set(outcomes(FalconForCausalLM(config).eval()).values()) == {EQUAL}
 
 
 def test_offloaded_models_are_two_and_write_their_texts():
