@@ -79,14 +79,16 @@ def compile_room(room: str, architectures: Sequence[int]) -> list[Binary]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from specens_kernels.parts.launches import compile_options
+
     module = importlib.import_module(f"specens_kernels.ops.{room}.triton_kernel")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
     for index, variant in enumerate(module.aot_variants()):
         for architecture in architectures:
             source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
-            options = {"num_warps": variant.num_warps, "enable_fp_fusion": False}
-            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, WARP_SIZE), options=options)
+            target = GPUTarget("cuda", architecture, WARP_SIZE)
+            compiled = triton.compile(source, target=target, options=compile_options(variant))
             facts = resources(tools, compiled.asm["cubin"], reads_logits=variant.kernel.fn.__name__ in LOGIT_READERS)
             facts["shared"] = max(facts["shared"], compiled.metadata.shared)
             binaries.append(

@@ -146,6 +146,13 @@ def draft_temperature(draft, request):
 @triton.jit
 def raw_draft_logits(target, draft, request, step, tokens, used):
     """An outside drafter's logits, likewise, edited if the drafts were drawn from such."""
+    logits = load_draft_logits(draft, request, step, tokens, used)
+    return edited_drafts(target, draft, request, step, tokens, used, logits)
+
+
+@triton.jit
+def load_draft_logits(draft, request, step, tokens, used):
+    """The same as they lie."""
     slot = request
     row = step
     if draft.slots is not None:
@@ -153,7 +160,13 @@ def raw_draft_logits(target, draft, request, step, tokens, used):
     else:
         row = draft_place(draft, request, step)
     row_ptr = draft.logits + slot * draft.logits_stride_batch + row * draft.logits_stride_step
-    logits = tl.load(row_ptr + tokens, mask=used & (tokens < draft.vocab), other=-INFINITY).to(tl.float32)
+    return tl.load(row_ptr + tokens, mask=used & (tokens < draft.vocab), other=-INFINITY)
+
+
+@triton.jit
+def edited_drafts(target, draft, request, step, tokens, used, logits):
+    """float32."""
+    logits = logits.to(tl.float32)
     if draft.PROCESSED:
         logits = edited(target, request, step, tokens, used, logits)
     return logits

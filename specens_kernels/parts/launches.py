@@ -38,15 +38,17 @@ class AotVariant(NamedTuple):
     constexprs: dict[Path, Any]
     attributes: dict[Path, list[list[Any]]]  # which arguments are aligned
     num_warps: int
+    max_registers: int | None
 
 
 class Launch(NamedTuple):
-    """A jitted kernel, its grid, its arguments by name and in order, and the warps of a program."""
+    """A jitted kernel, its grid, arguments by name and in order, the warps of a program, the registers of a thread."""
 
     kernel: Any
     grid: tuple[int, ...]
     arguments: dict[str, Any]
     num_warps: int
+    max_registers: int | None = None
 
 
 def aot_variant(launch: Launch) -> AotVariant:
@@ -64,7 +66,7 @@ def aot_variant(launch: Launch) -> AotVariant:
         found: dict[Path, list[list[Any]]] = {}
         signature[name] = _type_of(value, (index,), constexprs, found)
         attributes |= {} if name in general else found
-    return AotVariant(launch.kernel, signature, constexprs, attributes, launch.num_warps)
+    return AotVariant(launch.kernel, signature, constexprs, attributes, launch.num_warps, launch.max_registers)
 
 
 def _type_of(value: Any, path: Path, constexprs: dict[Path, Any], attributes: dict[Path, list[list[Any]]]) -> Any:
@@ -115,7 +117,7 @@ def specialization(value: Any, specialize: bool = True) -> Hashable:
 
 def launch_key(launch: Launch, device: int, known: dict[int, Hashable]) -> Hashable:
     """What a compiled kernel is kept under. known: of arguments, by identity, that launches of a call share."""
-    parts: list[Hashable] = [id(launch.kernel), device, launch.num_warps]
+    parts: list[Hashable] = [id(launch.kernel), device, launch.num_warps, launch.max_registers]
     for parameter in launch.kernel.params:
         value = launch.arguments[parameter.name]
         if parameter.is_constexpr:
@@ -130,10 +132,15 @@ def launch_key(launch: Launch, device: int, known: dict[int, Hashable]) -> Hasha
     return tuple(parts)
 
 
-def compile_launch(launch: Launch, start: bool) -> Any:
-    """The JIT's kernel for a launch. Sums are not fused, so that all kernels see the same numbers."""
+def compile_options(launch: Launch | AotVariant) -> dict[str, Any]:
+    """How a kernel is compiled. Sums are not fused, so that all kernels see the same numbers."""
     options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
-    return launch.kernel.run(**launch.arguments, **options, grid=launch.grid, warmup=not start)
+    return options if launch.max_registers is None else options | {"maxnreg": launch.max_registers}
+
+
+def compile_launch(launch: Launch, start: bool) -> Any:
+    """The JIT's kernel for a launch."""
+    return launch.kernel.run(**launch.arguments, **compile_options(launch), grid=launch.grid, warmup=not start)
 
 
 def start_compiled(compiled: Any, launch: Launch) -> None:

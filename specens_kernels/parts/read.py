@@ -14,6 +14,8 @@ from specens_kernels.parts.draft import (
     draft_temperature,
     drafter_logits,
     drafter_of,
+    edited_drafts,
+    load_draft_logits,
     may_be_drafted,
     raw_draft_logits,
 )
@@ -21,9 +23,12 @@ from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import plausible_threshold
 from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, store_number, sum_of_powers, top_is_wanted
 from specens_kernels.parts.target import (
+    INFINITE_LOGITS,
+    NAN_LOGITS,
     clean,
+    edited,
     everywhere,
-    marks_of,
+    load_logits,
     member_weight,
     mix_logits,
     mix_reads,
@@ -40,10 +45,32 @@ def _is_bad(maximum, powers):
 
 
 @triton.jit
-def _member_marks(logits, drafter_logits, weighted, drafts):
-    """The marks of a member's logits, the target's where it has weight and the draft's where it drafts."""
-    marks = marks_of(logits)
-    return tl.where(weighted, marks, 0) | (tl.where(drafts, marks_of(drafter_logits), 0) << DRAFT_SHIFT)
+def _block_marks(statistics, target, draft, request, step, tokens, drafter, drafted):
+    """The marks of a block: the target's of members that have weight, the draft's of those that draft."""
+    seen = 0
+    for member in tl.static_range(len(target.logits)):
+        weight = member_weight(target, request, member)
+        drafts = drafter == member
+        read = everywhere(mix_reads(target, member, weight) | drafts, tokens)
+        logits = raw_logits(target, member, request, step, tokens, read)
+        marks = _all_marks(logits)
+        seen |= tl.where(weight != 0, marks, 0)
+        if statistics.DRAFT_PLANE >= 0 and draft.logits is None:
+            if not draft.PROCESSED:
+                own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
+                marks = _all_marks(own)
+            seen |= tl.where(drafts, marks, 0) << DRAFT_SHIFT
+    if statistics.DRAFT_PLANE > 0 and draft.logits is not None:
+        seen |= _all_marks(raw_draft_logits(target, draft, request, step, tokens, drafted)) << DRAFT_SHIFT
+    return seen
+
+
+@triton.jit
+def _all_marks(logits):
+    """The status bits of any of some logits."""
+    invalid = tl.max((logits != logits).to(tl.int32), 0)
+    infinite = tl.max((logits == INFINITY).to(tl.int32), 0)
+    return invalid * NAN_LOGITS | infinite * INFINITE_LOGITS
 
 
 @triton.jit
@@ -74,22 +101,44 @@ def store_top_token(statistics, row, block, values, value, tokens, wanted):
 
 
 @triton.jit
-def _read_mixture(statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN: tl.constexpr):
+def _load_members(target, request, step, tokens, drafter, CLEAN: tl.constexpr):
+    """What is read of all members, a tuple, before any of it is used.
+
+    Not where logits have to be cleaned, which is rare: that has other uses for the registers.
+    """
+    loaded = ()
+    if not CLEAN:
+        for member in tl.static_range(len(target.logits)):
+            read = mix_reads(target, member, member_weight(target, request, member)) | (drafter == member)
+            loaded += (load_logits(target, member, request, step, tokens, everywhere(read, tokens)),)
+    return loaded
+
+
+@triton.jit
+def _member_logits(target, member, request, step, tokens, used, loaded, CLEAN: tl.constexpr):
+    """As `raw_logits`."""
+    if CLEAN:
+        return raw_logits(target, member, request, step, tokens, used)
+    else:
+        return edited(target, request, step, tokens, used, loaded[member].to(tl.float32))
+
+
+@triton.jit
+def _read_mixture(statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN: tl.constexpr):
     """Statistics of each member in a mixture of probabilities.
 
-    Returns whether a logit is bad, the marks of each token, and the drafting member's logits.
+    Returns whether a logit is bad, and the drafting member's logits.
     """
     temperature = target_temperature(target, request)
     bad = 0
-    marks = tokens & 0
     draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     for member in tl.static_range(statistics.PARTS):
         weighted = member_weight(target, request, member) != 0
         drafts = drafter == member
-        logits = raw_logits(target, member, request, step, tokens, everywhere(weighted | drafts, tokens))
+        read = everywhere(weighted | drafts, tokens)
+        logits = _member_logits(target, member, request, step, tokens, read, loaded, CLEAN)
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
-            marks |= _member_marks(logits, own, weighted, drafts)
             logits = clean(logits)
             own = clean(own)
         draft_logits = tl.where(drafts, own, draft_logits)
@@ -99,29 +148,32 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
             statistics, row, member, statistics.PARTS + member, block, logits, scale, group_maxima
         )
         bad |= _is_bad(maximum, powers)
-    if statistics.TOP_PLANE == 0:
-        store_top_token(statistics, row, block, logits, maximum, tokens, top_is_wanted(statistics, temperature))
-    return bad, marks, draft_logits
+    if statistics.TOP_PLANE == 0:  # noqa: SIM102 - decided when compiling
+        if top_is_wanted(statistics, temperature):
+            # read again, from a cache: kept, the logits would take the registers of programs that want no such token
+            logits = clean(raw_logits(target, 0, request, step, tokens, tokens >= 0))
+            store_top_token(statistics, row, block, logits, maximum, tokens, True)
+    return bad, draft_logits
 
 
 @triton.jit
-def _read_logit_mixture(statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN: tl.constexpr):
+def _read_logit_mixture(
+    statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN: tl.constexpr
+):
     """Statistics of the mixed logits. Returns the same."""
     temperature = target_temperature(target, request)
     rows = tl.zeros([1], tl.int64) + row
     threshold = plausible_threshold(statistics, target, rows, rows >= 0)
-    marks = tokens & 0
     mixed = no_logits_mixed(target, tokens, tokens >= 0)
     largest = mixed
     draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     for member in tl.static_range(len(target.logits)):
         weight = member_weight(target, request, member)
         drafts = drafter == member
-        used = mix_reads(target, member, weight)
-        logits = raw_logits(target, member, request, step, tokens, everywhere(used | drafts, tokens))
+        read = everywhere(mix_reads(target, member, weight) | drafts, tokens)
+        logits = _member_logits(target, member, request, step, tokens, read, loaded, CLEAN)
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
-            marks |= _member_marks(logits, own, weight != 0, drafts)
             logits = clean(logits)
             own = clean(own)
         draft_logits = tl.where(drafts, own, draft_logits)
@@ -135,41 +187,44 @@ def _read_logit_mixture(statistics, target, draft, request, step, row, block, to
     maximum, powers = _store_softmax(statistics, row, 0, 1, block, mixed, scale, group_maxima)
     if statistics.TOP_PLANE == 0:
         store_top_token(statistics, row, block, mixed, maximum, tokens, top_is_wanted(statistics, temperature))
-    return _is_bad(tl.max(largest, 0), powers) | _is_bad(maximum, powers), marks, draft_logits
+    return _is_bad(tl.max(largest, 0), powers) | _is_bad(maximum, powers), draft_logits
 
 
 @triton.jit
 def read_block(statistics, target, draft, row, block, CLEAN: tl.constexpr):
     """Write a block's statistics. Unless CLEAN they hold only where the result, 1 for a logit of NaN or +inf, is 0."""
     request = row // target.steps
-    step = row % target.steps
+    step = row - request * target.steps
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     tested = may_be_drafted(draft, request, step) & (target_temperature(target, request) != 0)
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0 and draft.logits is None:
         drafter = drafter_of(draft, request, step, tested)
+    loaded = _load_members(target, request, step, tokens, drafter, CLEAN)
+    drafted = everywhere(tested, tokens)
+    if statistics.DRAFT_PLANE > 0 and draft.logits is not None and not CLEAN:
+        outside = load_draft_logits(draft, request, step, tokens, drafted)
+    seen = 0
+    if CLEAN:
+        seen = _block_marks(statistics, target, draft, request, step, tokens, drafter, drafted)
+    tl.store(statistics.marks + row * 2 * statistics.blocks + block, seen)
     if target.MIXTURE:
-        bad, marks, draft_logits = _read_mixture(
-            statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN
+        bad, draft_logits = _read_mixture(
+            statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN
         )
     else:
-        bad, marks, draft_logits = _read_logit_mixture(
-            statistics, target, draft, request, step, row, block, tokens, drafter, CLEAN
+        bad, draft_logits = _read_logit_mixture(
+            statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN
         )
     if statistics.DRAFT_PLANE > 0:
         if draft.logits is not None:
-            draft_logits = raw_draft_logits(target, draft, request, step, tokens, everywhere(tested, tokens))
             if CLEAN:
-                marks |= marks_of(draft_logits) << DRAFT_SHIFT
-                draft_logits = clean(draft_logits)
+                draft_logits = clean(raw_draft_logits(target, draft, request, step, tokens, drafted))
+            else:
+                draft_logits = edited_drafts(target, draft, request, step, tokens, drafted, outside)
         plane = statistics.DRAFT_PLANE
         scale = logit_scale(draft_temperature(draft, request))
         group_maxima = statistics.draft_group_maxima if statistics.DRAFT_GROUPS else None
         maximum, powers = _store_softmax(statistics, row, plane, plane + 1, block, draft_logits, scale, group_maxima)
         bad |= _is_bad(maximum, powers)
-    seen = 0
-    if CLEAN:
-        for flag in tl.static_range(2 * DRAFT_SHIFT):
-            seen |= tl.max(marks & (1 << flag), 0)
-    tl.store(statistics.marks + row * 2 * statistics.blocks + block, seen)
     return bad

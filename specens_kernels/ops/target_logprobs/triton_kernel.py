@@ -33,7 +33,9 @@ from specens_kernels.parts.target import (
     target_view,
 )
 
-WARPS = 8  # of a program that reads a block: 16 tokens a thread, two or four loads of 16 bytes each
+WARPS, HALF_WARPS = 8, 4  # of a program that reads a block: four loads of 16 bytes a thread, also of half precision
+HALF_REGISTERS = 128  # of its threads, so that a multiprocessor holds four such programs
+MOST_HALVES = 3  # members and drafts that these hold
 FILTER_WARPS = 16  # a row's search waits for all threads again and again, and few of them fit a multiprocessor
 
 
@@ -152,11 +154,23 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
         yield edit_launch(target.edits)
     if target.log_plausibility is not None:
         yield Launch(_plausible_kernel, grid, arguments, WARPS)
-    yield Launch(_statistics_kernel, grid, arguments, WARPS)
+    yield _statistics_launch(statistics, target, draft)
     if statistics.cuts is not None:
         yield filter_launch(statistics, target, draft)
     if statistics.TOP_PLANE.value > 0:
         yield Launch(_mixture_top_kernel, grid, arguments, WARPS)
+
+
+def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
+    """Of half precision, few threads hold a block: what each does for itself costs as much as 20 tokens do."""
+    grid = (batch_of(target) * target.steps, statistics.blocks)
+    arguments = {"statistics": statistics, "target": target, "draft": draft}
+    read = [*target.logits, *([draft.logits] if draft.logits is not None else [])]
+    processed = target.edits is not None or target.mask is not None or not target.MIXTURE.value
+    if processed or len(read) > MOST_HALVES or any(logits.element_size() > 2 for logits in read):
+        return Launch(_statistics_kernel, grid, arguments, WARPS)
+    limit = HALF_REGISTERS if statistics.cuts is None else None  # the maxima of groups take more
+    return Launch(_statistics_kernel, grid, arguments, HALF_WARPS, limit)
 
 
 def filter_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
