@@ -93,11 +93,14 @@ def _store_softmax(statistics, row, plane, sum_plane, block, logits, scale, grou
 
 
 @triton.jit
-def store_top_token(statistics, row, block, values, value, tokens, wanted):
+def first_of(values, value, tokens):
     """The first token of that value, behind every token where the value is -inf."""
-    if wanted:
-        top = tl.min(tl.where((values == value) & (values > -INFINITY), tokens, NOWHERE), 0)
-        tl.store(statistics.marks + (row * 2 + 1) * statistics.blocks + block, top)
+    return tl.min(tl.where((values == value) & (values > -INFINITY), tokens, NOWHERE), 0)
+
+
+@triton.jit
+def _store_top_token(statistics, row, block, values, value, tokens):
+    tl.store(statistics.marks + (row * 2 + 1) * statistics.blocks + block, first_of(values, value, tokens))
 
 
 @triton.jit
@@ -152,7 +155,7 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
         if top_is_wanted(statistics, temperature):
             # read again, from a cache: kept, the logits would take the registers of programs that want no such token
             logits = clean(raw_logits(target, 0, request, step, tokens, tokens >= 0))
-            store_top_token(statistics, row, block, logits, maximum, tokens, True)
+            _store_top_token(statistics, row, block, logits, maximum, tokens)
     return bad, draft_logits
 
 
@@ -185,8 +188,9 @@ def _read_logit_mixture(
     group_maxima = statistics.group_maxima[0] if statistics.PART_GROUPS else None
     scale = logit_scale(temperature)
     maximum, powers = _store_softmax(statistics, row, 0, 1, block, mixed, scale, group_maxima)
-    if statistics.TOP_PLANE == 0:
-        store_top_token(statistics, row, block, mixed, maximum, tokens, top_is_wanted(statistics, temperature))
+    if statistics.TOP_PLANE == 0:  # noqa: SIM102 - decided when compiling
+        if top_is_wanted(statistics, temperature):
+            _store_top_token(statistics, row, block, mixed, maximum, tokens)
     return _is_bad(tl.max(largest, 0), powers) | _is_bad(maximum, powers), draft_logits
 
 

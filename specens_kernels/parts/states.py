@@ -144,8 +144,8 @@ def drafter_state(statistics, draft, request, drafter, rows, marks, given):
 
 
 @triton.jit
-def may_hold_top(statistics, state, rows, block):
-    """Whether a block of one row may hold a mixture's most likely token, by what no token of it can exceed."""
+def blocks_with_top(statistics, state, rows):
+    """Which blocks of one row may hold a mixture's most likely token, [BLOCK_COUNT], by what no token of it exceeds."""
     upper = tl.zeros([1, statistics.BLOCK_COUNT], tl.float32)
     reached = tl.zeros([1, statistics.BLOCK_COUNT], tl.float32)
     for part in tl.static_range(statistics.PARTS):
@@ -153,9 +153,9 @@ def may_hold_top(statistics, state, rows, block):
         probability = part_probability(state, part, block_maxima)
         upper += probability
         reached = tl.maximum(reached, probability)
-    own = tl.where(tl.arange(0, statistics.BLOCK_COUNT)[None, :] == block, upper, 0.0)
     margin = 1.0 + 1e-5  # wider than what rounding adds
-    return tl.max(tl.max(own, 1), 0) * margin >= tl.max(tl.max(reached, 1), 0)
+    may_hold = (upper > 0) & (upper * margin >= tl.max(reached, 1)[:, None])
+    return tl.reshape(may_hold, [statistics.BLOCK_COUNT])
 
 
 @triton.jit

@@ -15,12 +15,19 @@ from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.parts.draft import DraftView, row_is_read
 from specens_kernels.parts.examples import edited_target, example_draft, example_targets, filtered_targets
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
-from specens_kernels.parts.read import read_block, store_top_token
+from specens_kernels.parts.read import first_of, read_block
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.search import SEARCH_BLOCK, search
 from specens_kernels.parts.slots import slot_filters, slot_is_filtered, slot_source
-from specens_kernels.parts.states import keep_part, log_probability, may_hold_top, part_probability, target_state
-from specens_kernels.parts.statistics import Statistics, new_statistics, store_number, top_is_wanted, top_tokens
+from specens_kernels.parts.states import blocks_with_top, keep_part, log_probability, part_probability, target_state
+from specens_kernels.parts.statistics import (
+    NOWHERE,
+    Statistics,
+    new_statistics,
+    store_number,
+    top_is_wanted,
+    top_tokens,
+)
 from specens_kernels.parts.target import (
     TargetView,
     batch_of,
@@ -104,24 +111,33 @@ def _mixture_top_kernel(
     draft,  # DraftView
 ):
     row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
     request = row // target.steps
     step = row % target.steps
     temperature = target_temperature(target, request)
     if (not top_is_wanted(statistics, temperature)) | (not row_is_read(target, draft, request, step)):
         return
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     rows = tl.zeros([1], tl.int64) + row
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
-    used = everywhere(may_hold_top(statistics, state, rows, block), tokens)
-    masses = tl.zeros(tokens.shape, tl.float32)
-    for part in tl.static_range(statistics.PARTS):
-        logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
-        masses += part_probability(state, part, keep_part(statistics, logits, state[4], part))
-    masses = tl.where(masses > 0, masses, -INFINITY)
-    top = tl.max(masses, 0)
-    store_number(statistics, row, statistics.TOP_PLANE, block, top)
-    store_top_token(statistics, row, block, masses, top, tokens, True)
+    index = tl.arange(0, statistics.BLOCK_COUNT)
+    may_hold = blocks_with_top(statistics, state, rows)
+    values = tl.zeros([statistics.BLOCK_COUNT], tl.float32) - INFINITY
+    tops = tl.zeros([statistics.BLOCK_COUNT], tl.int32) + NOWHERE
+    block = tl.min(tl.where(may_hold, index, NOWHERE), 0)
+    while block != NOWHERE:
+        tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+        masses = tl.zeros(tokens.shape, tl.float32)
+        for part in tl.static_range(statistics.PARTS):
+            logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
+            masses += part_probability(state, part, keep_part(statistics, logits, state[4], part))
+        masses = tl.where(masses > 0, masses, -INFINITY)
+        top = tl.max(masses, 0)
+        values = tl.where(index == block, top, values)
+        tops = tl.where(index == block, first_of(masses, top, tokens), tops)
+        block = tl.min(tl.where(may_hold & (index > block), index, NOWHERE), 0)
+    there = index < statistics.blocks
+    plane = (row * statistics.PLANES + statistics.TOP_PLANE) * statistics.blocks
+    tl.store(statistics.numbers + plane + index, values, mask=there)
+    tl.store(statistics.marks + (row * 2 + 1) * statistics.blocks + index, tops, mask=there)
 
 
 @triton.jit
@@ -158,7 +174,7 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
     if statistics.cuts is not None:
         yield filter_launch(statistics, target, draft)
     if statistics.TOP_PLANE.value > 0:
-        yield Launch(_mixture_top_kernel, grid, arguments, WARPS)
+        yield Launch(_mixture_top_kernel, grid[:1], arguments, WARPS)
 
 
 def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
