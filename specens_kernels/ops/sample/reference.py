@@ -12,6 +12,7 @@ from specens_kernels.arguments import (
     NO_LOGPROBS,
     TARGET_LOGPROBS,
     Coins,
+    Report,
     Stream,
     Target,
     coins_of,
@@ -81,6 +82,24 @@ def sample(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
     logprobs = rows.logprobs if report.logprobs == TARGET_LOGPROBS else ensemble_logprobs(raw(target)).logprobs
     own = most_likely(logprobs.expand(-1, tokens.shape[1], -1), 0, tokens)[0]
     return [shaped, status.int(), own.view_as(shaped), *most_likely(logprobs[:, 0], report.top, tokens[:, 0])[1:]]
+
+
+def empty_draw(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
+    """Tensors of the shapes that `sample` gives, whose hundreds of steps take a tracer long."""
+    rows, best = member_logits[0].shape[:1], stream_of(options).best
+    tokens = member_logits[0].new_empty((*rows, best) if best > 0 else rows, dtype=torch.int64)
+    return [tokens, tokens.new_empty(rows, dtype=torch.int32), *empty_report(report_of(options), tokens, rows)]
+
+
+def empty_report(report: Report, tokens: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
+    """Tensors of the shapes of what is reported of tokens, and of the most likely ones of rows [...]."""
+    if report.logprobs == NO_LOGPROBS:
+        return []
+    top = [(*rows, report.top)] * (report.top > 0)
+    return [
+        tokens.new_empty(tokens.shape, dtype=torch.float32),
+        *(tokens.new_empty(shape, dtype=dtype) for shape in top for dtype in (torch.int64, torch.float32)),
+    ]
 
 
 def drawn(rows: Distributions, coin_source: Coins, stream: Stream) -> tuple[Tensor, Tensor]:

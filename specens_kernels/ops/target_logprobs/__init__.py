@@ -17,7 +17,7 @@ from specens_kernels.packing import Options, sampling_numbers, target_options
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail
 
-IMPLEMENTATIONS = implementations("target_logprobs", reference.target_logprobs)
+IMPLEMENTATIONS = implementations("target_logprobs", reference.target_logprobs, fake=reference.empty_logprobs)
 
 
 class ScoreCall(NamedTuple):

@@ -217,3 +217,9 @@ def target_logprobs(member_logits: list[Tensor], *, draft_tokens: Tensor | None 
     most_likely = target_probs(rows).log()
     logprobs = torch.where(rows.greedy[:, None, None], most_likely, rows.logprobs)
     return torch.where(rows.invalid[:, None, None], -math.inf, logprobs).float()
+
+
+def empty_logprobs(member_logits: list[Tensor], **_: Any) -> Tensor:
+    """A tensor of the shape that `target_logprobs` gives, whose steps take a tracer long."""
+    vocab = max(logits.shape[-1] for logits in member_logits)
+    return member_logits[0].new_empty((*member_logits[0].shape[:-1], vocab), dtype=torch.float32)

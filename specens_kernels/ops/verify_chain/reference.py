@@ -18,7 +18,7 @@ from specens_kernels.arguments import (
     Target,
 )
 from specens_kernels.ops.sample.gumbel import best_tokens
-from specens_kernels.ops.sample.reference import draw, invalid_coin, most_likely
+from specens_kernels.ops.sample.reference import draw, empty_report, invalid_coin, most_likely
 from specens_kernels.ops.target_logprobs.processing import Paths, processed
 from specens_kernels.ops.target_logprobs.reference import (
     Distributions,
@@ -198,6 +198,17 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
         logprobs = ensemble_logprobs(raw(chain_target)).logprobs
     logprobs = torch.nn.functional.pad(logprobs, (0, 0, 0, tokens.shape[1] - logprobs.shape[1]))
     return [*verdict, *most_likely(logprobs, arguments.report.top, tokens)]
+
+
+def empty_verdict(*given: Any, **options: Any) -> list[Tensor]:
+    """Tensors of the shapes that `verify_chain` gives, whose hundreds of steps take a tracer long."""
+    arguments = ChainArguments.of(*given, **options)
+    _, draft, *_ = padded(arguments.target, arguments.draft)
+    batch, draft_len = draft.tokens.shape
+    tokens = draft.tokens.new_empty((batch, draft_len + 1), dtype=torch.int64)
+    counts = [tokens.new_empty(batch) for _ in range(3)]
+    status = tokens.new_empty(batch, dtype=torch.int32)
+    return [tokens, *counts, status, *empty_report(arguments.report, tokens, tokens.shape)]
 
 
 def bad_coins(coins: Tensor, next_coin: Tensor, lens: Tensor) -> Tensor:

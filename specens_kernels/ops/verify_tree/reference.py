@@ -17,7 +17,7 @@ from specens_kernels.arguments import (
     TreeArguments,
 )
 from specens_kernels.ops.sample.gumbel import best_tokens
-from specens_kernels.ops.sample.reference import draw, most_likely
+from specens_kernels.ops.sample.reference import draw, empty_report, most_likely
 from specens_kernels.ops.target_logprobs.processing import Paths
 from specens_kernels.ops.target_logprobs.reference import (
     Distributions,
@@ -119,16 +119,10 @@ def empty_verdict(*given: Any, **options: Any) -> list[Tensor]:
     """Tensors of the shapes that `verify_tree` gives, which takes a step a node: too many for a tracer."""
     arguments = TreeArguments.of(*given, **options)
     batch, width = arguments.draft.tokens.shape[0], arguments.tree.levels + 1
-    sizes = [(batch, width), (batch,), (batch,), (batch,), (batch,), (batch, width - 1)]
-    dtypes = [torch.int64] * 4 + [torch.int32, torch.int64]
-    if arguments.report.logprobs != NO_LOGPROBS:
-        sizes.append((batch, width))
-        dtypes.append(torch.float32)
-    if arguments.report.top > 0:
-        sizes += [(batch, width, arguments.report.top)] * 2
-        dtypes += [torch.int64, torch.float32]
-    device = arguments.draft.tokens.device
-    return [torch.empty(size, dtype=dtype, device=device) for size, dtype in zip(sizes, dtypes, strict=True)]
+    tokens = arguments.draft.tokens.new_empty((batch, width), dtype=torch.int64)
+    counts, path = [tokens.new_empty(batch) for _ in range(3)], tokens.new_empty((batch, width - 1))
+    status = tokens.new_empty(batch, dtype=torch.int32)
+    return [tokens, *counts, status, path, *empty_report(arguments.report, tokens, tokens.shape)]
 
 
 def at_path(tokens: Tensor, path: Tensor) -> Tensor:
