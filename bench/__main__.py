@@ -27,6 +27,7 @@ COUNTS = {
     "traffic": "bench.gpu.traffic",
     "static": "bench.gpu.static",
     "host_time": "bench.gpu.host_time",
+    "model": "bench.gpu.model",
 }  # processes of their own
 CONSOLE_WIDTH = 240  # of a table that goes to a file or a pipe
 INTERRUPTED = 130

@@ -13,7 +13,7 @@ import torch
 from cases import FULL
 from rich.table import Table
 
-from bench.gpu import checks, times, traffic
+from bench.gpu import checks, kernels, model, times, traffic
 from specens_kernels import sample
 
 VOCAB = 32768
@@ -40,6 +40,25 @@ def test_a_missed_bar_is_told():
     table = Table(*"abcdef")
     missed = traffic.add_row(table, traffic.Setting(setting.room, "x", setting.logits, setting.call, 1.5, 1))
     assert [line.split(": ")[1].split(",")[0] for line in missed[:2]] == ["2.00 logit reads", "2 launches"]
+
+
+def test_the_model_of_time_predicts_what_was_measured_of_a_draw():
+    inputs = times.make_inputs(model.COUNTED_BATCH, model.VOCAB, 1, False, torch.device("cpu"), 0)
+    draw = next(found for found in times.operations(inputs, backend="triton") if found.name == "sample")
+    with traffic.counted() as counted:
+        draw.call()
+    before = model.measured("h200")
+    for batch in times.BATCHES:
+        predicted = model.call_time(model.DEVICES["h200"], counted.kernels, batch / model.COUNTED_BATCH)
+        assert 0.6 < predicted / before["sample", False, batch] < 1.7
+
+
+def test_the_profiling_program_runs_dry(tmp_path):
+    path = tmp_path / "kernels.jsonl"
+    kernels.main(json_path=path, dry=True)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["operation"] for line in lines} >= {"verify_chain", "sample", "verify_tree", "compact_kv"}
+    assert all(line["microseconds"] > 0 for line in lines)
 
 
 def test_the_timing_program_runs_dry(tmp_path):

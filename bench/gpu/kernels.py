@@ -6,8 +6,10 @@ sizes, where the profiler sees PyTorch's operators instead of kernels, to see th
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -16,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from bench.environment import environment
 from bench.gpu import times
 
 CALLS = 20
@@ -47,7 +50,16 @@ def profiled(run: Callable[[], Any], activity: ProfilerActivity) -> list[tuple[s
     return sorted(kernels, key=lambda kernel: -kernel[1] * kernel[2])
 
 
-def main(dry: Annotated[bool, typer.Option("--dry", help="On the CPU, at tiny sizes.")] = False) -> None:
+def _line(operation: str, case: tuple[int, int, int, bool], kernel: tuple[str, float, float]) -> str:
+    setting = dict(zip(("batch", "vocab", "members", "filtered"), case, strict=True))
+    found = dict(zip(("kernel", "launches", "microseconds"), kernel, strict=True))
+    return json.dumps({"operation": operation} | setting | found | {"environment": environment()})
+
+
+def main(
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write one JSON line for each kernel.")] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="On the CPU, at tiny sizes.")] = False,
+) -> None:
     """Print a table of the operations' kernels."""
     if not dry and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU: torch sees no CUDA device")
@@ -56,6 +68,7 @@ def main(dry: Annotated[bool, typer.Option("--dry", help="On the CPU, at tiny si
     table = Table(title="microseconds a launch (launches a call)", title_justify="left")
     for column in ("operation", "batch", "members", "filtered", "kernels"):
         table.add_column(column, overflow="fold")
+    lines: list[str] = []
     for case in cases(dry):
         sets = [times.make_inputs(*case, device=device, seed=seed) for seed in range(1 if dry else 2)]
         for same in zip(*(times.operations(inputs) for inputs in sets), strict=True):
@@ -63,7 +76,10 @@ def main(dry: Annotated[bool, typer.Option("--dry", help="On the CPU, at tiny si
             cell = ", ".join(
                 f"{name[:40]} {each:.1f}" + ("" if n == 1 else f" ({n:.1f})") for name, n, each in kernels[:9]
             )
+            lines += [_line(same[0].name, case, kernel) for kernel in kernels]
             table.add_row(same[0].name, str(case[0]), str(case[2]), str(case[3]), cell)
+    if json_path is not None:
+        json_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     Console(width=times.TABLE_WIDTH, file=sys.stdout).print(table)
 
 

@@ -90,7 +90,7 @@ if [ "$MODE" = full ]; then
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
     unset OMP_NUM_THREADS
 fi
-step kernels 40 "$PYTHON" -m bench.gpu.kernels ${STUB:+--dry} && grep -v "^USDT" "$OUT/kernels.log"
+step kernels 40 "$PYTHON" -m bench.gpu.kernels --json "$OUT/kernels.jsonl" ${STUB:+--dry} && grep -v "^USDT" "$OUT/kernels.log"
 left=$((SECONDS_IN_ALL - SECONDS))
 step times $((left > 20 ? left : 20)) "$PYTHON" -m bench.gpu.times --json "$OUT/times.jsonl" \
     --budget $((left > 30 ? left - 15 : 15)) $QUICK ${STUB:+--dry}

@@ -180,33 +180,33 @@ class Operation(NamedTuple):
     call: Callable[[], Any]
 
 
-def operations(inputs: Inputs) -> Iterator[Operation]:
+def operations(inputs: Inputs, backend: str | None = None) -> Iterator[Operation]:
     """Those that a case times."""
-    i, out, arguments = inputs, buffers(inputs), inputs.arguments()
+    i, out, arguments = inputs, buffers(inputs), inputs.arguments() | {"backend": backend}
     yield Operation("verify_chain", i.logits, lambda: verify_chain(i.members, i.draft_tokens, out=out, **arguments))
     rows = i.members[0][:, 0].contiguous()
     coins = i.uniforms[:, 0].contiguous()
-    yield Operation("sample", [rows], lambda: sample(rows, sampling=i.sampling, uniforms=coins))
+    yield Operation("sample", [rows], lambda: sample(rows, sampling=i.sampling, uniforms=coins, backend=backend))
     if i.draft_logits is None or i.sampling is FILTERED:
         return
     numbers = torch.arange(len(rows), device=rows.device)
-    seeds = {"seeds": numbers, "positions": numbers}
+    seeds = {"seeds": numbers, "positions": numbers, "backend": backend}
     yield Operation(
         "verify_chain, gumbel", i.members, lambda: verify_chain(i.members, i.draft_tokens, rule="gumbel", **seeds)
     )
     parents = torch.tensor(NODES, device=rows.device).repeat(len(rows), 1)
     yield Operation("verify_tree", i.members, lambda: verify_tree(i.members, i.draft_tokens, parents, **seeds))
-    yield cache_operation(len(rows), rows.device)
+    yield cache_operation(len(rows), rows.device, backend)
 
 
-def cache_operation(batch: int, device: torch.device) -> Operation:
+def cache_operation(batch: int, device: torch.device, backend: str | None) -> Operation:
     """Of all layers; the slots that move are read."""
     shape = (batch, HEADS, SLOTS, DIM)
     caches = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2 * LAYERS)]
     kept, first = torch.tensor(KEPT, device=device).repeat(batch, 1), SLOTS - DRAFT_LEN
     prefix = torch.full((batch,), first, device=device)
     moved = [values[:, :, first + 1 : first + len(KEPT)] for values in caches]
-    return Operation("compact_kv", moved, lambda: compact_kv(caches, kept, prefix))
+    return Operation("compact_kv", moved, lambda: compact_kv(caches, kept, prefix, backend=backend))
 
 
 def own_ways(sets: list[Inputs], graphs: bool) -> Iterator[tuple[str, str, Callable[[], Any]]]:

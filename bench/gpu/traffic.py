@@ -6,6 +6,7 @@ that are not masked off. Reads are relative to the logits handed in, each once.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES = 1.4, 3
 TEMPORARIES = 0.02  # of the logits; of filtered ones the maxima of groups of 128 take .8 %, and the lists as much
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 TABLE_WIDTH = 160
+OPERATIONS = ("unary_op", "binary_op", "ternary_op")  # of the interpreter, on all lanes of a program
 ROOMS = {
     "verify_chain": verify_chain_kernel,
     "verify_tree": verify_tree_kernel,
@@ -62,13 +64,29 @@ ROOMS = {
 
 
 @dataclass
+class Kernel:
+    """One launch."""
+
+    name: str
+    num_warps: int
+    programs: int
+    bytes: int = 0  # loaded and stored
+    operations: int = 0  # on numbers, of all lanes
+    loads: int = 0  # of the program that has the most, one after the other or not
+
+
+@dataclass
 class Traffic:
     """Bytes of one call."""
 
-    launches: int = 0
     logits: int = 0  # loaded
     others: int = 0  # loaded and stored, but for logits
     allocated: list[int] = field(default_factory=list)  # results included
+    kernels: list[Kernel] = field(default_factory=list)
+
+    @property
+    def launches(self) -> int:
+        return len(self.kernels)
 
 
 class _Allocations(TorchDispatchMode):
@@ -90,29 +108,51 @@ class _Allocations(TorchDispatchMode):
 @contextmanager
 def counted() -> Iterator[Traffic]:
     """Count what is launched, loaded, stored and allocated inside."""
-    traffic = Traffic()
+    traffic, loads = Traffic(), 0
     builder = interpreter.InterpreterBuilder
     load, store, run = builder.create_masked_load, builder.create_masked_store, interpreter.GridExecutor.__call__
+    begin_program, operations = builder.set_grid_idx, {name: getattr(builder, name) for name in OPERATIONS}
 
     def counting_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        nonlocal loads
         size = int(mask.data.sum()) * ptrs.get_element_ty().primitive_bitwidth // 8
         if ptrs.get_element_ty() == tl.bfloat16:
             traffic.logits += size
         else:
             traffic.others += size
+        loads += 1
+        traffic.kernels[-1].bytes += size
+        traffic.kernels[-1].loads = max(traffic.kernels[-1].loads, loads)
         return load(self, ptrs, mask, *rest)
 
     def counting_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        traffic.others += int(mask.data.sum()) * ptrs.get_element_ty().primitive_bitwidth // 8
+        size = int(mask.data.sum()) * ptrs.get_element_ty().primitive_bitwidth // 8
+        traffic.others += size
+        traffic.kernels[-1].bytes += size
         return store(self, ptrs, value, mask, *rest)
 
+    def counting_operation(name: str) -> Any:
+        def operation(self: Any, *given: Any) -> Any:
+            result = operations[name](self, *given)
+            traffic.kernels[-1].operations += result.data.size
+            return result
+
+        return operation
+
+    def counting_begin(self: Any, *index: Any) -> Any:
+        nonlocal loads
+        loads = 0
+        return begin_program(self, *index)
+
     def counting_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        traffic.launches += 1
+        traffic.kernels.append(Kernel(self.fn.__name__, kwargs.get("num_warps", 4), math.prod(self.grid)))
         return run(self, *args, **kwargs)
 
     with (
+        patch.multiple(builder, **{name: counting_operation(name) for name in OPERATIONS}),
         patch.object(builder, "create_masked_load", counting_load),
         patch.object(builder, "create_masked_store", counting_store),
+        patch.object(builder, "set_grid_idx", counting_begin),
         patch.object(interpreter.GridExecutor, "__call__", counting_run),
         _Allocations(traffic),
     ):
