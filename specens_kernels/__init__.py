@@ -14,7 +14,8 @@ from specens_kernels.ops.uniforms import uniforms
 from specens_kernels.ops.verify_chain import verify_chain
 from specens_kernels.ops.verify_tree import verify_tree
 from specens_kernels.results import Compaction, Draw, Status, TreeMask, Verdict
-from specens_kernels.rules import DecisionTree, Replacement, Synthetic, Threshold, Typical
+from specens_kernels.rules import *  # noqa: F403 -- all settings of rules
+from specens_kernels.rules import __all__ as settings_of_rules
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.warmup import warmup
 
@@ -27,21 +28,16 @@ __all__ = [
     "BackendInfo",
     "Compaction",
     "Contrastive",
-    "DecisionTree",
     "Draw",
     "LogitMixture",
     "Mixture",
     "NgramIndex",
     "Processing",
-    "Replacement",
     "Sampling",
     "Status",
-    "Synthetic",
-    "Threshold",
     "TokenTree",
     "TreeGrowth",
     "TreeMask",
-    "Typical",
     "Verdict",
     "__version__",
     "backends",
@@ -59,6 +55,7 @@ __all__ = [
     "verify_tree",
     "warmup",
 ]
+__all__ += settings_of_rules
 
 HOST_OBJECTS = ("NgramIndex", "TokenTree", "TreeGrowth")
 
