@@ -1,4 +1,4 @@
-"""The command line: which rooms to measure, with what, and where the results go."""
+"""The command line: which operations to measure, with what, and where the results go."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bench import runner
 from bench.case import DTYPES, Options
 from bench.check import WrongResultError
 from bench.environment import environment
-from bench.report import JsonLines, list_rooms, print_environment
+from bench.report import JsonLines, list_operations, print_environment
 
-EVERY_ROOM = "all"
+EVERYTHING = "all"
 COUNTS = {
     "traffic": "bench.gpu.traffic",
     "static": "bench.gpu.static",
@@ -34,7 +34,7 @@ INTERRUPTED = 130
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help="A room, 'all', or a count. Without it: a list.")] = None,
+    name: Annotated[str | None, typer.Argument(help="An operation, 'all', or a count. Without it: a list.")] = None,
     peers: Annotated[bool, typer.Option("--peers", help="Time all peers that are installed.")] = False,
     threads: Annotated[int, typer.Option(min=1, help="Threads of everything that is timed.")] = 1,
     backend: Annotated[str, typer.Option(help="The backend to time.")] = "cpp",
@@ -48,15 +48,15 @@ def main(
     console = Console()
     if not console.is_terminal:
         console = Console(width=CONSOLE_WIDTH)
-    rooms = runner.rooms()
+    operations = runner.operations()
     if name is None:
-        list_rooms(console, rooms)
+        list_operations(console, operations)
         console.print(f"counts of the GPU kernels, without a GPU: {', '.join(COUNTS)}")
         return
     if name in COUNTS:
         raise typer.Exit(subprocess.run([sys.executable, "-m", COUNTS[name]], check=False).returncode)
-    if name != EVERY_ROOM and name not in rooms:
-        raise typer.BadParameter(f"expected {', '.join(rooms)} or {EVERY_ROOM}, got {name}", param_hint="NAME")
+    if name != EVERYTHING and name not in operations:
+        raise typer.BadParameter(f"expected {', '.join(operations)} or {EVERYTHING}, got {name}", param_hint="NAME")
     dtypes = tuple(dtype or ["fp32"])
     for wanted in dtypes:
         if wanted not in DTYPES:
@@ -64,7 +64,7 @@ def main(
     _check_backend(backend)
     torch.set_num_threads(threads)
     options = Options(backend=backend, dtypes=dtypes, peers=peers, quick=quick)
-    _run(console, list(rooms) if name == EVERY_ROOM else [name], options, json)
+    _run(console, list(operations) if name == EVERYTHING else [name], options, json)
 
 
 def _check_backend(backend: str) -> None:
@@ -83,7 +83,7 @@ def _run(console: Console, names: list[str], options: Options, json: Path | None
     with JsonLines(json, facts) as lines:
         try:
             for name in names:
-                runner.run_room(name, options, console, lines)
+                runner.run_operation(name, options, console, lines)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except WrongResultError as error:

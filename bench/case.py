@@ -1,4 +1,4 @@
-"""What a room's bench file declares: cases, each with its operation, what bounds it, its rivals and its check."""
+"""What an operation's bench file declares: cases, each with its operation, what bounds it, its rivals and its check."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Case:
     run: the operation. result: the part of what it returns that is checked. check: returns the number of near ties in
     it, raises WrongResultError. bounds: what to hold the operation against, by name; ratios are to the first.
     bytes_needed: what any implementation must read and write. bars: what the operation should reach.
-    table: the title of the table that it is a row of, where a room has several.
+    table: the title of the table that it is a row of, where an operation has several.
     """
 
     shape: dict[str, int]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-COIN_MARGIN = 1e-6  # a draw nearer to the edge between two tokens than this may fall on either side in float32
-LAST_COIN = 1 - 2**-53
+UNIFORM_MARGIN = 1e-6  # a draw nearer to the edge between two tokens than this may fall on either side in float32
+LAST_UNIFORM = 1 - 2**-53
 LOGPROB_TOLERANCE = 2e-5
 ROUNDINGS = 16
 
@@ -17,21 +17,21 @@ class WrongResultError(Exception):
     """A result differs from the reference's by more than rounding."""
 
 
-def shifted(coins: Tensor, shift: float) -> Tensor:
-    return (coins + shift).clamp(0, LAST_COIN)
+def shifted(random_numbers: Tensor, shift: float) -> Tensor:
+    return (random_numbers + shift).clamp(0, LAST_UNIFORM)
 
 
 def check_tokens(tokens: Tensor, reference: Callable[[int, float], Tensor]) -> int:
     """Return how many requests differ from the reference by a near tie; raise WrongResultError for any other.
 
-    tokens: [batch, ...]. reference(request, shift): its tokens where the request's coins are moved by shift.
+    tokens: [batch, ...]. reference(request, shift): its tokens where the request's uniforms are moved by shift.
     """
     near_ties = 0
     for request, emitted in enumerate(tokens):
         expected = reference(request, 0.0)
         if torch.equal(emitted, expected):
             continue
-        if not any(torch.equal(emitted, reference(request, shift)) for shift in (-COIN_MARGIN, COIN_MARGIN)):
+        if not any(torch.equal(emitted, reference(request, shift)) for shift in (-UNIFORM_MARGIN, UNIFORM_MARGIN)):
             raise WrongResultError(f"request {request}: expected {expected.tolist()}, got {emitted.tolist()}")
         near_ties += 1
     return near_ties

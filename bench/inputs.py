@@ -15,7 +15,7 @@ from bench.distribution import distribution
 from specens_kernels import Sampling
 
 LOGIT_SPREAD = 3.0  # standard deviation of random logits: the likeliest of 50,000 tokens has some percent
-CANDIDATES = 64  # draws of tokens and coins, of which the most typical is used
+CANDIDATES = 64  # draws of tokens and uniforms, of which the most typical is used
 CALIBRATION_ROWS = 16  # rows whose mean acceptance fixes the noise where filters are on
 LARGEST_NOISE = 8.0  # standard deviations: the two distributions have nothing left in common
 HALVINGS = 16
@@ -68,7 +68,7 @@ class ChainInputs:
         return self.member_logits if self.draft_logits is None else [*self.member_logits, self.draft_logits]
 
     def request(self, index: int, shift: float) -> ChainInputs:
-        """One request alone, its coins moved by shift."""
+        """One request alone, its uniforms moved by shift."""
         one = slice(index, index + 1)
         return ChainInputs(
             [logits[one] for logits in self.member_logits],
@@ -137,9 +137,11 @@ def chain_inputs(
         members, weights = [*members, second.to(dtype)], PAIR_WEIGHTS
     draft_logits = None if mixture else second[:, :draft_len].to(dtype).contiguous()
     drafter = members[0][:, :draft_len] if draft_logits is None else draft_logits
-    tokens, coins, num_accepted = _typical_draw(members, weights, sampling, drafter, acceptance.share, generator)
-    last_coin = torch.rand(batch, 1, generator=generator, dtype=torch.float64)
-    uniforms = torch.cat([coins, last_coin], 1)
+    tokens, random_numbers, num_accepted = _typical_draw(
+        members, weights, sampling, drafter, acceptance.share, generator
+    )
+    last_uniform = torch.rand(batch, 1, generator=generator, dtype=torch.float64)
+    uniforms = torch.cat([random_numbers, last_uniform], 1)
     return ChainInputs(members, weights, sampling, draft_logits, tokens, uniforms, num_accepted)
 
 
@@ -151,7 +153,7 @@ def _typical_draw(
     share: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draft tokens drawn from the drafter, and coins, of which about `share` of the drafts are accepted."""
+    """Draft tokens drawn from the drafter, and uniforms, of which about `share` of the drafts are accepted."""
     batch, draft_len, vocab = drafter.shape
     draft_probs = distribution(drafter, sampling)
     drawn = torch.multinomial(draft_probs.view(-1, vocab), CANDIDATES, replacement=True, generator=generator)
@@ -159,11 +161,11 @@ def _typical_draw(
     target_at_token = torch.zeros(tokens.shape)
     for logits, weight in zip(members, weights, strict=True):
         target_at_token += weight * distribution(logits[:, :draft_len], sampling).gather(2, tokens)
-    coins = torch.rand(tokens.shape, generator=generator, dtype=torch.float64)
-    accepted = coins * draft_probs.gather(2, tokens) < target_at_token
+    random_numbers = torch.rand(tokens.shape, generator=generator, dtype=torch.float64)
+    accepted = random_numbers * draft_probs.gather(2, tokens) < target_at_token
     num_accepted = accepted.long().cumprod(1).sum(1)  # [batch, CANDIDATES]
     best = int((num_accepted.double().mean(0) - share * draft_len).abs().argmin())
-    return tokens[..., best].contiguous(), coins[..., best].contiguous(), num_accepted[:, best].contiguous()
+    return tokens[..., best].contiguous(), random_numbers[..., best].contiguous(), num_accepted[:, best].contiguous()
 
 
 def bytes_of(*tensors: Tensor) -> int:

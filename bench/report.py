@@ -80,18 +80,18 @@ class JsonLines:
         if self.file is not None:
             self.file.close()
 
-    def write(self, room: str, row: Row) -> None:
+    def write(self, operation: str, row: Row) -> None:
         if self.file is None:
             return
         for name in row.names:
-            self.file.write(json.dumps(_record(room, row, name) | {"environment": self.facts}) + "\n")
+            self.file.write(json.dumps(_record(operation, row, name) | {"environment": self.facts}) + "\n")
         self.file.flush()
 
 
-def _record(room: str, row: Row, name: str) -> dict[str, Any]:
+def _record(operation: str, row: Row, name: str) -> dict[str, Any]:
     kind = "bound" if name in row.bounds else "operation" if name == row.operation else "rival"
     return {
-        "room": room,
+        "operation": operation,
         **row.shape,
         **row.setting,
         "dtype": row.dtype,
@@ -123,8 +123,8 @@ def _times(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def list_rooms(console: Console, rooms: dict[str, str]) -> None:
-    for name, summary in rooms.items():
+def list_operations(console: Console, operations: dict[str, str]) -> None:
+    for name, summary in operations.items():
         console.print(f"[bold]{name:16}[/] {summary.partition(': ')[2]}", highlight=False)
 
 
@@ -132,9 +132,9 @@ def print_environment(console: Console, facts: dict[str, Any]) -> None:
     console.print(", ".join(f"{key} {value}" for key, value in facts.items()), highlight=False, soft_wrap=True)
 
 
-def print_tables(console: Console, room: str, rows: list[Row]) -> None:
+def print_tables(console: Console, operation: str, rows: list[Row]) -> None:
     for title in dict.fromkeys(row.table for row in rows):
-        _print_table(console, f"{room} {title}".strip(), [row for row in rows if row.table == title])
+        _print_table(console, f"{operation} {title}".strip(), [row for row in rows if row.table == title])
     if rows:
         console.print(NOTE.format(rows[0].bounds[0]), highlight=False)
 

@@ -15,14 +15,14 @@ from bench.report import JsonLines, Row, print_missing_peers, print_summary, pri
 from bench.timing import FULL, QUICK, interleave
 
 
-def rooms() -> dict[str, str]:
-    """The rooms that have a bench file, and the first line of its docstring."""
+def operations() -> dict[str, str]:
+    """The operations that have a bench file, and the first line of its docstring."""
     names = sorted(module.name for module in pkgutil.iter_modules(ops.__path__))
     return {name: (_bench_file(name).__doc__ or "").partition("\n")[0] for name in names}
 
 
-def run_room(name: str, options: Options, console: Console, lines: JsonLines) -> None:
-    """Measure all cases of a room; print the table, also of what was measured before an error or Ctrl-C."""
+def run_operation(name: str, options: Options, console: Console, lines: JsonLines) -> None:
+    """Measure all cases of an operation; print the table, also of what was measured before an error or Ctrl-C."""
     rows: list[Row] = []
     try:
         with Console(stderr=True).status(name) as status:

@@ -112,7 +112,7 @@ class Draft(NamedTuple):
     sampling: SamplingArguments
 
 
-class Coins(NamedTuple):
+class RandomSource(NamedTuple):
     """Where random numbers come from: given, or seeds and positions, or none (all greedy)."""
 
     uniforms: Tensor | None  # float64 or float32
@@ -157,7 +157,7 @@ class ChainArguments(NamedTuple):
 
     target: Target
     draft: Draft
-    coins: Coins
+    random_numbers: RandomSource
     rule: Rule
     report: Report
 
@@ -166,7 +166,7 @@ class ChainArguments(NamedTuple):
         """From what the operator was given."""
         target = target_of(member_logits, options)
         draft = draft_of(draft_tokens, target, options)
-        return cls(target, draft, coins_of(options), rule_of(options), report_of(options))
+        return cls(target, draft, uniforms_of(options), rule_of(options), report_of(options))
 
 
 class TreeArguments(NamedTuple):
@@ -175,7 +175,7 @@ class TreeArguments(NamedTuple):
     target: Target
     draft: Draft
     tree: Tree
-    coins: Coins
+    random_numbers: RandomSource
     rule: Rule
     report: Report
 
@@ -187,7 +187,7 @@ class TreeArguments(NamedTuple):
         target = target_of(member_logits, options)
         draft = draft_of(draft_tokens, target, options | {"draft_lens": options.get("num_nodes")})
         tree = Tree(parents, max_levels, int(options.get("without_replacement", False)))
-        return cls(target, draft, tree, coins_of(options), rule_of(options), report_of(options))
+        return cls(target, draft, tree, uniforms_of(options), rule_of(options), report_of(options))
 
 
 def target_of(member_logits: list[Tensor], options: dict[str, Any]) -> Target:
@@ -226,12 +226,12 @@ def draft_of(tokens: Tensor, target: Target, options: dict[str, Any]) -> Draft:
     )
 
 
-def coins_of(options: dict[str, Any]) -> Coins:
+def uniforms_of(options: dict[str, Any]) -> RandomSource:
     """The random numbers, from an operator's options."""
     numbers: Sequence[Tensor] = options.get("random") or ()
     if len(numbers) == 2:
-        return Coins(None, numbers[0].long(), numbers[1].long())
-    return Coins(numbers[0] if numbers else None, None, None)
+        return RandomSource(None, numbers[0].long(), numbers[1].long())
+    return RandomSource(numbers[0] if numbers else None, None, None)
 
 
 def rule_of(options: dict[str, Any]) -> Rule:
@@ -287,17 +287,17 @@ def _processing_of(options: dict[str, Any]) -> ProcessingArguments:
 
 
 def ready_for_kernels(group: Any) -> Any:
-    """The group with its tensors contiguous, in float32, float64 for coins, or int64: as Triton kernels read them."""
+    """The group with its tensors contiguous, in float32, int64, or float64 for uniforms: as kernels read them."""
     if isinstance(group, Target):
         own = {"sampling": ready_for_kernels(group.sampling), "processing": ready_for_kernels(group.processing)}
         return group._replace(**own, row_offsets=_in_dtype(group.row_offsets, torch.int64))
     if isinstance(group, Draft):
         own = {name: _in_dtype(getattr(group, name), torch.int64) for name in ("drafters", "slots", "lens")}
         return group._replace(**own, sampling=ready_for_kernels(group.sampling))
-    if isinstance(group, Coins):
+    if isinstance(group, RandomSource):
         uniforms, seeds, positions = group
         own = {"uniforms": _in_dtype(uniforms, torch.float64)}
-        return Coins(**own, seeds=_in_dtype(seeds, torch.int64), positions=_in_dtype(positions, torch.int64))
+        return RandomSource(**own, seeds=_in_dtype(seeds, torch.int64), positions=_in_dtype(positions, torch.int64))
     tensors = {name: value for name, value in zip(group._fields, group) if isinstance(value, Tensor)}
     wanted = {name: torch.float32 if value.is_floating_point() else torch.int64 for name, value in tensors.items()}
     return group._replace(**{name: _in_dtype(value, wanted[name]) for name, value in tensors.items()})

@@ -116,8 +116,10 @@ instruction_set.use_chosen()
 CUDA_REASON = _load_cuda_library()
 TRITON_REASON, TRITON_INTERPRETED = find_triton()
 KERNEL_DEVICES: dict[str, frozenset[str]] = {}  # operator name -> device types that it has a kernel for
-GPU_BACKENDS: dict[str, tuple[str, ...]] = {}  # room -> the backends that have a kernel of it for GPUs in a full build
-# (room, backend or None for the fastest, device type) -> the name and the operator that a call takes
+GPU_BACKENDS: dict[
+    str, tuple[str, ...]
+] = {}  # operation -> the backends that have a kernel of it for GPUs in a full build
+# (operation, backend or None for the fastest, device type) -> the name and the operator that a call takes
 READY: dict[tuple[str, str | None, str], tuple[str, Implementation]] = {}
 WRITING: dict[str, Table] = {}  # operation -> the implementations that write into the caller's buffers
 

@@ -14,7 +14,7 @@ from specens_kernels.values import INTEGER_DTYPES, fail, is_integer
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAMETER_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-COIN_DTYPES = (torch.float64, torch.float32)
+UNIFORM_DTYPES = (torch.float64, torch.float32)
 MOST_TOP_LOGPROBS = 2**20
 MOST_KEYS = 2**31 - 1  # of a row of a mask
 LARGEST_INTEGER = 2**63 - 1
@@ -136,14 +136,14 @@ def check_processing(processing: Any, batch: int, device: torch.device) -> None:
         check_integers("min_tokens", processing.min_tokens, (batch,), device)
 
 
-def check_coins(
+def check_random(
     uniforms: Any, seeds: Any, positions: Any, shape: tuple[int, ...], device: torch.device, needed: bool
 ) -> None:
     """Raise ValueError unless exactly one source of random numbers is given, or none where none is needed."""
     if uniforms is not None:
         if seeds is not None or positions is not None:
             fail("uniforms", "either uniforms or seeds and positions", "both")
-        check_tensor("uniforms", uniforms, shape, COIN_DTYPES, device)
+        check_tensor("uniforms", uniforms, shape, UNIFORM_DTYPES, device)
     elif seeds is not None and positions is not None:
         check_integers("seeds", seeds, shape[:1], device)
         check_integers("positions", positions, shape[:1], device)

@@ -19,7 +19,7 @@ class Status(enum.IntFlag):
     INVALID_DRAFT_TOKEN = 16  # a draft id is -1 or outside the vocabulary: the chain ended there
     INVALID_DRAFT_DISTRIBUTION = 32  # no usable draft distribution: it was treated as one-hot
     EMPTY_RESIDUAL = 64  # the residual is nothing but rounding: the next token was drawn from the target
-    INVALID_PARAMETER = 128  # a per-request temperature, weight, length or coin is out of range: nothing was emitted
+    INVALID_PARAMETER = 128  # a per-request temperature, weight, length or uniform is out of range: nothing was emitted
 
 
 class Verdict(NamedTuple):

@@ -14,17 +14,17 @@ import specens_kernels
 from specens_kernels import instruction_set
 from specens_kernels.arguments import (
     ChainArguments,
-    Coins,
     Draft,
+    RandomSource,
     Report,
     Rule,
     SamplingArguments,
     Target,
     TreeArguments,
-    coins_of,
     report_of,
     stream_of,
     target_of,
+    uniforms_of,
 )
 
 HEADER = Path(specens_kernels.get_include(), "specens.h")
@@ -163,8 +163,8 @@ def draft(memory: Memory, group: Draft, target_group: Target) -> int | None:
     return memory.pointer(memory.struct("draft", sampling=own, **fields, **numbers))
 
 
-def random(memory: Memory, group: Coins) -> int | None:
-    return memory.pointer(memory.struct("random", **memory.named(group, {name: name for name in Coins._fields})))
+def random(memory: Memory, group: RandomSource) -> int | None:
+    return memory.pointer(memory.struct("random", **memory.named(group, {name: name for name in RandomSource._fields})))
 
 
 def rule(memory: Memory, group: Rule) -> int | None:
@@ -247,7 +247,7 @@ def draw(member_logits: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
     given = memory.struct(
         "draw",
         target=target(memory, target_of(member_logits, options)),
-        random=random(memory, coins_of(options)),
+        random=random(memory, uniforms_of(options)),
         step=stream.step,
         stream=stream.stream,
         gumbel_count=stream.best,
@@ -275,7 +275,7 @@ def verify(arguments: ChainArguments | TreeArguments, workspace: Workspace | Non
         "tree" if of_tree else "chain",
         target=target(memory, arguments.target),
         draft=draft(memory, arguments.draft, arguments.target),
-        random=random(memory, arguments.coins),
+        random=random(memory, arguments.random_numbers),
         rule=rule(memory, arguments.rule),
         logprobs=arguments.report.logprobs,
         top_logprobs=arguments.report.top,

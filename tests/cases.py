@@ -69,7 +69,7 @@ class Case:
     draft_tokens: Tensor
     target: dict[str, Any]
     draft: dict[str, Any] = field(default_factory=dict)
-    coins: dict[str, Tensor] = field(default_factory=dict)
+    random_numbers: dict[str, Tensor] = field(default_factory=dict)
 
     def verify(self, backend: str) -> Verdict:
         return verify_chain(
@@ -77,16 +77,18 @@ class Case:
             self.draft_tokens,
             **self.target,
             **self.draft,
-            **self.coins,
+            **self.random_numbers,
             logprobs=True,
             backend=backend,
         )
 
     def sample(self, backend: str, row: int = 0) -> Draw:
-        """A draw from one row of the members, with the coin of that row."""
-        coins = {name: value[:, row] if name == "uniforms" else value for name, value in self.coins.items()}
+        """A draw from one row of the members, with the uniform of that row."""
+        random_numbers = {
+            name: value[:, row] if name == "uniforms" else value for name, value in self.random_numbers.items()
+        }
         logits = [member[:, row] for member in self.member_logits]
-        return sample(logits, **self.target, **coins, step=row, logprobs=True, backend=backend)
+        return sample(logits, **self.target, **random_numbers, step=row, logprobs=True, backend=backend)
 
     def target_logprobs(self, backend: str) -> Tensor:
         return target_logprobs(self.member_logits, **self.target, backend=backend)
@@ -100,7 +102,7 @@ class Case:
             draft_tokens=self.draft_tokens[index],
             target={name: _requests(value, index) for name, value in self.target.items()},
             draft={name: _requests(value, index) for name, value in self.draft.items()},
-            coins={name: value[index] for name, value in self.coins.items()},
+            random_numbers={name: value[index] for name, value in self.random_numbers.items()},
         )
 
 
@@ -155,7 +157,7 @@ def build(recipe: Recipe, seed: int, device: torch.device | str = "cpu") -> Case
     sampling = Sampling(temperature=_temperature(recipe, generator))
     tokens = _draft_tokens(logits, recipe, generator)
     draft = _draft(recipe, len(vocabs), max(vocabs), generator)
-    coins = _coins(recipe, generator)
+    random_numbers = _uniforms(recipe, generator)
 
     def moved(arguments: dict[str, Any]) -> dict[str, Any]:
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
@@ -171,7 +173,7 @@ def build(recipe: Recipe, seed: int, device: torch.device | str = "cpu") -> Case
         lay_out(tokens.to(device), recipe.layout if recipe.layout != "expanded" else "sliced"),
         {"ensemble": ensemble, "sampling": sampling},
         moved(draft),
-        moved(coins),
+        moved(random_numbers),
     )
 
 
@@ -180,16 +182,16 @@ def tensors_of(result: Verdict | Draw) -> list[Tensor]:
     return [value for value in result if value is not None]
 
 
-def operator_arguments(room: ModuleType, call: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `call("reference")` hands to the operator of a room (a module of specens_kernels.ops)."""
+def operator_arguments(operation: ModuleType, call: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `call("reference")` hands to the operator of an operation (a module of specens_kernels.ops)."""
     recorded: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    reference = room.IMPLEMENTATIONS["reference"]
+    reference = operation.IMPLEMENTATIONS["reference"]
 
     def record(*arguments: Any, **options: Any) -> Any:
         recorded.append((arguments, options))
         return reference(*arguments, **options)
 
-    with patch.dict(room.IMPLEMENTATIONS, {"reference": record}):
+    with patch.dict(operation.IMPLEMENTATIONS, {"reference": record}):
         call("reference")
     return recorded[0]
 
@@ -306,7 +308,7 @@ def _draft(recipe: Recipe, members: int, vocab: int, generator: torch.Generator)
     return arguments
 
 
-def _coins(recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
+def _uniforms(recipe: Recipe, generator: torch.Generator) -> dict[str, Tensor]:
     if not recipe.seeded:
         shape = (recipe.batch, recipe.draft_len + 1)
         return {"uniforms": torch.rand(shape, dtype=torch.float64, generator=generator)}

@@ -86,9 +86,9 @@ def members_of_several_vocabularies(at_end: bool) -> None:
         ):
             for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(top_k=5, top_p=0.9, min_p=0.01)):
                 logits = [guarded(torch.randn(2, vocab), at_end) for vocab in vocabs]
-                coins = guarded(torch.rand(2), at_end)
+                random_numbers = guarded(torch.rand(2), at_end)
                 kernels.sample(
-                    logits, ensemble=ensemble, sampling=sampling, uniforms=coins, top_logprobs=3, backend="cpp"
+                    logits, ensemble=ensemble, sampling=sampling, uniforms=random_numbers, top_logprobs=3, backend="cpp"
                 )
 
 

@@ -49,7 +49,7 @@ def poisoned(values: Tensor, lens: list[int]) -> Tensor:
 
 
 def ragged(seed: int, bonus: bool) -> Requests:
-    """A random problem with a length for each request; what lies behind its rows, drafts and coins is poison."""
+    """A random problem with a length for each request; what lies behind its rows, drafts and uniforms is poison."""
     problem = random_problem(seed, (1, 33, 200))
     generator = torch.Generator().manual_seed(seed)
     batch, draft_len = problem.tokens.shape
@@ -61,8 +61,8 @@ def ragged(seed: int, bonus: bool) -> Requests:
     for name, own in (("allowed", rows), ("draft_logits", lens)):
         if arguments.get(name) is not None:
             arguments[name] = poisoned(arguments[name], own)
-    coins = poisoned(arguments["uniforms"][:, :-1], lens)
-    arguments["uniforms"] = torch.cat([coins, arguments["uniforms"][:, -1:]], 1)
+    random_numbers = poisoned(arguments["uniforms"][:, :-1], lens)
+    arguments["uniforms"] = torch.cat([random_numbers, arguments["uniforms"][:, -1:]], 1)
     arguments["draft_lens"] = torch.tensor(lens)
     logits = [poisoned(values, rows) for values in problem.logits]
     return Requests(Problem(logits, problem.tokens, arguments), lens, rows)

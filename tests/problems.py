@@ -1,6 +1,6 @@
 """Random rounds that use everything verification takes: processing, bit masks, filters, rules, reports.
 
-Results are compared request by request. One that differs must hang on the last bits: moving its coins and thresholds by
+Results are compared request by request. One that differs must hang on the last bits: moving uniforms and thresholds by
 a hair makes the reference decide as the backend did.
 """
 
@@ -33,7 +33,7 @@ from specens_kernels import (
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NUDGE = 2e-6  # by which coins and thresholds are moved
+NUDGE = 2e-6  # by which uniforms and thresholds are moved
 SET_ASIDE = 0.02  # the share of requests that may be decided otherwise
 LOGPROBS = {"atol": 5e-5, "rtol": 1e-5}
 
@@ -58,9 +58,9 @@ class Problem:
             moved = {"sampling": _nudged(self.arguments["sampling"], amount)}
             if "draft_sampling" in self.arguments:
                 moved["draft_sampling"] = _nudged(self.arguments["draft_sampling"], amount)
-            coins = {"uniforms": (self.arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
+            random_numbers = {"uniforms": (self.arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
             rule = {"rule": _nudged_rule(self.arguments["rule"], amount)}
-            for change in (moved, coins, moved | coins, rule, rule | moved):
+            for change in (moved, random_numbers, moved | random_numbers, rule, rule | moved):
                 if self.verify("reference", **change).tokens[request].tolist() == emitted:
                     return True
         return False

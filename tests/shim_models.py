@@ -22,9 +22,9 @@ def distributions(*shape: int, seed: int, zeros: float = 0.3) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def drawn(masses: list[float], coin: float, margins: list[float]) -> int:
-    """The token at which the running sum of masses exceeds coin * their sum, the last possible one at the end."""
-    at, total, last = coin * sum(masses), 0.0, 0
+def drawn(masses: list[float], uniform: float, margins: list[float]) -> int:
+    """The token at which the running sum of masses exceeds uniform * their sum, the last possible one at the end."""
+    at, total, last = uniform * sum(masses), 0.0, 0
     for token, mass in enumerate(masses):
         if mass > 0:
             total, last = total + mass, token
@@ -34,18 +34,20 @@ def drawn(masses: list[float], coin: float, margins: list[float]) -> int:
     return last
 
 
-def chain_model(draft: Tensor, tokens: list[int], target: Tensor, coins: list[float]) -> tuple[list, int, int, float]:
+def chain_model(
+    draft: Tensor, tokens: list[int], target: Tensor, random_numbers: list[float]
+) -> tuple[list, int, int, float]:
     """What FlashInfer documents for one request: tokens, accepted, emitted; and how near the nearest tie is."""
     margins: list[float] = []
     passes = []
     for step, token in enumerate(tokens):
         draft_there, target_there = float(draft[step, token]), float(target[step, token])
-        margins.append(abs(coins[step] * draft_there - target_there) if target_there > 0 else 1.0)
-        passes.append(coins[step] * draft_there < target_there)
+        margins.append(abs(random_numbers[step] * draft_there - target_there) if target_there > 0 else 1.0)
+        passes.append(random_numbers[step] * draft_there < target_there)
     emitted = passes.index(False) if False in passes else len(tokens)
     subtracted = draft[emitted] if emitted < len(tokens) else torch.zeros_like(target[0])
     left = (target[emitted].double() - subtracted.double()).clamp(min=0).tolist()
-    last = drawn(left, coins[-1], margins)
+    last = drawn(left, random_numbers[-1], margins)
     padding = [-1] * (len(tokens) - emitted)
     return [*tokens[:emitted], last, *padding], sum(passes), emitted, min(margins)
 
@@ -57,7 +59,7 @@ def tree_model(case: dict, request: int) -> tuple[dict[int, int], list[int], int
     """
     target = case["target_probs"][request].double()
     first, following = case["retrive_next_token"][request], case["retrive_next_sibling"][request]
-    places, coins = case["retrive_index"][request].tolist(), case["uniform_samples"][request].tolist()
+    places, random_numbers = case["retrive_index"][request].tolist(), case["uniform_samples"][request].tolist()
     margins: list[float] = []
     divisor = max(case["threshold_acc"], 1e-9)
     here, row_left, predicts, path = 0, target[0].clone(), {}, [places[0]]
@@ -67,8 +69,8 @@ def tree_model(case: dict, request: int) -> tuple[dict[int, int], list[int], int
             token = int(case["candidates"][request, child])
             mass = float(target[here, token])
             so_far += mass
-            margins.append(abs(coins[here] - so_far / divisor) if mass > 0 else 1.0)
-            if (mass > 0 and coins[here] < so_far / divisor) or mass >= case["threshold_single"]:
+            margins.append(abs(random_numbers[here] - so_far / divisor) if mass > 0 else 1.0)
+            if (mass > 0 and random_numbers[here] < so_far / divisor) or mass >= case["threshold_single"]:
                 found = child
                 break
             row_left[token] = 0

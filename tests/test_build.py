@@ -43,11 +43,11 @@ import specens_kernels as kernels
 with FakeTensorMode():
     logits, drafts = torch.empty(2, 3, 11, device="cuda"), torch.empty(2, 2, dtype=torch.int64, device="cuda")
     request = torch.empty(2, dtype=torch.int64, device="cuda")
-    coins = {"seeds": request, "positions": request}
+    uniforms = {"seeds": request, "positions": request}
     calls = {
-        "verify_chain": lambda: kernels.verify_chain(logits, drafts, **coins),
-        "verify_tree": lambda: kernels.verify_tree(logits, drafts, drafts, **coins),
-        "sample": lambda: kernels.sample(torch.empty(2, 11, device="cuda"), **coins),
+        "verify_chain": lambda: kernels.verify_chain(logits, drafts, **uniforms),
+        "verify_tree": lambda: kernels.verify_tree(logits, drafts, drafts, **uniforms),
+        "sample": lambda: kernels.sample(torch.empty(2, 11, device="cuda"), **uniforms),
         "target_logprobs": lambda: kernels.target_logprobs(logits),
         "uniforms": lambda: kernels.uniforms(request, request),
         "tree_mask": lambda: kernels.tree_mask(drafts, request, max_prefix=4),
@@ -67,7 +67,7 @@ def library_path(name: str) -> Path | None:
 
 
 def report(before: str, backend: str, **environment: str) -> tuple[dict[str, str | None], str, list[float]]:
-    """Reasons, the error of a call that names `backend`, and the coins of one that names none, in a fresh process."""
+    """Reasons, the error of a call that names `backend`, and the numbers of one that names none, in a fresh process."""
     code = before + REPORT.format(backend=backend)
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run(
@@ -106,10 +106,10 @@ import pathlib
 exists = pathlib.Path.is_file
 pathlib.Path.is_file = lambda path: path.name != "_C.so" and exists(path)
 """
-    reasons, error, coins = report(hide, "cpp")
+    reasons, error, random_numbers = report(hide, "cpp")
     assert reasons["cpp"] == "not built: the package has no _C.so"
     assert error == "uniforms: backend 'cpp' cannot run on cpu: not built: the package has no _C.so"
-    assert coins == uniforms(BATCH, BATCH).tolist()
+    assert random_numbers == uniforms(BATCH, BATCH).tolist()
 
 
 def test_an_extension_that_does_not_load_gives_the_text_of_the_loader():
@@ -119,10 +119,10 @@ def refuse(path):
     raise OSError("undefined symbol: from_another_version")
 torch.ops.load_library = refuse
 """
-    reasons, error, coins = report(refuse, "cpp")
+    reasons, error, random_numbers = report(refuse, "cpp")
     assert reasons["cpp"] == "_C.so could not be loaded: undefined symbol: from_another_version"
     assert reasons["cpp"] in error
-    assert coins == uniforms(BATCH, BATCH).tolist()
+    assert random_numbers == uniforms(BATCH, BATCH).tolist()
 
 
 def test_a_triton_that_is_too_old_says_so():

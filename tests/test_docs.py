@@ -137,7 +137,7 @@ def test_the_tree_decoder_gives_the_greedy_text_of_each_request(shown, branches)
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 def test_the_decoder_without_a_drafter_gives_the_text_of_plain_decoding(shown, temperature):
-    """Coins are those of the round, so a sampled text is only compared in length; the greedy one token by token."""
+    """Uniforms are those of the round, so a sampled text is only compared in length; the greedy one token by token."""
     target = shown["ToyModel"](width=16, batch=4)
     text, lengths, ends = random_text(shown), torch.full((4,), 8), torch.full((4,), 200)
     text[:, 4:8] = text[:, :4]
@@ -159,21 +159,23 @@ def test_vllm_layouts_give_the_verdict_of_the_dense_call(shown):
     draft_logits = logits[:, :draft_len] + 0.5 * torch.randn(batch, draft_len, vocab, generator=generator)
     drafts = draft_logits.argmax(-1)
     lens = torch.tensor([2, 0, 4])
-    coins = {"seeds": torch.arange(batch), "positions": torch.tensor([7, 8, 9])}
-    dense = verify_chain(logits, drafts, draft_logits=draft_logits, draft_lens=lens, **coins)
+    random_numbers = {"seeds": torch.arange(batch), "positions": torch.tensor([7, 8, 9])}
+    dense = verify_chain(logits, drafts, draft_logits=draft_logits, draft_lens=lens, **random_numbers)
     rows = torch.cat([row[: length + 1] for row, length in zip(logits, lens.tolist())])
 
     packed_drafts = torch.cat([row[:length] for row, length in zip(drafts, lens.tolist())])
     packed_logits = torch.cat([row[:length] for row, length in zip(draft_logits, lens.tolist())])
     arguments = shown["from_vllm_v1"](packed_drafts, lens.cumsum(0).int(), draft_len)
-    assert torch.equal(verify_chain(rows, draft_logits=packed_logits, **arguments, **coins).tokens, dense.tokens)
+    assert torch.equal(
+        verify_chain(rows, draft_logits=packed_logits, **arguments, **random_numbers).tokens, dense.tokens
+    )
 
     sampled = torch.cat([torch.cat([torch.tensor([99]), row[:n]]) for row, n in zip(drafts, lens.tolist())])
     slots = torch.tensor([4, 0, 2])
     kept = torch.zeros(5, draft_len, vocab).index_copy(0, slots, draft_logits)
     offsets = torch.nn.functional.pad((lens + 1).cumsum(0), (1, 0))
     arguments = shown["from_vllm_v2"](sampled, offsets, slots, draft_len)
-    assert torch.equal(verify_chain(rows, draft_logits=kept, **arguments, **coins).tokens, dense.tokens)
+    assert torch.equal(verify_chain(rows, draft_logits=kept, **arguments, **random_numbers).tokens, dense.tokens)
 
 
 def test_every_argument_that_the_page_names_is_one_of_a_public_function():

@@ -36,9 +36,9 @@ def test_a_tree_costs_one_read_and_one_of_a_row_for_each_rejected_child_that_was
 
 
 def test_a_missed_bar_is_told():
-    setting = next(setting for setting in traffic.settings(2048) if setting.room == "target_logprobs")
+    setting = next(setting for setting in traffic.settings(2048) if setting.operation == "target_logprobs")
     table = Table(*"abcdef")
-    missed = traffic.add_row(table, traffic.Setting(setting.room, "x", setting.logits, setting.call, 1.5, 1))
+    missed = traffic.add_row(table, traffic.Setting(setting.operation, "x", setting.logits, setting.call, 1.5, 1))
     assert [line.split(": ")[1].split(",")[0] for line in missed[:2]] == ["2.00 logit reads", "2 launches"]
 
 

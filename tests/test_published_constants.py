@@ -45,11 +45,14 @@ def test_the_rule_typical_accepts_by_the_settings_of_medusa(backend, others, dra
     limit = min(TYPICAL[0], TYPICAL[1] * math.exp(-float(torch.special.entr(probabilities).sum())))
     assert (draft > limit) == bool(accepted)
     logits = probabilities.log().float().expand(1, 2, -1).contiguous()
-    token, coins = torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 2), 0.5)
-    assert int(verify_chain(logits, token, rule="typical", uniforms=coins, backend=backend).num_accepted) == accepted
+    token, random_numbers = torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 2), 0.5)
+    assert (
+        int(verify_chain(logits, token, rule="typical", uniforms=random_numbers, backend=backend).num_accepted)
+        == accepted
+    )
     if backend != "triton":
         tree = TokenTree([-1])
-        verdict = verify_tree(logits, token, tree, rule="typical", uniforms=coins, backend=backend)
+        verdict = verify_tree(logits, token, tree, rule="typical", uniforms=random_numbers, backend=backend)
         assert int(verdict.num_accepted) == accepted
 
 

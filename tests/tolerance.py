@@ -3,8 +3,8 @@
 A backend rounds logits and probabilities to float32, so it may decide otherwise than the float64 reference where the
 decision hangs on the last bits. The noise of a row is the rounding of its largest score (a logit over temperature),
 and so the relative error of its probabilities; a decision is a near-tie if its margin is below TIES times the noise:
-- an acceptance: |coin * draft - target|, relative to the target probability;
-- a draw: the distance of coin * mass from the nearest step of the cumulative mass, in probability;
+- an acceptance: |uniform * draft - target|, relative to the target probability;
+- a draw: the distance of uniform * mass from the nearest step of the cumulative mass, in probability;
 - a greedy choice between members: the gap between the two largest log-probabilities.
 """
 
@@ -19,9 +19,9 @@ import torch
 from cases import Case, operator_arguments
 from torch import Tensor
 
-import specens_kernels.ops.verify_chain as chain_room
+import specens_kernels.ops.verify_chain as chain_operation
 from specens_kernels import Draw, Verdict
-from specens_kernels.arguments import ChainArguments, Coins, Target, target_of
+from specens_kernels.arguments import ChainArguments, RandomSource, Target, target_of
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import (
     ensemble_logprobs,
@@ -29,7 +29,7 @@ from specens_kernels.ops.target_logprobs.reference import (
     target_probs,
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
-from specens_kernels.ops.verify_chain.reference import chain_coins, draft_probs, pick_row
+from specens_kernels.ops.verify_chain.reference import chain_uniforms, draft_probs, pick_row
 from specens_kernels.packing import sampling_numbers, target_options
 
 ROUNDING = 2.0**-23  # of float32
@@ -50,19 +50,19 @@ def row_noise(case: Case) -> Tensor:
     """float64 [batch, steps]."""
     target = _target(case)
     batch = case.draft_tokens.shape[0]
-    heat = parameters(target.sampling, case.draft_tokens).heat
+    temperature = parameters(target.sampling, case.draft_tokens).temperature
     sizes = []
     for logits in case.member_logits:
         finite = torch.where(torch.isfinite(logits), logits.double(), 0.0).abs()
         sizes.append(finite.amax(-1))
     largest = torch.stack(sizes)  # [members, batch, steps]
     if target.ensemble == EnsembleKind.LOGIT_MIXTURE:
-        weights = torch.tensor(target.weights, dtype=torch.float64, device=heat.device).expand(batch, -1)
+        weights = torch.tensor(target.weights, dtype=torch.float64, device=temperature.device).expand(batch, -1)
         weights = weights if target.weight_rows is None else target.weight_rows.double()
         score = (weights.t()[..., None].abs() * largest).sum(0)
     else:
         score = largest.amax(0)
-    return ROUNDING * (1 + score / heat[:, None])
+    return ROUNDING * (1 + score / temperature[:, None])
 
 
 def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
@@ -73,19 +73,19 @@ def verify_ties(case: Case, num_accepted: Tensor) -> Tensor:
     rows = ensemble_logprobs(target)
     probs, noise = target_probs(rows), row_noise(case)
     draft = _draft_distribution(case, probs.shape[-1], rows.greedy)
-    coins = Coins(*(case.coins.get(name) for name in ("uniforms", "seeds", "positions")))
+    random_numbers = RandomSource(*(case.random_numbers.get(name) for name in ("uniforms", "seeds", "positions")))
 
     token = tokens.clamp(0, probs.shape[-1] - 1)[..., None]
     at_token, draft_at_token = probs[:, :draft_len].gather(2, token)[..., 0], draft.gather(2, token)[..., 0]
-    tests = chain_coins(coins, None, tokens) * draft_at_token
+    tests = chain_uniforms(random_numbers, None, tokens) * draft_at_token
     margin = _acceptance_margin(tests, at_token) / noise[:, :draft_len] / TIES["acceptance"]
     ties = (margin < 1) & ~rows.greedy[:, None]
 
     last = pick_row(probs, num_accepted)
     mass = (last - pick_row(draft, num_accepted)).clamp(min=0)
-    coin = chain_coins(coins, num_accepted, tokens)
+    uniform = chain_uniforms(random_numbers, num_accepted, tokens)
     last_noise = pick_row(noise[..., None], num_accepted)[:, 0]
-    drawn = torch.minimum(_draw_margin(last, coin), _draw_margin(mass, coin)) < TIES["draw"] * last_noise
+    drawn = torch.minimum(_draw_margin(last, uniform), _draw_margin(mass, uniform)) < TIES["draw"] * last_noise
     used = torch.arange(draft_len, device=tokens.device) <= num_accepted[:, None]
     of_rows = row_ties(case)
     rows_used = torch.arange(of_rows.shape[1], device=tokens.device) <= num_accepted[:, None]
@@ -97,16 +97,16 @@ def draw_ties(case: Case, row: int) -> Tensor:
     case = replace(case, member_logits=[logits[:, row : row + 1] for logits in case.member_logits])
     target = _target(case)
     rows, noise = ensemble_logprobs(target), row_noise(case)
-    if "uniforms" in case.coins:
-        coins = case.coins["uniforms"][:, row]
+    if "uniforms" in case.random_numbers:
+        random_numbers = case.random_numbers["uniforms"][:, row]
     else:
-        coins = philox_uniforms(case.coins["seeds"], case.coins["positions"], row, 2)
-    drawn = _draw_margin(target_probs(rows)[:, 0], coins) < TIES["draw"] * noise[:, 0]
+        random_numbers = philox_uniforms(case.random_numbers["seeds"], case.random_numbers["positions"], row, 2)
+    drawn = _draw_margin(target_probs(rows)[:, 0], random_numbers) < TIES["draw"] * noise[:, 0]
     return (drawn & ~rows.greedy) | row_ties(case)[:, 0]
 
 
 def _draft_distribution(case: Case, vocab: int, greedy: Tensor) -> Tensor:
-    given, options = operator_arguments(chain_room, case.verify)
+    given, options = operator_arguments(chain_operation, case.verify)
     arguments = ChainArguments.of(*given, **options)
     return draft_probs(arguments.target, arguments.draft, vocab, greedy)[0]
 
@@ -116,12 +116,12 @@ def _acceptance_margin(tested: Tensor, target: Tensor) -> Tensor:
     return torch.where(target > 0, margin, NEVER)  # a probability of exactly 0 is 0 everywhere
 
 
-def _draw_margin(masses: Tensor, coin: Tensor) -> Tensor:
-    """Distance of coin * total from the nearest step of the cumulative mass; masses [batch, vocab]."""
+def _draw_margin(masses: Tensor, uniform: Tensor) -> Tensor:
+    """Distance of uniform * total from the nearest step of the cumulative mass; masses [batch, vocab]."""
     if masses.shape[-1] == 1:
-        return torch.full_like(coin, NEVER)
+        return torch.full_like(uniform, NEVER)
     cumulative = masses.cumsum(-1)
-    return (cumulative[:, :-1] - (coin * cumulative[:, -1])[:, None]).abs().amin(-1)
+    return (cumulative[:, :-1] - (uniform * cumulative[:, -1])[:, None]).abs().amin(-1)
 
 
 def row_ties(case: Case) -> Tensor:

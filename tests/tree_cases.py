@@ -23,7 +23,7 @@ from specens_kernels import (
 
 VOCABS = (1, 2, 7, 33, 33, 1100)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-NUDGE = 4e-6  # by which coins and thresholds are moved to see whether a request hangs on the last bits
+NUDGE = 4e-6  # by which uniforms and thresholds are moved to see whether a request hangs on the last bits
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,15 @@ def _nudged(sampling: Sampling, amount: float) -> Sampling:
 
 
 def hangs_on_the_last_bits(case: TreeCase, request: int, result: list[int]) -> bool:
-    """Whether moving coins and thresholds a little makes the reference decide as the backend did."""
+    """Whether moving uniforms and thresholds a little makes the reference decide as the backend did."""
     for amount in (-NUDGE, NUDGE):
         moved = {
             name: _nudged(case.arguments[name], amount)
             for name in ("sampling", "draft_sampling")
             if name in case.arguments
         }
-        coins = {"uniforms": (case.arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
-        for change in (moved, coins, moved | coins):
+        random_numbers = {"uniforms": (case.arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
+        for change in (moved, random_numbers, moved | random_numbers):
             if case.verify("reference", **change).tokens[request].tolist() == result:
                 return True
     return False

@@ -43,7 +43,7 @@ def logits_of(generator: torch.Generator, rows: tuple[int, ...], like: Tensor | 
     return values.to(torch.bfloat16)
 
 
-def coins_of(generator: torch.Generator) -> dict[str, Tensor]:
+def uniforms_of(generator: torch.Generator) -> dict[str, Tensor]:
     return {name: torch.randint(2**31, (BATCH,), generator=generator) for name in ("seeds", "positions")}
 
 
@@ -58,7 +58,7 @@ def chain(generator: torch.Generator, members: int = 1, draft: str = "outside", 
     drafted = logits_of(generator, (BATCH, DRAFT_LEN), first[:, :DRAFT_LEN])
     given: dict[str, Any] = {"member_logits": [first, *others], "draft_tokens": drafted.argmax(-1)}
     given |= {"draft_logits": drafted} if draft == "outside" else {"drafter": 0} if draft == "member" else {}
-    return given | coins_of(generator) | changes
+    return given | uniforms_of(generator) | changes
 
 
 def packed_chain(generator: torch.Generator, **changes: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def tree(generator: torch.Generator, **changes: Any) -> dict[str, Any]:
     rows = first[:, [0, 0, 1, 1, 2, 4]].float()
     tokens = torch.where(torch.arange(6) % 2 == 1, rows.topk(2).indices[..., 1], rows.argmax(-1))
     given = {"member_logits": [first], "draft_tokens": tokens, "parents": parents}
-    return given | coins_of(generator) | changes
+    return given | uniforms_of(generator) | changes
 
 
 def processed(generator: torch.Generator) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def mask(_: torch.Generator, layout: str) -> dict[str, Any]:
 
 
 def rows_of(generator: torch.Generator, **changes: Any) -> dict[str, Any]:
-    return {"member_logits": [logits_of(generator, (BATCH,))]} | coins_of(generator) | changes
+    return {"member_logits": [logits_of(generator, (BATCH,))]} | uniforms_of(generator) | changes
 
 
 def with_processing(make: Make, generator: torch.Generator) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def cases() -> Iterator[Case]:
     yield Case("sample: filters", "sample", partial(with_filters, rows_of))
     yield Case("sample: gumbel, 3 tokens", "sample", partial(rows_of, method="gumbel", count=3))
     yield Case("target_logprobs", "target_logprobs", lambda g: {"member_logits": [logits_of(g, (BATCH, 2))]})
-    yield Case("uniforms", "uniforms", coins_of)
+    yield Case("uniforms", "uniforms", uniforms_of)
     yield from (
         Case(f"tree_mask: {layout}", "tree_mask", partial(mask, layout=layout)) for layout in ("full", "packed")
     )

@@ -59,16 +59,23 @@ def cases(device: str) -> list[Case]:
 
     logits = tensor(BATCH, DRAFT_LEN + 1, VOCAB, dtype=torch.bfloat16)
     tokens, draft = tensor(BATCH, DRAFT_LEN), logits[:, 1:].contiguous()
-    coins = {"seeds": tensor(BATCH), "positions": tensor(BATCH), "backend": "triton"}
+    random_numbers = {"seeds": tensor(BATCH), "positions": tensor(BATCH), "backend": "triton"}
     numbers = tensor(BATCH, dtype=torch.float32)
     filters = Sampling(numbers + 1, tensor(BATCH) + 50, numbers + 0.95)
     integers = [tensor(BATCH) for _ in range(3)]
     out = Verdict(tensor(BATCH, DRAFT_LEN + 1), *integers, None, tensor(BATCH, dtype=torch.int32))
     return [
-        Case("chain", lambda: verify_chain(logits, tokens, draft_logits=draft, **coins), 120, 8),
-        Case("chain, out=", lambda: verify_chain(logits, tokens, draft_logits=draft, out=out, **coins), 120, 13),
-        Case("filtered", lambda: verify_chain(logits, tokens, draft_logits=draft, sampling=filters, **coins), 160, 12),
-        Case("sample", lambda: sample(logits[:, 0], **coins), 80, 8),
+        Case("chain", lambda: verify_chain(logits, tokens, draft_logits=draft, **random_numbers), 120, 8),
+        Case(
+            "chain, out=", lambda: verify_chain(logits, tokens, draft_logits=draft, out=out, **random_numbers), 120, 13
+        ),
+        Case(
+            "filtered",
+            lambda: verify_chain(logits, tokens, draft_logits=draft, sampling=filters, **random_numbers),
+            160,
+            12,
+        ),
+        Case("sample", lambda: sample(logits[:, 0], **random_numbers), 80, 8),
     ]
 
 

@@ -1,6 +1,6 @@
 """What the compiled Triton kernels need, without a GPU: `python -m bench static`.
 
-Every variant that `aot_variants` of a room gives is compiled for each architecture; its binary tells registers, stack,
+What an operation's `aot_variants` gives is compiled for each architecture; its binary tells registers, stack,
 shared memory, local loads and stores (spills), the widest loads from device memory, and whether a loop that loads has
 a barrier. A process that interprets kernels (TRITON_INTERPRET=1) cannot compile them, so this one is its own.
 """
@@ -24,7 +24,7 @@ from rich.table import Table
 
 ARCHITECTURES = (80, 90, 100)
 WARP_SIZE = 32
-ROOMS = ("compact_kv", "sample", "target_logprobs", "tree_mask", "uniforms", "verify_chain", "verify_tree")
+OPERATIONS = ("compact_kv", "sample", "target_logprobs", "tree_mask", "uniforms", "verify_chain", "verify_tree")
 # kernels that read whole rows of logits, and those of them whose loops, if they have any, go over the vocabulary
 LOGIT_READERS = (
     "_statistics_kernel",
@@ -48,7 +48,7 @@ WIDTHS = {"128": 16, "64": 8, "": 4, "U16": 2, "S16": 2, "U8": 1, "S8": 1}  # by
 class Binary:
     """A kernel's variant compiled for one architecture; sizes in bytes."""
 
-    room: str
+    operation: str
     kernel: str
     variant: int
     architecture: int
@@ -62,18 +62,18 @@ class Binary:
     occupancy: float  # warps at once, of those that a multiprocessor can hold
 
 
-def compile_rooms(rooms: Sequence[str], architectures: Sequence[int] = ARCHITECTURES) -> list[Binary]:
-    """Compile in a fresh process, one for all rooms."""
+def compile_operations(operations: Sequence[str], architectures: Sequence[int] = ARCHITECTURES) -> list[Binary]:
+    """Compile in a fresh process, one for all operations."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "bench.gpu.static", ",".join(map(str, architectures)), *rooms]
+    command = [sys.executable, "-m", "bench.gpu.static", ",".join(map(str, architectures)), *operations]
     root = Path(__file__).parents[2]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise RuntimeError(f"compiling the kernels of {', '.join(rooms)} failed:\n{result.stderr}")
+        raise RuntimeError(f"compiling the kernels of {', '.join(operations)} failed:\n{result.stderr}")
     return [Binary(**fields) for fields in json.loads(result.stdout)]
 
 
-def compile_room(room: str, architectures: Sequence[int]) -> list[Binary]:
+def compile_operation(operation: str, architectures: Sequence[int]) -> list[Binary]:
     """Compile in this process."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -81,7 +81,7 @@ def compile_room(room: str, architectures: Sequence[int]) -> list[Binary]:
 
     from specens_kernels.parts.launches import compile_options
 
-    module = importlib.import_module(f"specens_kernels.ops.{room}.triton_kernel")
+    module = importlib.import_module(f"specens_kernels.ops.{operation}.triton_kernel")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
     for index, variant in enumerate(module.aot_variants()):
@@ -93,7 +93,7 @@ def compile_room(room: str, architectures: Sequence[int]) -> list[Binary]:
             facts["shared"] = max(facts["shared"], compiled.metadata.shared)
             binaries.append(
                 Binary(
-                    room=room,
+                    operation=operation,
                     kernel=variant.kernel.fn.__name__,
                     variant=index,
                     architecture=architecture,
@@ -175,14 +175,25 @@ def spills_allowed(kernel: str) -> int:
 def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
     """A line for each kernel and architecture, with the worst of its variants, and the bars that are missed."""
     table = Table(title="compiled kernels: the worst variant of each", title_justify="left")
-    columns = ("room", "kernel", "sm", "variants", "warps", "registers", "stack", "shared", "spills", "widest load")
+    columns = (
+        "operation",
+        "kernel",
+        "sm",
+        "variants",
+        "warps",
+        "registers",
+        "stack",
+        "shared",
+        "spills",
+        "widest load",
+    )
     for column in (*columns, "barriers in loops", "occupancy"):
-        table.add_column(column, justify="left" if column in ("room", "kernel") else "right")
+        table.add_column(column, justify="left" if column in ("operation", "kernel") else "right")
     groups: dict[tuple[str, str, int], list[Binary]] = {}
     for binary in binaries:
-        groups.setdefault((binary.room, binary.kernel, binary.architecture), []).append(binary)
+        groups.setdefault((binary.operation, binary.kernel, binary.architecture), []).append(binary)
     missed = []
-    for (room, kernel, architecture), group in groups.items():
+    for (operation, kernel, architecture), group in groups.items():
         spills = max(b.spills for b in group)
         widest = min((b.widest_load for b in group if b.widest_load is not None), default=None)
         barriers = max((b.barriers_in_loops for b in group if b.barriers_in_loops is not None), default=None)
@@ -190,8 +201,8 @@ def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
         numbers += [max(b.stack for b in group), max(b.shared for b in group), spills]
         reads = ["" if number is None else str(number) for number in (widest, barriers)]
         occupied = min(b.occupancy for b in group)
-        table.add_row(room, kernel, str(architecture), *map(str, numbers), *reads, f"{occupied:.2f}")
-        name = f"{room} {kernel} sm_{architecture}"
+        table.add_row(operation, kernel, str(architecture), *map(str, numbers), *reads, f"{occupied:.2f}")
+        name = f"{operation} {kernel} sm_{architecture}"
         if spills > spills_allowed(kernel):
             missed.append(f"{name}: {spills} instructions for spills, expected at most {spills_allowed(kernel)}")
         if widest is not None and widest < WIDEST:
@@ -203,7 +214,7 @@ def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
 
 def main() -> int:
     """Print the table and the missed bars; the number of missed bars."""
-    binaries = compile_rooms(ROOMS)
+    binaries = compile_operations(OPERATIONS)
     table, missed = report(binaries)
     console = Console(width=TABLE_WIDTH)
     console.print(table)
@@ -216,4 +227,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(min(main(), 1))
     chosen = [int(architecture) for architecture in sys.argv[1].split(",")]
-    print(json.dumps([asdict(binary) for room in sys.argv[2:] for binary in compile_room(room, chosen)]))
+    print(json.dumps([asdict(binary) for operation in sys.argv[2:] for binary in compile_operation(operation, chosen)]))

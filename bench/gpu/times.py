@@ -92,11 +92,11 @@ def make_inputs(batch: int, vocab: int, members: int, filtered: bool, device: to
     outside = first[:, :DRAFT_LEN] + noise(DRAFT_LEN) * 0.7 if members == 1 else None
     drafter = first[:, :DRAFT_LEN] if outside is None else outside
     sampling = FILTERED if filtered else Sampling()
-    coins = torch.rand(batch, DRAFT_LEN + 1, generator=generator, device=device, dtype=torch.float64)
+    random_numbers = torch.rand(batch, DRAFT_LEN + 1, generator=generator, device=device, dtype=torch.float64)
     draws = torch.rand(batch, DRAFT_LEN, generator=generator, device=device, dtype=torch.float64)
     rows = range(DRAFT_LEN)
     tokens = [sample(drafter[:, row], sampling=sampling, uniforms=draws[:, row].contiguous()).tokens for row in rows]
-    return Inputs([first, *others], outside, torch.stack(tokens, 1), coins, sampling)
+    return Inputs([first, *others], outside, torch.stack(tokens, 1), random_numbers, sampling)
 
 
 class Clock:
@@ -185,8 +185,10 @@ def operations(inputs: Inputs, backend: str | None = None) -> Iterator[Operation
     i, out, arguments = inputs, buffers(inputs), inputs.arguments() | {"backend": backend}
     yield Operation("verify_chain", i.logits, lambda: verify_chain(i.members, i.draft_tokens, out=out, **arguments))
     rows = i.members[0][:, 0].contiguous()
-    coins = i.uniforms[:, 0].contiguous()
-    yield Operation("sample", [rows], lambda: sample(rows, sampling=i.sampling, uniforms=coins, backend=backend))
+    random_numbers = i.uniforms[:, 0].contiguous()
+    yield Operation(
+        "sample", [rows], lambda: sample(rows, sampling=i.sampling, uniforms=random_numbers, backend=backend)
+    )
     if i.draft_logits is None or i.sampling is FILTERED:
         return
     numbers = torch.arange(len(rows), device=rows.device)

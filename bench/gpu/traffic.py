@@ -55,7 +55,7 @@ TEMPORARIES = 0.02  # of the logits; of filtered ones the maxima of groups of 12
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 TABLE_WIDTH = 160
 OPERATIONS = ("unary_op", "binary_op", "ternary_op")  # of the interpreter, on all lanes of a program
-ROOMS = {
+OPERATIONS = {
     "verify_chain": verify_chain_kernel,
     "verify_tree": verify_tree_kernel,
     "sample": sample_kernel,
@@ -163,7 +163,7 @@ def counted() -> Iterator[Traffic]:
 class Setting:
     """A call to count. run: hands the call to the operator it is given the place of."""
 
-    room: str
+    operation: str
     name: str
     logits: list[Tensor]
     call: Callable[[], Any]
@@ -181,14 +181,14 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
     members = [_logits(BATCH, DRAFT_LEN + 1, vocab, seed=seed) for seed in range(3)]
     outside = members[0][:, :DRAFT_LEN] + _logits(BATCH, DRAFT_LEN, vocab, seed=9) / 16
     tokens = outside.argmax(-1)
-    coins = {"uniforms": torch.full((BATCH, DRAFT_LEN + 1), 0.4, dtype=torch.float64)}
+    random_numbers = {"uniforms": torch.full((BATCH, DRAFT_LEN + 1), 0.4, dtype=torch.float64)}
     thirds = Mixture((1 / 3, 1 / 3, 1 / 3))
     plain, filtered = (UNFILTERED_READS, UNFILTERED_LAUNCHES), (FILTERED_READS, FILTERED_LAUNCHES)
     found = []
 
     def verify(name: str, logits: list[Tensor], bars: tuple, **arguments: Any) -> None:
         own = [values for values in logits if values.shape[1] == DRAFT_LEN + 1]
-        call = lambda: verify_chain(own, tokens, **coins, backend="triton", **arguments)  # noqa: E731
+        call = lambda: verify_chain(own, tokens, **random_numbers, backend="triton", **arguments)  # noqa: E731
         found.append(Setting("verify_chain", name, logits, call, *bars))
 
     verify("one member, one-hot drafts", members[:1], plain)
@@ -219,10 +219,10 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
         )
         found.append(Setting("verify_chain", f"{name}, gumbel", own, picked, GUMBEL_READS, GUMBEL_LAUNCHES))
     row = [members[0][:, 0].contiguous()]
-    coin = coins["uniforms"][:, 0].contiguous()
+    uniform = random_numbers["uniforms"][:, 0].contiguous()
     narrow = (FILTERED_DRAW_READS, FILTERED_LAUNCHES)
     for name, sampling, bars in (("one member", Sampling(), plain), ("one member, filtered", FILTERED, narrow)):
-        draw = lambda sampling=sampling: sample(row, sampling=sampling, uniforms=coin, backend="triton")  # noqa: E731
+        draw = lambda sampling=sampling: sample(row, sampling=sampling, uniforms=uniform, backend="triton")  # noqa: E731
         found.append(Setting("sample", name, row, draw, *bars))
     score = lambda: target_logprobs(members[0], backend="triton")  # noqa: E731
     found.append(Setting("target_logprobs", "one member", members[:1], score, None, None))
@@ -244,10 +244,10 @@ def tree_settings(vocab: int) -> list[Setting]:
     tokens = ranked[:, torch.arange(nodes), rank]
     for node in (rank > 0).nonzero()[:, 0].tolist():
         outside[:, parents[0, node] + 1, tokens[0, node]] = 20.0  # likely drawn, and rejected
-    coins = {"uniforms": torch.full((BATCH, nodes + 1), 0.05, dtype=torch.float64)}
+    random_numbers = {"uniforms": torch.full((BATCH, nodes + 1), 0.05, dtype=torch.float64)}
     rejected = 2 * REJECTED / (nodes + 1 + len(inner))  # rows of the target and of the draft, of those handed in
     keys = {"seeds": torch.arange(BATCH), "positions": torch.full((BATCH,), 100)}
-    drawn = {"draft_logits": outside, "siblings": "without_replacement"} | coins
+    drawn = {"draft_logits": outside, "siblings": "without_replacement"} | random_numbers
     bars = (TREE_READS, TREE_LAUNCHES)
     filtered = (FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES)
     with_drafts = [target, outside[:, inner]]
@@ -257,10 +257,10 @@ def tree_settings(vocab: int) -> list[Setting]:
         return Setting("verify_tree", name, logits, call, *bars)
 
     return [
-        setting("chosen children", [target], bars, **coins),
+        setting("chosen children", [target], bars, **random_numbers),
         setting("chosen children, greedy", [target], bars, sampling=Sampling(0.0)),
         setting("chosen children, gumbel", [target], bars, rule="gumbel", **keys),
-        setting("chosen children, filtered", [target], filtered, sampling=FILTERED, **coins),
+        setting("chosen children, filtered", [target], filtered, sampling=FILTERED, **random_numbers),
         setting("drawn children", with_drafts, (TREE_READS + rejected, TREE_LAUNCHES), **drawn),
         setting("drawn children, traversal", with_drafts, (None, TREE_LAUNCHES), rule="traversal", **drawn),
     ]
@@ -268,19 +268,19 @@ def tree_settings(vocab: int) -> list[Setting]:
 
 def count(setting: Setting) -> tuple[Traffic, int]:
     """The traffic of a call, and the bytes of its temporaries: what it allocates, but for its results."""
-    room = getattr(ops, setting.room)
+    operation = getattr(ops, setting.operation)
     traffic: list[Traffic] = []
     temporaries = []
 
     def counting(*given: Any, **options: Any) -> Any:
         with counted() as counts:
-            results = ROOMS[setting.room].launch(*given, **options)
+            results = OPERATIONS[setting.operation].launch(*given, **options)
         kept = sum(value.untyped_storage().nbytes() for value in (results if isinstance(results, list) else [results]))
         traffic.append(counts)
         temporaries.append(sum(counts.allocated) - kept)
         return results
 
-    with patch.dict(room.IMPLEMENTATIONS, {"triton": counting}):
+    with patch.dict(operation.IMPLEMENTATIONS, {"triton": counting}):
         setting.call()
     return traffic[0], temporaries[0]
 
@@ -291,8 +291,8 @@ def add_row(table: Table, setting: Setting) -> list[str]:
     whole = sum(values.numel() * values.element_size() for values in setting.logits)
     reads, share = traffic.logits / whole, temporaries / whole
     numbers = (str(traffic.launches), f"{reads:.2f}", f"{traffic.others / whole:.1%}", f"{share:.2%}")
-    table.add_row(setting.room, setting.name, *numbers)
-    name = f"{setting.room}, {setting.name}"
+    table.add_row(setting.operation, setting.name, *numbers)
+    name = f"{setting.operation}, {setting.name}"
     missed = []
     if setting.reads is not None and reads > setting.reads:
         missed.append(f"{name}: {reads:.2f} logit reads, at most {setting.reads} expected")

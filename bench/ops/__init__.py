@@ -1,1 +1,1 @@
-"""What to measure, one file a room."""
+"""What to measure, one file an operation."""

@@ -29,8 +29,10 @@ def cases(options: Options) -> Iterator[Case]:
 def _case(options: Options, logits: Tensor, uniforms: Tensor, dtype: str) -> Case:
     @cache
     def reference(request: int, shift: float) -> Tensor:
-        coins = shifted(uniforms[request : request + 1], shift)
-        return specens_kernels.sample(logits[request : request + 1], uniforms=coins, backend="reference").tokens[0]
+        random_numbers = shifted(uniforms[request : request + 1], shift)
+        return specens_kernels.sample(
+            logits[request : request + 1], uniforms=random_numbers, backend="reference"
+        ).tokens[0]
 
     batch, vocab = logits.shape
     return Case(

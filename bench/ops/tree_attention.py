@@ -42,7 +42,7 @@ class AttentionInputs:
 def cases(options: Options) -> Iterator[Case]:
     """Caches that end with the tree, and preallocated ones that are half full.
 
-    There is no C++ in this room: "cpp" is the backend that a call without one takes on the CPU, "sdpa".
+    There is no C++ in this operation: "cpp" is the backend that a call without one takes on the CPU, "sdpa".
     """
     for batch, nodes, prefix in chosen_shapes(options, SHAPES):
         for spare in (1, SPARE_SLOTS):

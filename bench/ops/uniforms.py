@@ -1,4 +1,4 @@
-"""uniforms: coins from seeds and positions."""
+"""uniforms: uniforms from seeds and positions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bench.case import Case, Options, chosen_shapes
 from bench.check import check_equal
 
 SHAPES = ((1,), (64,), (4096,), (1_000_000,))  # batch; the first is the fixed cost
-BYTES = 8 + 8 + 8  # of a seed, a position and a coin
+BYTES = 8 + 8 + 8  # of a seed, a position and a uniform
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """One coin a request."""
+    """One uniform a request."""
     for (batch,) in chosen_shapes(options, SHAPES):
         seeds = torch.randint(2**62, (batch,), generator=torch.Generator().manual_seed(0))
         positions = torch.arange(batch)
@@ -24,16 +24,16 @@ def cases(options: Options) -> Iterator[Case]:
 
 
 def _case(options: Options, seeds: torch.Tensor, positions: torch.Tensor) -> Case:
-    def coins(backend: str) -> torch.Tensor:
+    def random_numbers(backend: str) -> torch.Tensor:
         return specens_kernels.uniforms(seeds, positions, backend=backend)
 
     return Case(
         shape={"batch": seeds.shape[0]},
         setting={},
         dtype="-",
-        run=lambda: coins(options.backend),
+        run=lambda: random_numbers(options.backend),
         result=lambda values: values,
-        check=lambda values: check_equal(values, coins("reference")),
+        check=lambda values: check_equal(values, random_numbers("reference")),
         bounds=bounds.adding(seeds, positions),
         bytes_needed=seeds.shape[0] * BYTES,
         rivals=peers.rivals("uniforms", options, seeds.shape[0]),

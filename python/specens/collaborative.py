@@ -30,7 +30,7 @@ def replacement_labels(
     draft_tokens, assistant_tokens: int64 of any one shape: the most likely token of each model after the same text.
     reference_tokens: the tokens that the text has there.
     Where one model is right, its token is taken. Where none is, the position is left out. Where both are, the label is
-    a coin of `seed`, as in the paper; with None such positions are left out too, since a rule never asks about them.
+    a uniform of `seed`, as in the paper; with None such positions are left out too, since a rule never asks about them.
     Returns int64 of the same shape.
     """
     if draft_tokens.shape != reference_tokens.shape or assistant_tokens.shape != reference_tokens.shape:
@@ -39,8 +39,8 @@ def replacement_labels(
     drafter, assistant = draft_tokens == reference_tokens, assistant_tokens == reference_tokens
     both = torch.full_like(reference_tokens, LEFT_OUT)
     if seed is not None:
-        coins = torch.randint(KEEP, REPLACE + 1, both.shape, generator=torch.Generator().manual_seed(seed))
-        both = coins.to(both.device)
+        random_numbers = torch.randint(KEEP, REPLACE + 1, both.shape, generator=torch.Generator().manual_seed(seed))
+        both = random_numbers.to(both.device)
     labels = torch.where(assistant, REPLACE, torch.where(drafter, KEEP, LEFT_OUT))
     return torch.where(drafter & assistant, both, labels)
 

@@ -168,12 +168,12 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
     """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
     places = candidate.read_together(measured.groups)
     costs = [measured.costs[tuple(group)] for group in places]
-    coins = random.Random(seed)
+    random_numbers = random.Random(seed)
 
     def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
         lookups = measured.looked_up or [[]] * len(texts)
         pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
-        runs = [simulate(measured, candidate, places, text, coins, found) for text, found in pairs]
+        runs = [simulate(measured, candidate, places, text, random_numbers, found) for text, found in pairs]
         seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
         return runs, sum(run.num_tokens for run in runs) / seconds
 
@@ -200,11 +200,11 @@ def simulate(
     candidate: Candidate,
     places: list[list[int]],
     text: list[list[float]],
-    coins: random.Random,
+    random_numbers: random.Random,
     looked_up: Sequence[tuple[int, int]] = (),
 ) -> Simulation:
     """One text under a candidate. places: that are read together; text: the acceptance of each member."""
-    run = Simulation(places, text, measured.counted, coins)
+    run = Simulation(places, text, measured.counted, random_numbers)
     if candidate.schedule == "standard":
         run.standard()
     elif isinstance(candidate.drafter, str):

@@ -24,14 +24,14 @@ class Simulation:
         groups: Sequence[Sequence[int]],
         acceptance: Sequence[Sequence[float]],
         counted: Sequence[int],
-        coins: random.Random,
+        random_numbers: random.Random,
     ) -> None:
         self.num_tokens = len(acceptance[0])
         self.reads: list[list[int]] = [[] for _ in groups]
         self.num_tested = 0
         self.num_accepted = 0
         self._acceptance = acceptance
-        self._coins = coins
+        self._uniforms = random_numbers
         self._group_of = {place: number for number, group in enumerate(groups) for place in group}
         self._counted = sorted({self._group_of[place] for place in counted})
         self._settled = 0
@@ -123,7 +123,7 @@ class Simulation:
         for place in range(count):
             chance = self._acceptance[self._drafts[place]][self._settled + place]
             self.num_tested += 1
-            if self._coins.random() >= chance:
+            if self._uniforms.random() >= chance:
                 self._settle(place + 1)
                 return False
             self.num_accepted += 1

@@ -1,7 +1,7 @@
 """The operations of `specens_kernels` on the requests of a batch: draw drafts, test them, draw from the target.
 
-Coins belong to a seed, the position of the first token that is not settled, the offset behind it and a stream. Every
-test settles at least one token, so no coin is used twice, nor by a draft and its test; and a request's coins, like its
+Uniforms belong to a seed, the position of the first token that is not settled, the offset behind it and a stream. Every
+test settles at least one token, so none is used twice, nor by a draft and its test; and a request's uniforms, like its
 text, do not depend on the batch around it. Under the rule "gumbel" a position has noise of its own instead, which draws
 of a draft and of the target share: the text is the one that `standard` writes with the seed.
 """
@@ -114,7 +114,7 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         draft_tokens=padded(drafts, NO_TOKEN, device),
         **_on_device(origin | layout, device),
         **edits(group, device),
-        **coin_seeds(group, device),
+        **seeds_of_uniforms(group, device),
         rule=group[0].task.rule,
         logprobs=group[0].task.logprobs,
     )
@@ -200,7 +200,7 @@ def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int,
     first_node: the number of the first sibling in its tree. siblings: as of `verify_tree`; without replacement each is
     drawn without those before it, and -1 stands where no probability is left.
     """
-    seeds = coin_seeds([request], logits.device)
+    seeds = seeds_of_uniforms([request], logits.device)
     left = target_logprobs([logits[None]], sampling=request.task.sampling)
     tokens = []
     for node in range(first_node, first_node + count):
@@ -240,7 +240,7 @@ def verify_draft_tree(
         sampling=request.task.sampling,
         rule="gumbel" if request.draws_by_gumbel else rule,
         **draft.test_arguments(drafter, device),
-        **coin_seeds([request], device),
+        **seeds_of_uniforms([request], device),
         logprobs=request.task.logprobs,
         backend=backend_for("verify_tree", logits[0]),
     )
@@ -276,8 +276,8 @@ def _on_device(arguments: dict[str, Any], device: torch.device) -> dict[str, Any
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 
-def coin_seeds(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
-    """The seeds and positions that the coins of the requests belong to, as arguments of the operations."""
+def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
+    """The seeds and positions that the uniforms of the requests belong to, as arguments of the operations."""
     return {
         "seeds": torch.tensor([request.task.seed for request in requests], device=device),
         "positions": torch.tensor([request.num_settled for request in requests], device=device),
@@ -286,7 +286,7 @@ def coin_seeds(requests: Sequence[Request], device: torch.device) -> dict[str, A
 
 def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
     """The arguments of `sample` that say what each request draws with; offsets may differ between them."""
-    seeds = coin_seeds(requests, device)
+    seeds = seeds_of_uniforms(requests, device)
     if requests[0].draws_by_gumbel:
         seeds["positions"] += torch.tensor(steps, device=device)
         return seeds | {"method": "gumbel"}

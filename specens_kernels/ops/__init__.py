@@ -1,1 +1,1 @@
-"""The rooms: one folder an operation."""
+"""The operations, one folder each."""

@@ -36,8 +36,8 @@ for engine in {ENGINES!r}:
 import torch
 from specens_kernels import verify_chain
 logits = torch.zeros(1, 2, 5)
-coins = torch.full((1, 2), 0.5)
-print(int(verify_chain(logits, torch.tensor([[3]]), uniforms=coins).num_tokens))
+uniforms = torch.full((1, 2), 0.5)
+print(int(verify_chain(logits, torch.tensor([[3]]), uniforms=uniforms).num_tokens))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout in ("1\n", "2\n")

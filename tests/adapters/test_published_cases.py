@@ -26,7 +26,7 @@ def buffers(batch: int, slots: int, width: int) -> dict[str, Tensor]:
     }
 
 
-# SGLang, sgl-kernel/tests/speculative/test_speculative_sampling.py: temperature .01, coins at random.
+# SGLang, sgl-kernel/tests/speculative/test_speculative_sampling.py: temperature .01, uniforms at random.
 @pytest.mark.parametrize(
     ("threshold", "predicts", "accept_index", "accept_token_num"),
     [
@@ -77,7 +77,7 @@ def test_sglang_a_rejected_draft_of_a_chain_is_not_the_last_token():
     assert case["predicts"].tolist() == [3, 31, -1]
 
 
-def chain(function, target, draft, candidates, coins, final) -> tuple[list, list, list]:
+def chain(function, target, draft, candidates, random_numbers, final) -> tuple[list, list, list]:
     """predicts, accept_index and accept_token_num as lists."""
     batch, slots = candidates.shape
     case = buffers(batch, slots, slots)
@@ -86,7 +86,7 @@ def chain(function, target, draft, candidates, coins, final) -> tuple[list, list
         candidates=candidates,
         retrive_next_token=None,
         retrive_next_sibling=None,
-        uniform_samples=coins,
+        uniform_samples=random_numbers,
         uniform_samples_for_final_sampling=final,
         target_probs=target,
         draft_probs=draft,
@@ -108,7 +108,7 @@ def probabilities(*rows: dict[int, float], vocab: int) -> Tensor:
 
 # SGLang, test/registered/unit/spec/test_chain_speculative_sampling.py.
 @pytest.mark.parametrize(
-    ("target", "draft", "drafts", "coin", "final", "predicts", "accepted"),
+    ("target", "draft", "drafts", "uniform", "final", "predicts", "accepted"),
     [
         ([{3: 1}, {4: 1}, {5: 1}, {2: 1}], [{3: 1}, {4: 1}, {5: 1}], [3, 4, 5], 0.99, 0.5, [3, 4, 5, 2], 3),
         ([{3: 1}, {5: 0.5}, {}, {}], [{3: 1}, {4: 0.5}, {}], [3, 4, 5], 0.5, 0.9, [3, 5], 1),
@@ -120,22 +120,26 @@ def probabilities(*rows: dict[int, float], vocab: int) -> Tensor:
         ([{0: 0.2, 1: 0.3, 2: 0.5}] * 2, [{0: 0.2, 1: 0.3, 2: 0.5}], [5], 0.5, 0.25, [1], 0),
     ],
 )
-def test_sglang_chains_worked_out_by_hand(target, draft, drafts, coin, final, predicts, accepted):
+def test_sglang_chains_worked_out_by_hand(target, draft, drafts, uniform, final, predicts, accepted):
     slots = len(drafts) + 1
-    coins = torch.full((1, slots - 1), coin)
+    random_numbers = torch.full((1, slots - 1), uniform)
     tables = probabilities(*target, vocab=6), probabilities(*draft, vocab=6)
-    got = chain(chain_speculative_sampling_triton, *tables, torch.tensor([[0, *drafts]]), coins, torch.tensor([final]))
+    got = chain(
+        chain_speculative_sampling_triton, *tables, torch.tensor([[0, *drafts]]), random_numbers, torch.tensor([final])
+    )
     padding = [-1] * (slots - 1 - accepted)
     assert got == (predicts + padding, [[*range(accepted + 1), *padding]], [accepted])
 
 
-def test_sglang_blocks_accept_by_a_coin_of_0_what_is_possible_and_nothing_else():
+def test_sglang_blocks_accept_by_a_uniform_of_0_what_is_possible_and_nothing_else():
     """SGLang, its test of block verification: a draft of target mass 0, and one that the target likes better."""
     target = torch.tensor([0.5, 0.5, 0.0]).expand(2, 3, 3)
     draft = torch.tensor([0.6, 0.3, 0.1]).expand(2, 3, 3)
     candidates = torch.tensor([[0, 2, 2], [0, 1, 1]])
-    coins, final = torch.zeros(2, 3), torch.full((2,), 0.5)
-    predicts, _, accepted = chain(chain_block_speculative_sampling_triton, target, draft, candidates, coins, final)
+    random_numbers, final = torch.zeros(2, 3), torch.full((2,), 0.5)
+    predicts, _, accepted = chain(
+        chain_block_speculative_sampling_triton, target, draft, candidates, random_numbers, final
+    )
     assert accepted[0] == 0
     assert accepted[1] >= 1
     assert predicts[0] == 1

@@ -40,13 +40,13 @@ def chain_case(batch: int, slots: int, vocab: int, seed: int, zeros: float = 0.2
 def model(case: dict, request: int, block: bool) -> tuple[list[int], int, float]:
     """The emitted tokens, the accepted drafts and the nearest tie, of drafts that are all usable."""
     target, draft = (case[name][request].double() for name in ("target_probs", "draft_probs"))
-    tokens, coins = case["candidates"][request, 1:].tolist(), case["uniform_samples"][request].tolist()
+    tokens, random_numbers = case["candidates"][request, 1:].tolist(), case["uniform_samples"][request].tolist()
     margins, accepted, scale, ratio = [1.0], 0, 1.0, 1.0
     for step, token in enumerate(tokens):
         here, drafted = float(target[step, token]), float(draft[step, token])
         if not block:
-            margins.append(abs(coins[step] * drafted - here))
-            if coins[step] * drafted >= here:
+            margins.append(abs(random_numbers[step] * drafted - here))
+            if random_numbers[step] * drafted >= here:
                 break
             accepted = step + 1
             continue
@@ -55,8 +55,8 @@ def model(case: dict, request: int, block: bool) -> tuple[list[int], int, float]
             0.0 if step + 1 == len(tokens) else float((ratio * target[step + 1] - draft[step + 1]).clamp(min=0).sum())
         )
         below = ratio if step + 1 == len(tokens) else left / max(left + 1 - ratio, 1e-30)
-        margins.append(abs(coins[step] - below))
-        if coins[step] < below:
+        margins.append(abs(random_numbers[step] - below))
+        if random_numbers[step] < below:
             accepted, scale = step + 1, ratio
     mass = target[accepted] if accepted == len(tokens) else scale * target[accepted] - draft[accepted]
     last = drawn(mass.clamp(min=0).tolist(), float(case["uniform_samples_for_final_sampling"][request]), margins)
@@ -96,13 +96,13 @@ def test_the_block_function_and_both_spellings_are_the_same_call():
         assert torch.equal(respelt[name], wanted[name])
 
 
-def one_draft(own: float, coin: float, final: float, target: list[float], others: list[float]) -> tuple[int, int]:
+def one_draft(own: float, uniform: float, final: float, target: list[float], others: list[float]) -> tuple[int, int]:
     """A draft of token 0 of this draft probability: how many are accepted, and the first token."""
     case = chain_case(1, 2, len(target), seed=4)
     case |= {
         "candidates": torch.tensor([[0, 0]]),
         "retrive_index": torch.tensor([[0, 1]]),
-        "uniform_samples": torch.tensor([[coin]]),
+        "uniform_samples": torch.tensor([[uniform]]),
         "uniform_samples_for_final_sampling": torch.tensor([final]),
         "target_probs": torch.tensor([[target, target]]),
         "draft_probs": torch.tensor([[[own, *others]]]),
@@ -120,15 +120,18 @@ def test_a_draft_probability_just_above_1_counts_as_1(own):
 
 
 @pytest.mark.parametrize("own", [0.0, -0.5, 2.0, 1.002, math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("coin", [0.0, 0.5])
-def test_a_draft_without_a_usable_probability_is_never_accepted_nor_drawn(own, coin):
+@pytest.mark.parametrize("uniform", [0.0, 0.5])
+def test_a_draft_without_a_usable_probability_is_never_accepted_nor_drawn(own, uniform):
     target = [0.5, 0.25, 0.25]
-    assert one_draft(own, coin, 0.0, target, [0.0, 0.0]) == (0, 1)
-    assert one_draft(own, coin, 0.49, target, [0.0, 0.0]) == (0, 1)
-    assert one_draft(own, coin, 0.51, target, [0.0, 0.0]) == (0, 2)
-    assert one_draft(own, coin, 0.0, target, [0.25, 0.1]) == (0, 2)  # what the others leave of the target
-    assert one_draft(own, coin, 0.0, target, [0.5, 0.5]) == (0, 1)  # they leave nothing: the target without the draft
-    assert one_draft(own, coin, 0.9, [1.0, 0.0, 0.0], [0.5, 0.5]) == (0, 0)  # and where that is nothing, the target
+    assert one_draft(own, uniform, 0.0, target, [0.0, 0.0]) == (0, 1)
+    assert one_draft(own, uniform, 0.49, target, [0.0, 0.0]) == (0, 1)
+    assert one_draft(own, uniform, 0.51, target, [0.0, 0.0]) == (0, 2)
+    assert one_draft(own, uniform, 0.0, target, [0.25, 0.1]) == (0, 2)  # what the others leave of the target
+    assert one_draft(own, uniform, 0.0, target, [0.5, 0.5]) == (
+        0,
+        1,
+    )  # they leave nothing: the target without the draft
+    assert one_draft(own, uniform, 0.9, [1.0, 0.0, 0.0], [0.5, 0.5]) == (0, 0)  # and where that is nothing, the target
 
 
 def test_other_entries_that_are_no_probabilities_count_as_0():

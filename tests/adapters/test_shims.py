@@ -21,7 +21,7 @@ def test_flashinfer_tokens_and_counters_are_those_of_its_documentation(batch, dr
     target[:, :draft_len] = (target[:, :draft_len] + 2 * draft) / 3
     drawing = torch.Generator().manual_seed(3)
     tokens = torch.multinomial(draft.view(-1, vocab), 1, generator=drawing).view(batch, draft_len).int()
-    coins = torch.rand(batch, draft_len + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    random_numbers = torch.rand(batch, draft_len + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     counters = torch.full((batch,), 10, dtype=torch.int32), torch.full((batch,), 20, dtype=torch.int32)
     output, accepted, emitted = chain_speculative_sampling(
         draft, tokens, target, *counters, generator=torch.Generator().manual_seed(4)
@@ -31,7 +31,7 @@ def test_flashinfer_tokens_and_counters_are_those_of_its_documentation(batch, dr
     assert output.dtype == torch.int32
     near = 0
     for place in range(batch):
-        expected = chain_model(draft[place], tokens[place].tolist(), target[place], coins[place].tolist())
+        expected = chain_model(draft[place], tokens[place].tolist(), target[place], random_numbers[place].tolist())
         if expected[3] < MARGIN:
             near += 1
             continue
@@ -128,7 +128,7 @@ def test_sglang_arguments_in_either_spelling_or_by_place():
         tree_speculative_sampling_target_only(**arguments(), retrieve_index=by_name["retrive_index"])
 
 
-def one_root(target: list[float], children: list[int], coin: float, final: float) -> dict:
+def one_root(target: list[float], children: list[int], uniform: float, final: float) -> dict:
     """One request: children of node 0 with these tokens; behind each a certain last token, that of its own number."""
     nodes = len(children) + 1
     case = tree_case(1, nodes, 3, len(target), seed=1, thresholds=(1.0, 1.0))
@@ -139,24 +139,24 @@ def one_root(target: list[float], children: list[int], coin: float, final: float
         "retrive_index": torch.arange(nodes)[None],
         "retrive_next_token": torch.tensor([links[0]]),
         "retrive_next_sibling": torch.tensor([links[1]]),
-        "uniform_samples": torch.full((1, nodes), coin),
+        "uniform_samples": torch.full((1, nodes), uniform),
         "uniform_samples_for_final_sampling": torch.tensor([final]),
         "target_probs": torch.tensor([rows]),
     }
 
 
 @pytest.mark.parametrize(
-    ("children", "coin", "final", "path", "last"),
+    ("children", "uniform", "final", "path", "last"),
     [
-        ([2], 0.0, 0.0, [0], 0),  # a token of probability 0 is not accepted by a coin of 0
+        ([2], 0.0, 0.0, [0], 0),  # a token of probability 0 is not accepted by a uniform of 0
         ([2, 3], 0.0, 0.0, [0, 2], 0),  # but its sibling is
-        ([2], 0.5, 1.0, [0], 3),  # a coin of 1.0 draws the last token of positive probability
+        ([2], 0.5, 1.0, [0], 3),  # a uniform of 1.0 draws the last token of positive probability
         ([1, 1], 0.3, 0.9, [0], 3),  # a token that comes twice is offered once
         ([1, 1, 0], 0.6, 0.9, [0], 3),  # and counts once for its siblings
     ],
 )
-def test_sglang_boundaries(children, coin, final, path, last):
-    case = one_root([0.25, 0.25, 0.0, 0.5, 0.0], children, coin, final)
+def test_sglang_boundaries(children, uniform, final, path, last):
+    case = one_root([0.25, 0.25, 0.0, 0.5, 0.0], children, uniform, final)
     tree_speculative_sampling_target_only(**case)
     assert case["accept_index"][0, : len(path)].tolist() == path
     assert case["accept_token_num"].tolist() == [len(path) - 1]

@@ -118,28 +118,28 @@ def test_edits_are_tables_with_a_row_for_each_request():
     assert arguments.processing(None, {}, {}, 3, CPU) is None
 
 
-def test_the_coins_of_a_seeded_request_do_not_depend_on_the_batch():
+def test_the_uniforms_of_a_seeded_request_do_not_depend_on_the_batch():
     def generator(seed):
         return torch.Generator().manual_seed(seed)
 
     position = torch.tensor([40])
-    alone = arguments.coins({0: generator(7)}, position, 1, CPU)[0]
+    alone = arguments.random_numbers({0: generator(7)}, position, 1, CPU)[0]
     used = generator(7)
     torch.rand(3, generator=used)
-    seeds, positions = arguments.coins({2: used, 0: generator(8)}, torch.tensor([11, 12, 40]), 3, CPU)
+    seeds, positions = arguments.random_numbers({2: used, 0: generator(8)}, torch.tensor([11, 12, 40]), 3, CPU)
     assert alone.tolist() == [7] == seeds[2:].tolist()
     assert seeds[0] == 8
     assert positions.tolist() == [11, 12, 40]
-    again, _ = arguments.coins({}, torch.tensor([11, 12, 40]), 3, CPU)
+    again, _ = arguments.random_numbers({}, torch.tensor([11, 12, 40]), 3, CPU)
     assert len({*seeds.tolist(), *again.tolist()}) == 6
 
 
 def test_without_positions_a_seeded_request_draws_them_from_its_generator():
     first, second = torch.Generator().manual_seed(2**64 - 1), torch.Generator().manual_seed(2**64 - 1)
-    rounds = [arguments.coins({1: first}, None, 2, CPU) for _ in range(2)]
+    rounds = [arguments.random_numbers({1: first}, None, 2, CPU) for _ in range(2)]
     assert [seeds[1].item() for seeds, _ in rounds] == [-1, -1]
     assert rounds[0][1][1] != rounds[1][1][1]
-    assert arguments.coins({0: second}, None, 1, CPU)[1][0] == rounds[0][1][1]
+    assert arguments.random_numbers({0: second}, None, 1, CPU)[1][0] == rounds[0][1][1]
 
 
 def test_a_request_without_a_possible_token_emits_one_and_says_so(caplog):

@@ -67,7 +67,7 @@ def test_generators_on_a_gpu_move_as_in_the_sampler_of_vllm():
             self.offset = offset
 
     generator = Generator(offset=0, device=torch.device("cuda"))
-    seeds, _ = arguments.coins({1: generator}, torch.tensor([4, 5]), 2, torch.device("cpu"))
+    seeds, _ = arguments.random_numbers({1: generator}, torch.tensor([4, 5]), 2, torch.device("cpu"))
     assert seeds[1] == 7
     assert generator.offset == 4
 

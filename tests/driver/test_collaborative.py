@@ -18,7 +18,7 @@ def test_labels_take_the_model_that_is_right():
     assert replacement_labels(drafts, others, reference).tolist() == [[0, 1, 0], [-1, 0, 1]]
 
 
-def test_where_both_are_right_a_coin_decides_or_the_position_is_left_out():
+def test_where_both_are_right_a_uniform_decides_or_the_position_is_left_out():
     tokens = torch.arange(4000)
     labels = replacement_labels(tokens, tokens, tokens)
     assert torch.equal(labels, replacement_labels(tokens, tokens, tokens, seed=0))

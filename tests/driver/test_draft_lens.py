@@ -127,10 +127,10 @@ def fake_request(tested=0, accepted=0, counted=(0,)):
 def test_the_length_gives_the_most_tokens_a_second(acceptance, cost):
     """By simulated rounds: each draft is accepted with this probability, a forward of all members costs 1."""
     chosen = ByAcceptance(8, cost).choose(fake_request(10**6, int(acceptance * 10**6)), OUTSIDE)
-    coins = torch.rand(20_000, 8, generator=torch.Generator().manual_seed(0)) < acceptance
+    random_numbers = torch.rand(20_000, 8, generator=torch.Generator().manual_seed(0)) < acceptance
     rates = []
     for length in range(9):
-        emitted = 1 + coins[:, :length].long().cumprod(1).sum(1)
+        emitted = 1 + random_numbers[:, :length].long().cumprod(1).sum(1)
         rates.append(float(emitted.double().mean()) / (1 + cost * length))
     assert rates[chosen] > max(rates) - 0.02
     assert outside_speedup(chosen, acceptance, cost) == pytest.approx(rates[chosen], rel=0.02)

@@ -68,12 +68,12 @@ def calls_of(seed: int) -> Iterator[Callable[[], Any]]:
     if problem.logits[0].shape[1] > 0:
         rows = [values[:, 0] for values in problem.logits]
         seeds = torch.arange(len(rows[0]))
-        coins = {"seeds": seeds, "positions": seeds if seed % 2 else seeds + 1}
+        random_numbers = {"seeds": seeds, "positions": seeds if seed % 2 else seeds + 1}
         settings = {"ensemble": problem.arguments["ensemble"], "sampling": problem.arguments["sampling"]}
-        yield lambda: sample(rows, **settings, **coins, backend="triton")
+        yield lambda: sample(rows, **settings, **random_numbers, backend="triton")
         if seed % 4 == 0:
             yield lambda: target_logprobs(problem.logits, **settings, backend="triton")
-            yield lambda: uniforms(**coins, backend="triton")
+            yield lambda: uniforms(**random_numbers, backend="triton")
     if seed % 4 == 1:
         yield from cache_calls_of(seed, tree.parents)
 
@@ -272,7 +272,7 @@ def test_recordings_hold_no_tensor():
 def everyday_calls(batch: int = 8, draft_len: int = 5, vocab: int = 32768) -> dict[str, Callable[[], Any]]:
     logits = torch.zeros(batch, draft_len + 1, vocab, dtype=torch.bfloat16)
     tokens, draft = torch.zeros(batch, draft_len, dtype=torch.int64), logits[:, 1:].contiguous()
-    coins = {"seeds": torch.arange(batch), "positions": torch.arange(batch) + 1}
+    random_numbers = {"seeds": torch.arange(batch), "positions": torch.arange(batch) + 1}
     filters = Sampling(torch.ones(batch), torch.full((batch,), 50), torch.full((batch,), 0.95))
     penalties = Processing(repetition_penalty=torch.full((batch,), 1.1), output_tokens=torch.zeros(batch, 40).long())
     integers = [torch.empty(batch, dtype=torch.int64) for _ in range(3)]
@@ -281,7 +281,7 @@ def everyday_calls(batch: int = 8, draft_len: int = 5, vocab: int = 32768) -> di
     out = Verdict(torch.empty(batch, draft_len + 1).long(), *integers, None, torch.empty(batch, dtype=torch.int32))
 
     def verify(**changes: Any) -> Callable[[], Any]:
-        given = {"draft_logits": draft, "out": out, "backend": "triton"} | coins | changes
+        given = {"draft_logits": draft, "out": out, "backend": "triton"} | random_numbers | changes
         return lambda: verify_chain(logits, tokens, **given)
 
     return {
@@ -292,8 +292,8 @@ def everyday_calls(batch: int = 8, draft_len: int = 5, vocab: int = 32768) -> di
         "typical": verify(rule="typical"),
         "gumbel": verify(rule="gumbel", draft_logits=None),
         "replacement": verify(rule=Replacement(0.5, 2.0)),
-        "tree": lambda: verify_tree(logits, tokens, parents, **siblings, **coins, backend="triton"),
-        "sample": lambda: sample(logits[:, 0], **coins, backend="triton"),
+        "tree": lambda: verify_tree(logits, tokens, parents, **siblings, **random_numbers, backend="triton"),
+        "sample": lambda: sample(logits[:, 0], **random_numbers, backend="triton"),
     }
 
 

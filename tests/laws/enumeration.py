@@ -1,4 +1,4 @@
-"""The law of the tokens that verification emits, summed over all draft chains and integrated over all coins."""
+"""The law of the tokens that verification emits, summed over all draft chains and integrated over all uniforms."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from specens_kernels import Verdict, verify_chain
 
-MOST_COINS = 300_000
+MOST_UNIFORMS = 300_000
 
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Every draft chain with every combination of coins, verified; `weights` sum to 1."""
+    """Every draft chain with every combination of uniforms, verified; `weights` sum to 1."""
 
     verdict: Verdict
     weights: Tensor  # float64 [batch]
@@ -32,11 +32,11 @@ def enumerate_rounds(model: Model, bonus: bool, draft_len_used: int, backend: st
     steps = torch.arange(draft_len)
     probabilities = model.draft[steps, before[:, :-1], chains].prod(1)
     chains, before, probabilities = (tensor[probabilities > 0] for tensor in (chains, before, probabilities))
-    coins = grid(coins_needed(model), draft_len + 1)
+    random_numbers = grid(random_needed(model), draft_len + 1)
 
-    batch = len(chains) * len(coins)
+    batch = len(chains) * len(random_numbers)
     rows = torch.arange(draft_len + bonus)
-    every = torch.arange(len(chains)).repeat_interleave(len(coins))
+    every = torch.arange(len(chains)).repeat_interleave(len(random_numbers))
     arguments = dict(model.arguments)
     if isinstance(arguments.get("drafter"), Tensor):
         arguments["drafter"] = arguments["drafter"].expand(batch, -1)
@@ -47,11 +47,11 @@ def enumerate_rounds(model: Model, bonus: bool, draft_len_used: int, backend: st
     verdict = verify_chain(
         [logits[rows, before[:, : len(rows)]][every] for logits in model.member_logits],
         chains[every],
-        uniforms=coins.repeat(len(chains), 1),
+        uniforms=random_numbers.repeat(len(chains), 1),
         backend=backend,
         **arguments,
     )
-    return Enumeration(verdict, probabilities[every] / len(coins))
+    return Enumeration(verdict, probabilities[every] / len(random_numbers))
 
 
 def text_law(model: Model, rounds: Enumeration, length: int) -> Tensor:
@@ -88,13 +88,13 @@ def expected_accepted(model: Model, draft_len_used: int) -> float:
     return total
 
 
-def grid(size: int, coins: int) -> Tensor:
-    """float64 [size ** coins, coins]: all combinations of the midpoints of a grid."""
+def grid(size: int, random_numbers: int) -> Tensor:
+    """float64 [size ** uniforms, uniforms]: all combinations of the midpoints of a grid."""
     midpoints = (torch.arange(size, dtype=torch.float64) + 0.5) / size
-    return torch.cartesian_prod(*[midpoints] * coins).reshape(-1, coins)
+    return torch.cartesian_prod(*[midpoints] * random_numbers).reshape(-1, random_numbers)
 
 
-def coins_needed(model: Model) -> int:
+def random_needed(model: Model) -> int:
     """The grid on which every threshold of a decision lies: acceptances, draws from residuals and from the target."""
     thresholds = [model.target.cumsum(-1).flatten()]
     for target, draft in zip(model.target, model.draft):
@@ -108,5 +108,5 @@ def coins_needed(model: Model) -> int:
         fraction = Fraction(threshold).limit_denominator(300)
         assert abs(float(fraction) - threshold) < 1e-6, threshold
         size = math.lcm(size, fraction.denominator)
-    assert size ** (model.draft.shape[0] + 1) <= MOST_COINS, size
+    assert size ** (model.draft.shape[0] + 1) <= MOST_UNIFORMS, size
     return size

@@ -82,7 +82,7 @@ def test_temperature_0_counts_as_1_for_both_models(rule):
     assert (expected.num_accepted < DRAFT_LEN).any()
 
 
-def test_coins_are_not_looked_at():
+def test_uniforms_are_not_looked_at():
     assistant, drafter, drafts = models(2)
     arguments = {"draft_logits": drafter, "rule": "replacement", "backend": "reference"}
     expected = verify_chain(assistant, drafts, **arguments)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, sample, target_logprobs, verify_chain
 
-LAST_COIN = 1 - 2.0**-53
+LAST_UNIFORM = 1 - 2.0**-53
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -106,14 +106,14 @@ def test_the_greedy_token_is_the_largest_logit_however_small_the_gap():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_grid_of_coins_draws_every_token_as_often_as_its_probability_says(target):
+def test_a_grid_of_uniforms_draws_every_token_as_often_as_its_probability_says(target):
     model = build(target, "one-hot", rows=1, draft_len=1, seed=5)
-    coins = grid(400, 1)[:, 0]
+    random_numbers = grid(400, 1)[:, 0]
     for before in range(3):
-        logits = [member[0, before].expand(len(coins), -1) for member in model.member_logits]
-        drawn = sample(logits, **model.arguments, uniforms=coins, backend="reference")
+        logits = [member[0, before].expand(len(random_numbers), -1) for member in model.member_logits]
+        drawn = sample(logits, **model.arguments, uniforms=random_numbers, backend="reference")
         assert torch.equal(torch.bincount(drawn.tokens, minlength=3) / 400.0, model.target[0, before].float())
-        assert (drawn.tokens.diff() >= 0).all(), "a larger coin drew a lower token"
+        assert (drawn.tokens.diff() >= 0).all(), "a larger uniform drew a lower token"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -129,45 +129,45 @@ def test_draws_with_seeds_follow_the_target_distribution(target):
     assert possible.sum() == 1 or stats.chisquare(counts[possible].numpy(), expected[possible].numpy()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("coin", [0.0, 2.0**-53, 0.5, LAST_COIN])
-def test_a_drawn_token_always_has_positive_probability(coin):
+@pytest.mark.parametrize("uniform", [0.0, 2.0**-53, 0.5, LAST_UNIFORM])
+def test_a_drawn_token_always_has_positive_probability(uniform):
     logits = random_logits(2000, 5)
     logits[torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < 0.6] = -math.inf
     alive = (logits > -math.inf).any(-1)
-    drawn = sample(logits, uniforms=torch.full((2000,), coin, dtype=torch.float64), backend="reference").tokens
+    drawn = sample(logits, uniforms=torch.full((2000,), uniform, dtype=torch.float64), backend="reference").tokens
     assert torch.equal(drawn >= 0, alive)
     assert (logits[alive].gather(1, drawn[alive, None]) > -math.inf).all()
 
 
-def test_the_first_and_the_last_coin_draw_the_first_and_the_last_possible_token():
+def test_the_first_and_the_last_uniform_draw_the_first_and_the_last_possible_token():
     logits = torch.tensor([[-math.inf, 0.0, 1.0, 0.0, -math.inf]]).expand(2, -1)
-    drawn = sample(logits, uniforms=torch.tensor([0.0, LAST_COIN], dtype=torch.float64), backend="reference").tokens
+    drawn = sample(logits, uniforms=torch.tensor([0.0, LAST_UNIFORM], dtype=torch.float64), backend="reference").tokens
     assert drawn.tolist() == [1, 3]
 
 
-def test_a_coin_on_a_boundary_draws_the_token_above_it():
-    coins = torch.tensor([0.5 - 2.0**-53, 0.5, 0.75], dtype=torch.float64)
-    drawn = sample(torch.zeros(3, 4), uniforms=coins, backend="reference").tokens
+def test_a_uniform_on_a_boundary_draws_the_token_above_it():
+    random_numbers = torch.tensor([0.5 - 2.0**-53, 0.5, 0.75], dtype=torch.float64)
+    drawn = sample(torch.zeros(3, 4), uniforms=random_numbers, backend="reference").tokens
     assert drawn.tolist() == [1, 2, 3]
 
 
-def test_coin_zero_accepts_what_is_possible_and_nothing_else():
+def test_uniform_zero_accepts_what_is_possible_and_nothing_else():
     target = torch.tensor([[[0.0, -69.0, -math.inf]]]).expand(3, -1, -1)
     drafts = torch.tensor([[0], [1], [2]])
-    coins = torch.zeros(3, 2, dtype=torch.float64)
+    random_numbers = torch.zeros(3, 2, dtype=torch.float64)
     for arguments in ({}, {"draft_logits": torch.zeros(3, 1, 3)}):
-        verdict = verify_chain(target, drafts, uniforms=coins, backend="reference", **arguments)
+        verdict = verify_chain(target, drafts, uniforms=random_numbers, backend="reference", **arguments)
         assert verdict.num_accepted.tolist() == [1, 1, 0]
 
 
-def test_the_last_coin_accepts_only_what_the_target_likes_at_least_as_much():
+def test_the_last_uniform_accepts_only_what_the_target_likes_at_least_as_much():
     target, draft = (torch.tensor([[values]]).log() for values in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
-    coins = torch.full((3, 2), LAST_COIN, dtype=torch.float64)
+    random_numbers = torch.full((3, 2), LAST_UNIFORM, dtype=torch.float64)
     verdict = verify_chain(
         target.expand(3, -1, -1),
         torch.tensor([[0], [1], [2]]),
         draft_logits=draft.expand(3, -1, -1),
-        uniforms=coins,
+        uniforms=random_numbers,
         backend="reference",
     )
     assert verdict.num_accepted[:2].tolist() == [1, 0]
@@ -177,8 +177,8 @@ def test_the_last_coin_accepts_only_what_the_target_likes_at_least_as_much():
 def test_the_token_after_the_chain_is_drawn_from_the_bonus_row_alone():
     logits = torch.full((1, 3, 4), -math.inf)
     logits[0, torch.arange(3), torch.tensor([1, 2, 3])] = 0.0
-    coins = torch.full((1, 3), 0.5)
-    verdict = verify_chain(logits, torch.tensor([[1, 2]]), uniforms=coins, backend="reference")
+    random_numbers = torch.full((1, 3), 0.5)
+    verdict = verify_chain(logits, torch.tensor([[1, 2]]), uniforms=random_numbers, backend="reference")
     assert (verdict.tokens.tolist(), verdict.num_tokens.item(), verdict.next_token.item()) == ([[1, 2, 3]], 3, 3)
-    verdict = verify_chain(logits[:, :2], torch.tensor([[1, 2]]), uniforms=coins, backend="reference")
+    verdict = verify_chain(logits[:, :2], torch.tensor([[1, 2]]), uniforms=random_numbers, backend="reference")
     assert (verdict.tokens.tolist(), verdict.num_tokens.item(), verdict.next_token.item()) == ([[1, 2, -1]], 2, -1)

@@ -22,7 +22,7 @@ from specens_kernels import (
 pytestmark = pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 GREEDY = Sampling(temperature=0.0)
 BELOW_ONE = 1 - 2.0**-24
-LAST_COIN = 1 - 2.0**-53
+LAST_UNIFORM = 1 - 2.0**-53
 
 
 def rows(*probabilities: tuple[float, ...], device: torch.device) -> Tensor:
@@ -34,8 +34,8 @@ def each(logits: Tensor, batch: int) -> Tensor:
     return logits.expand(batch, -1, -1)
 
 
-def coins(*values: float | tuple[float, ...], device: torch.device) -> Tensor:
-    """uniforms [batch, 2]: an acceptance coin for each request, and 0.5 for its next token where only one is given."""
+def random_numbers(*values: float | tuple[float, ...], device: torch.device) -> Tensor:
+    """uniforms [batch, 2]: one for the test of each request, and 0.5 for its next token where only one is given."""
     pairs = [value if isinstance(value, tuple) else (value, 0.5) for value in values]
     return torch.tensor(pairs, dtype=torch.float64, device=device)
 
@@ -55,7 +55,7 @@ def test_the_temperature_is_part_of_the_acceptance_test(backend, device):
         target,
         drafts(1, 1, device=device),
         sampling=Sampling(temperature=0.5),
-        uniforms=coins(likely[1] - 1e-3, likely[1] + 1e-3, device=device),
+        uniforms=random_numbers(likely[1] - 1e-3, likely[1] + 1e-3, device=device),
         backend=backend,
     )
     assert verdict.num_accepted.tolist() == [1, 0]
@@ -68,34 +68,36 @@ def test_a_temperature_belongs_to_its_request(backend, device):
         target,
         drafts(1, 1, 1, device=device),
         sampling=Sampling(temperature=temperatures),
-        uniforms=coins(0.3, 0.3, 0.0, device=device),
+        uniforms=random_numbers(0.3, 0.3, 0.0, device=device),
         backend=backend,
     )
     assert verdict.num_accepted.tolist() == [0, 1, 0]  # at temperature 2 the probabilities are (2/3, 1/3)
 
 
-def test_a_draft_of_probability_zero_is_rejected_by_coin_zero(backend, device):
+def test_a_draft_of_probability_zero_is_rejected_by_uniform_zero(backend, device):
     target = each(rows((0.5, 0.5, 0.0), device=device), 3)
     outside = each(rows((0.2, 0.2, 0.6), device=device), 3)
-    tokens, zeros = drafts(0, 1, 2, device=device), coins(0.0, 0.0, 0.0, device=device)
+    tokens, zeros = drafts(0, 1, 2, device=device), random_numbers(0.0, 0.0, 0.0, device=device)
     for arguments in ({}, {"draft_logits": outside}):
         verdict = verify_chain(target, tokens, uniforms=zeros, backend=backend, **arguments)
         assert verdict.num_accepted.tolist() == [1, 1, 0]
 
 
-def test_an_improbable_draft_is_accepted_by_coin_zero(backend, device):
+def test_an_improbable_draft_is_accepted_by_uniform_zero(backend, device):
     target = torch.tensor([[[0.0, math.log(1e-30)]]], device=device)
-    verdict = verify_chain(target, drafts(1, device=device), uniforms=coins(0.0, device=device), backend=backend)
+    verdict = verify_chain(
+        target, drafts(1, device=device), uniforms=random_numbers(0.0, device=device), backend=backend
+    )
     assert verdict.num_accepted.tolist() == [1]
 
 
-@pytest.mark.parametrize("coin", [BELOW_ONE, LAST_COIN])
-def test_the_last_coin_never_emits_a_token_of_probability_zero(backend, device, coin):
+@pytest.mark.parametrize("uniform", [BELOW_ONE, LAST_UNIFORM])
+def test_the_last_uniform_never_emits_a_token_of_probability_zero(backend, device, uniform):
     logits = rows((0.5, 0.5 - 2.0**-24, 0.0, 0.0), device=device)
-    coin_row = torch.tensor([coin], dtype=torch.float64, device=device)
-    assert sample(logits[:, 0], uniforms=coin_row, backend=backend).tokens.item() in (0, 1)
+    uniform_row = torch.tensor([uniform], dtype=torch.float64, device=device)
+    assert sample(logits[:, 0], uniforms=uniform_row, backend=backend).tokens.item() in (0, 1)
     verdict = verify_chain(
-        logits, drafts(3, device=device), uniforms=coins((coin, coin), device=device), backend=backend
+        logits, drafts(3, device=device), uniforms=random_numbers((uniform, uniform), device=device), backend=backend
     )
     assert verdict.next_token.item() in (0, 1)
 
@@ -118,9 +120,9 @@ def test_the_seed_has_no_effect_at_temperature_zero(backend, device):
 
 
 def test_acceptance_is_neither_always_nor_by_comparing_two_draws(backend, device):
-    """A grid of coins accepts the share min(1, target / draft) of each draft token."""
+    """A grid of uniforms accepts the share min(1, target / draft) of each draft token."""
     target, outside = (0.25, 0.5, 0.25), (0.5, 0.25, 0.25)
-    grid = coins(*((index + 0.5) / 8 for index in range(8)), device=device)
+    grid = random_numbers(*((index + 0.5) / 8 for index in range(8)), device=device)
     for token, share in enumerate((0.5, 1.0, 1.0)):
         verdict = verify_chain(
             each(rows(target, device=device), 8),
@@ -138,7 +140,7 @@ def test_a_greedy_draft_counts_as_certain_whatever_its_model_says(backend, devic
         verdict = verify_chain(
             target,
             drafts(0, 0, device=device),
-            uniforms=coins(0.29, 0.31, device=device),
+            uniforms=random_numbers(0.29, 0.31, device=device),
             backend=backend,
             **arguments,
         )
@@ -148,7 +150,7 @@ def test_a_greedy_draft_counts_as_certain_whatever_its_model_says(backend, devic
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_draft_from_the_target_itself_is_accepted_in_every_dtype(backend, device, dtype):
     logits = torch.randn(4, 1, 33, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
-    almost_one = coins(*[1 - 1e-6] * 4, device=device)
+    almost_one = random_numbers(*[1 - 1e-6] * 4, device=device)
     tokens = torch.tensor([[0], [7], [15], [32]], device=device)
     for arguments in ({"drafter": 0}, {"draft_logits": logits.clone()}):
         verdict = verify_chain(logits, tokens, uniforms=almost_one, backend=backend, **arguments)
@@ -177,7 +179,7 @@ def test_a_draft_distribution_of_nan_does_not_leak_token_zero(backend, device):
         target,
         drafts(3, device=device),
         draft_logits=torch.full((1, 1, 8), math.nan, device=device),
-        uniforms=coins(0.5, device=device),
+        uniforms=random_numbers(0.5, device=device),
         backend=backend,
     )
     assert emitted(verdict) == [[7]]
@@ -206,9 +208,9 @@ def test_the_output_is_as_wide_as_the_longest_possible_chain(backend, device):
 def test_tokens_that_only_the_target_knows_can_be_recovered(backend, device):
     target = each(rows((0.1,) * 10, device=device), 4)
     outside = each(rows((0.125,) * 8, device=device), 4)
-    next_coins = coins(*((BELOW_ONE, coin) for coin in (0.0, 0.49, 0.51, 0.99)), device=device)
+    next_uniforms = random_numbers(*((BELOW_ONE, uniform) for uniform in (0.0, 0.49, 0.51, 0.99)), device=device)
     verdict = verify_chain(
-        target, drafts(0, 1, 2, 7, device=device), draft_logits=outside, uniforms=next_coins, backend=backend
+        target, drafts(0, 1, 2, 7, device=device), draft_logits=outside, uniforms=next_uniforms, backend=backend
     )
     assert emitted(verdict) == [[8], [8], [9], [9]]
 
@@ -221,7 +223,7 @@ def test_a_mixture_accepts_and_recovers_by_the_mean_of_its_members(backend, devi
         drafts(0, 0, 0, device=device),
         ensemble=Mixture((0.5, 0.5)),
         drafter=0,
-        uniforms=coins(0.74, 0.76, 0.99, device=device),
+        uniforms=random_numbers(0.74, 0.76, 0.99, device=device),
         logprobs=True,
         backend=backend,
     )

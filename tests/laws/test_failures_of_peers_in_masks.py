@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from laws.test_failures_of_peers import coins, emitted
-from laws.test_failures_of_peers_in_parameters import CPU, LAST_COIN, all_coins, of, tokens_of
+from laws.test_failures_of_peers import emitted, random_numbers
+from laws.test_failures_of_peers_in_parameters import CPU, LAST_UNIFORM, all_uniforms, of, tokens_of
 from torch import Tensor
 
 from specens_kernels import Status, verify_chain
@@ -25,7 +25,7 @@ def test_a_padded_drafter_never_makes_a_probability_of_nan(backend):
     target = of((0.1,) * 10)
     narrow, padded = of((0.125,) * 8), of((0.125,) * 8 + (0.0,) * 4)
     for outside in (narrow, padded):
-        arguments = {"draft_logits": outside, "uniforms": coins((0.9, 0.6), device=CPU), "backend": backend}
+        arguments = {"draft_logits": outside, "uniforms": random_numbers((0.9, 0.6), device=CPU), "backend": backend}
         verdict = verify_chain(target, tokens_of(3), logprobs=True, **arguments)
         assert emitted(verdict) == [[9]]
         assert verdict.logprobs.isfinite().all()
@@ -37,7 +37,7 @@ def test_padding_in_the_drafts_never_emits_more_than_the_chain_holds(backend, co
     """A -1 must not read the last token's probability."""
     logits = of(*[(0.0, 0.0, 1.0)] * 4)
     chain = [2] * (3 - count) + [-1] * count
-    verdict = verify_chain(logits, tokens_of(*chain), uniforms=all_coins(0.0, 4), backend=backend)
+    verdict = verify_chain(logits, tokens_of(*chain), uniforms=all_uniforms(0.0, 4), backend=backend)
     assert verdict.num_tokens.item() == 4 - count
     assert verdict.tokens.tolist() == [[2] * (4 - count) + [-1] * count]
 
@@ -55,7 +55,7 @@ def test_a_draft_that_the_mask_of_its_row_forbids_is_rejected_there(backend, pla
     logits, masks = of(*[(0.25,) * 4] * 4), [0b1111] * 4
     masks[place] = 0b0110
     arguments = {"allowed": bits(*masks), "logprobs": True, "backend": backend}
-    verdict = verify_chain(logits, tokens_of(0, 0, 0), uniforms=all_coins(0.0, 4), **arguments)
+    verdict = verify_chain(logits, tokens_of(0, 0, 0), uniforms=all_uniforms(0.0, 4), **arguments)
     assert emitted(verdict) == [[0] * place + [1]]
     assert verdict.status.item() == 0
     assert verdict.logprobs[0, place].item() == pytest.approx(math.log(0.5), abs=1e-6)
@@ -64,14 +64,14 @@ def test_a_draft_that_the_mask_of_its_row_forbids_is_rejected_there(backend, pla
 def test_a_masked_draft_of_a_drafter_that_knew_no_mask_leaves_a_residual_under_the_mask(backend):
     """Target (.25, .75) of tokens 1 and 2, drafts (.4, .35, .25): the residual is token 2 alone."""
     target, outside = of((0.6, 0.1, 0.3)), of((0.4, 0.35, 0.25))
-    for coin in (0.0, 0.5, LAST_COIN):
+    for uniform in (0.0, 0.5, LAST_UNIFORM):
         verdict = verify_chain(
             target,
             tokens_of(0),
             draft_logits=outside,
             process_drafts=False,
             allowed=bits(0b110),
-            uniforms=coins((0.0, coin), device=CPU),
+            uniforms=random_numbers((0.0, uniform), device=CPU),
             backend=backend,
         )
         assert emitted(verdict) == [[2]]
@@ -81,7 +81,7 @@ def test_a_masked_draft_of_a_drafter_that_knew_no_mask_leaves_a_residual_under_t
 def test_rows_behind_a_padded_draft_keep_their_masks(backend, packed):
     """Three drafts were scheduled and one came: the token after it is drawn under the mask of its row, not unmasked."""
     logits, masks = of(*[(0.125,) * 8] * 4), bits(-1, 0b01000000, 0b1, 0b1)
-    arguments = {"uniforms": all_coins(0.05, 4), "backend": backend}
+    arguments = {"uniforms": all_uniforms(0.05, 4), "backend": backend}
     if packed:
         arguments |= {"row_offsets": torch.tensor([0, 4]), "max_draft_len": 3, "allowed": masks[0]}
         verdict = verify_chain(logits[0], tokens_of(5, -1, -1)[0], **arguments)
@@ -91,10 +91,10 @@ def test_rows_behind_a_padded_draft_keep_their_masks(backend, packed):
 
 
 def test_a_mask_with_a_row_too_many_is_refused_by_name(backend):
-    logits, coin_row = of(*[(0.5, 0.5)] * 2), all_coins(0.5, 2)
+    logits, uniform_row = of(*[(0.5, 0.5)] * 2), all_uniforms(0.5, 2)
     with pytest.raises(ValueError, match=r"^allowed: expected shape \[1, 2, \*\], got \[1, 3, 1\]"):
-        verify_chain(logits, tokens_of(0), allowed=bits(1, 1, 1), uniforms=coin_row, backend=backend)
-    arguments = {"row_offsets": torch.tensor([0, 2]), "max_draft_len": 1, "uniforms": coin_row}
+        verify_chain(logits, tokens_of(0), allowed=bits(1, 1, 1), uniforms=uniform_row, backend=backend)
+    arguments = {"row_offsets": torch.tensor([0, 2]), "max_draft_len": 1, "uniforms": uniform_row}
     with pytest.raises(ValueError, match=r"^allowed: expected shape \[2, \*\], got \[3, 1\]"):
         verify_chain(logits[0], torch.tensor([0]), allowed=bits(1, 1, 1)[0], backend=backend, **arguments)
 
@@ -117,7 +117,7 @@ def test_a_suffix_that_a_grammar_refuses_is_cut_by_its_length_and_the_next_token
 def test_accepted_tokens_are_the_leading_ones_and_are_not_the_emitted_ones(backend):
     """A draft that would pass behind a rejected one does not count."""
     logits = of((0.9, 0.1), (0.1, 0.9), (0.9, 0.1), (0.5, 0.5))
-    verdict = verify_chain(logits, tokens_of(0, 0, 0), uniforms=all_coins(0.5, 4), backend=backend)
+    verdict = verify_chain(logits, tokens_of(0, 0, 0), uniforms=all_uniforms(0.5, 4), backend=backend)
     assert (verdict.num_accepted.item(), verdict.num_tokens.item()) == (1, 2)
-    bare = verify_chain(logits[:, :3], tokens_of(0, 1, 0), uniforms=all_coins(0.5, 4), backend=backend)
+    bare = verify_chain(logits[:, :3], tokens_of(0, 1, 0), uniforms=all_uniforms(0.5, 4), backend=backend)
     assert (bare.num_accepted.item(), bare.num_tokens.item(), bare.next_token.item()) == (3, 3, -1)

@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from laws.test_failures_of_peers import coins, drafts, each, emitted, rows
+from laws.test_failures_of_peers import drafts, each, emitted, random_numbers, rows
 from torch import Tensor
 
 from specens_kernels import Processing, Sampling, sample, target_logprobs, uniforms, verify_chain
 
 pytestmark = pytest.mark.parametrize("backend", ["reference", "cpp"])
 CPU = torch.device("cpu")
-LAST_COIN = 1 - 2.0**-53
+LAST_UNIFORM = 1 - 2.0**-53
 
 
 def of(*distributions: tuple[float, ...]) -> Tensor:
@@ -24,14 +24,14 @@ def tokens_of(*tokens: int) -> Tensor:
     return torch.tensor([tokens])
 
 
-def all_coins(value: float, count: int) -> Tensor:
+def all_uniforms(value: float, count: int) -> Tensor:
     return torch.full((1, count), value, dtype=torch.float64)
 
 
 def test_temperature_and_top_k_are_part_of_the_acceptance_test(backend):
     logits = torch.tensor([[[2.0, 1.0, 0.0]]]).expand(3, 1, -1)
     sampling = Sampling(temperature=0.5, top_k=2)  # (.8808, .1192, 0)
-    zeros = coins(0.0, 0.1191, 0.1193, device=CPU)
+    zeros = random_numbers(0.0, 0.1191, 0.1193, device=CPU)
     verdict = verify_chain(logits, drafts(2, 1, 1, device=CPU), sampling=sampling, uniforms=zeros, backend=backend)
     assert verdict.num_accepted.tolist() == [0, 1, 0]
 
@@ -43,28 +43,28 @@ def test_a_draft_from_filtered_logits_is_tested_against_what_it_was_drawn_from(b
         drafts(0, 0, device=CPU),
         draft_logits=each(of((0.5, 0.3, 0.2)), 2),
         draft_sampling=Sampling(top_k=2),
-        uniforms=coins(0.63, 0.65, device=CPU),
+        uniforms=random_numbers(0.63, 0.65, device=CPU),
         backend=backend,
     )
     assert verdict.num_accepted.tolist() == [1, 0]
 
 
-def test_block_verification_accepts_a_later_prefix_after_a_coin_that_refuses_an_earlier_one(backend):
+def test_block_verification_accepts_a_later_prefix_after_a_uniform_that_refuses_an_earlier_one(backend):
     """Of drafts (2/3, 1/3) and targets (1/3, 2/3), the chain (0, 1) has chances 1/2 and 1: the last counts."""
     target, draft = of(*[(1 / 3, 2 / 3)] * 3), of(*[(2 / 3, 1 / 3)] * 2)
-    for first, second in ((LAST_COIN, 0.9), (0.0, 0.9), (LAST_COIN, 1 - 1e-6)):
+    for first, second in ((LAST_UNIFORM, 0.9), (0.0, 0.9), (LAST_UNIFORM, 1 - 1e-6)):
         pair = torch.tensor([[first, second, 0.5]], dtype=torch.float64)
         arguments = {"draft_logits": draft, "uniforms": pair, "backend": backend}
         assert verify_chain(target, tokens_of(0, 1), rule="block", **arguments).num_accepted.item() == 2
         assert verify_chain(target, tokens_of(0, 1), **arguments).num_accepted.item() == (2 if first == 0 else 0)
-    for coin, accepted in ((0.24, 2), (0.26, 0)):  # the chain (0, 0) as a whole is kept at 1/4
-        pair = torch.tensor([[LAST_COIN, coin, 0.5]], dtype=torch.float64)
+    for uniform, accepted in ((0.24, 2), (0.26, 0)):  # the chain (0, 0) as a whole is kept at 1/4
+        pair = torch.tensor([[LAST_UNIFORM, uniform, 0.5]], dtype=torch.float64)
         arguments = {"draft_logits": draft, "uniforms": pair, "rule": "block", "backend": backend}
         assert verify_chain(target, tokens_of(0, 0), **arguments).num_accepted.item() == accepted
 
 
 def test_the_acceptance_rate_is_the_overlap_of_target_and_draft(backend):
-    """Within four standard deviations; a coin that is always 0 would accept everything."""
+    """Within four standard deviations; a uniform that is always 0 would accept everything."""
     count, target, draft = 20_000, (0.1, 0.6, 0.3), (0.5, 0.2, 0.3)
     seeds, positions = torch.arange(count), torch.full((count,), 5)
     outside = each(of(draft), count)
@@ -93,7 +93,7 @@ def test_min_p_acts_on_every_row_and_not_on_the_bonus_row_alone(backend):
             logits,
             tokens_of(token, token, token),
             sampling=Sampling(min_p=0.5),
-            uniforms=all_coins(0.0, 4),
+            uniforms=all_uniforms(0.0, 4),
             backend=backend,
         )
         assert verdict.num_accepted.item() == accepted
@@ -107,10 +107,10 @@ def test_a_logit_bias_acts_on_every_row_and_rejects_a_draft_that_it_forbids(back
         for place in range(3):
             chain = [0, 0, 0]
             chain[place] = 1
-            arguments = {"processing": processing, "uniforms": all_coins(1e-9, 4), "backend": backend}
+            arguments = {"processing": processing, "uniforms": all_uniforms(1e-9, 4), "backend": backend}
             verdict = verify_chain(logits, tokens_of(*chain), **arguments)
             assert emitted(verdict) == [[0] * (place + 1)]
-        verdict = verify_chain(logits, tokens_of(0, 0, 0), **(arguments | {"uniforms": all_coins(LAST_COIN, 4)}))
+        verdict = verify_chain(logits, tokens_of(0, 0, 0), **(arguments | {"uniforms": all_uniforms(LAST_UNIFORM, 4)}))
         assert emitted(verdict) == [[0, 0, 0, 0]]
 
 
@@ -123,9 +123,9 @@ def test_penalties_count_the_drafts_before_each_row(backend, name):
     result = target_logprobs(logits, processing=processing, draft_tokens=chain, backend=backend)
     torch.testing.assert_close(result[0, :, 0], torch.stack([-2 * counts, 0 * counts], -1).log_softmax(-1)[:, 0])
     second = float(result[0, 1, 0].exp())
-    for coin, accepted in ((second - 1e-4, 2), (second + 1e-4, 1)):
-        coin_row = torch.tensor([[0.0, coin, 0.99, 0.5]], dtype=torch.float64)
-        verdict = verify_chain(logits, chain, processing=processing, uniforms=coin_row, backend=backend)
+    for uniform, accepted in ((second - 1e-4, 2), (second + 1e-4, 1)):
+        uniform_row = torch.tensor([[0.0, uniform, 0.99, 0.5]], dtype=torch.float64)
+        verdict = verify_chain(logits, chain, processing=processing, uniforms=uniform_row, backend=backend)
         assert verdict.num_accepted.item() == accepted
 
 
@@ -155,7 +155,7 @@ def test_the_end_is_held_back_for_as_many_rows_as_tokens_are_missing(backend):
     logits, processing = of(*[(0.5, 0.5)] * 3), Processing(min_tokens=1, end_tokens=torch.tensor([1]))
     result = target_logprobs(logits, processing=processing, backend=backend).exp()
     assert result[0, :, 1].tolist() == [0.0, 0.5, 0.5]
-    arguments = {"processing": processing, "uniforms": all_coins(0.1, 3), "backend": backend}
+    arguments = {"processing": processing, "uniforms": all_uniforms(0.1, 3), "backend": backend}
     assert emitted(verify_chain(logits, tokens_of(1, 1), **arguments)) == [[0]]
     assert emitted(verify_chain(logits, tokens_of(0, 1), **arguments)) == [[0, 1, 0]]
 
@@ -177,18 +177,20 @@ def test_greedy_rows_user_seeds_filters_and_log_probabilities_go_together(backen
 
 
 def test_a_round_uses_the_same_random_numbers_however_many_drafts_are_accepted(backend):
-    """Draft j is tested with the coin of step j, whatever came before; the next token has its own by its step."""
+    """Draft j is tested with the uniform of step j, whatever came before; the next token has its own by its step."""
     seeds, positions = torch.tensor([11]), torch.tensor([40])
     accept = [float(uniforms(seeds, positions, step=step, stream=0)) for step in range(3)]
     for cut in range(4):
-        probabilities = [min(1.0, coin + 1e-3) if step != cut else coin - 1e-3 for step, coin in enumerate(accept)]
+        probabilities = [
+            min(1.0, uniform + 1e-3) if step != cut else uniform - 1e-3 for step, uniform in enumerate(accept)
+        ]
         logits = of(*[(value, *[(1 - value) / 50] * 50) for value in [*probabilities, 0.5]])
         verdict = verify_chain(logits, tokens_of(0, 0, 0), seeds=seeds, positions=positions, backend=backend)
         assert verdict.num_accepted.item() == cut
-        coin = float(uniforms(seeds, positions, step=cut, stream=1))
+        uniform = float(uniforms(seeds, positions, step=cut, stream=1))
         residual = logits[0, cut].exp()
         residual[0] = residual[0] if cut == 3 else 0
-        expected = int((residual.double().cumsum(0) > coin * residual.double().sum()).int().argmax())
+        expected = int((residual.double().cumsum(0) > uniform * residual.double().sum()).int().argmax())
         assert verdict.next_token.item() == expected
 
 

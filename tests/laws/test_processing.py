@@ -1,7 +1,7 @@
-"""The text law under processing, bit masks and filters, summed over all chains and integrated over all coins.
+"""The text law under processing, bit masks and filters, summed over all chains and integrated over all uniforms.
 
-Rows depend on the token before them, and by the penalties on all of them. The verdict is constant in a coin between two
-thresholds of the rule, so one coin from each interval, weighted by its width, integrates it: were a decision made
+Rows depend on the token before them, by the penalties on all. A verdict is constant in a uniform between two
+thresholds of the rule, so one uniform from each interval, weighted by its width, integrates it: were a decision made
 elsewhere than at these thresholds, the law would not come out.
 """
 
@@ -74,7 +74,7 @@ def draft_of(tokens: Tensor, sampling: Sampling, processed: bool) -> Tensor:
 
 
 def intervals(thresholds: list[float]) -> list[tuple[float, float]]:
-    """(coin, width) of each interval of [0, 1) between thresholds."""
+    """(uniform, width) of each interval of [0, 1) between thresholds."""
     ends = sorted({0.0, 1.0, *(value for value in thresholds if 1e-9 < value < 1 - 1e-9)})
     return [((low + high) / 2, high - low) for low, high in itertools.pairwise(ends) if high - low > 1e-6]
 
@@ -89,7 +89,7 @@ def shares(target: Tensor, draft: Tensor, chain: list[int], rule: str) -> list[f
 
 
 def chances(target: Tensor, draft: Tensor, chain: list[int], rule: str) -> list[float]:
-    """The thresholds of the acceptance coins."""
+    """The thresholds of the acceptance uniforms."""
     if rule == "token":
         return [float(target[step, token] / draft[step, token]) for step, token in enumerate(chain)]
     own = shares(target, draft, chain, rule)
@@ -100,17 +100,18 @@ def chances(target: Tensor, draft: Tensor, chain: list[int], rule: str) -> list[
     return [*result, own[DRAFT_LEN]]
 
 
-def enumerate_coins(
+def enumerate_uniforms(
     target: Tensor, draft: Tensor, chain: list[int], rule: str
 ) -> list[tuple[tuple[float, ...], float]]:
-    """The coins of a round and their weight."""
+    """The uniforms of a round and their weight."""
     masses = list(target)
     for step, share in enumerate(shares(target, draft, chain, rule)[:DRAFT_LEN]):
         masses.append((share * target[step] - draft[step]).clamp(min=0))
     steps = [float(step) for mass in masses if mass.sum() > 0 for step in mass.cumsum(0) / mass.sum()]
     axes = [intervals([chance]) for chance in chances(target, draft, chain, rule)] + [intervals(steps)]
     return [
-        (tuple(coin for coin, _ in point), math.prod(width for _, width in point)) for point in itertools.product(*axes)
+        (tuple(uniform for uniform, _ in point), math.prod(width for _, width in point))
+        for point in itertools.product(*axes)
     ]
 
 
@@ -120,14 +121,14 @@ def emitted_law(
     """float64 [texts]: of what one round emits, followed by draws from the target; said: what verification is told."""
     said = processed if said is None else said
     targets, drafts = target_of(CHAINS, arguments), draft_of(CHAINS, draft_sampling, processed)
-    places, coins, weights = [], [], []
+    places, random_numbers, weights = [], [], []
     for index, chain in enumerate(CHAINS.tolist()):
         probability = math.prod(float(drafts[index, step, token]) for step, token in enumerate(chain))
         if probability == 0:
             continue
-        for point, width in enumerate_coins(targets[index], drafts[index], chain, arguments["rule"]):
+        for point, width in enumerate_uniforms(targets[index], drafts[index], chain, arguments["rule"]):
             places.append(index)
-            coins.append(point)
+            random_numbers.append(point)
             weights.append(probability * width)
     tokens = CHAINS[places]
     members = TABLES[: 1 if arguments["ensemble"] is None else 2]
@@ -140,7 +141,7 @@ def emitted_law(
         processing=processing(len(tokens)),
         process_drafts=said,
         allowed=mask(len(tokens), DRAFT_LEN + 1),
-        uniforms=torch.tensor(coins, dtype=torch.float64),
+        uniforms=torch.tensor(random_numbers, dtype=torch.float64),
         backend=backend,
     )
     assert (verdict.status == 0).all()
@@ -190,7 +191,7 @@ def test_the_processed_target_is_not_the_raw_one_and_depends_on_the_drafts():
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_synthetic_acceptance_meets_its_rates_on_a_grid_of_coins(backend, temperature):
+def test_synthetic_acceptance_meets_its_rates_on_a_grid_of_uniforms(backend, temperature):
     """Given that all before it are; whatever the target thinks of the drafts."""
     rates, size = (0.5, 0.25, 1.0, 0.0), 8
     grid = (torch.arange(size, dtype=torch.float64) + 0.5) / size
@@ -215,7 +216,7 @@ def test_synthetic_acceptance_meets_its_rates_on_a_grid_of_coins(backend, temper
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
 @pytest.mark.parametrize("rate", [0.3, 0.8, 1e-9])
-def test_a_coin_on_its_synthetic_rate_refuses_and_the_one_below_accepts(backend, rate):
+def test_a_uniform_on_its_synthetic_rate_refuses_and_the_one_below_accepts(backend, rate):
     below = math.nextafter(rate, 0.0)
     uniforms = torch.tensor([[rate, 0.5], [below, 0.5]], dtype=torch.float64)
     arguments = {"uniforms": uniforms, "rule": Synthetic(rate), "backend": backend}

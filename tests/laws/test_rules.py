@@ -18,12 +18,12 @@ LEAST_PROBABILITY = 1e-4
 
 
 def chains(draft_len: int, grid: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Every chain of two tokens, on a grid of coins: tokens, uniforms, and the probability of each pair."""
-    coins = [(index + 0.5) / grid for index in range(grid)]
+    """Every chain of two tokens, on a grid of uniforms: tokens, uniforms, and the probability of each pair."""
+    random_numbers = [(index + 0.5) / grid for index in range(grid)]
     tokens, uniforms, weights = [], [], []
     for chain in itertools.product(range(2), repeat=draft_len):
         probability = math.prod(float(DRAFT[token]) for token in chain)
-        for point in itertools.product(coins, repeat=draft_len + 1):
+        for point in itertools.product(random_numbers, repeat=draft_len + 1):
             tokens.append(chain)
             uniforms.append(point)
             weights.append(probability / grid ** (draft_len + 1))
@@ -57,7 +57,7 @@ def test_the_emitted_tokens_have_the_law_of_the_target(rule, bonus):
         assert abs(got + first - math.prod(float(TARGET[token]) for token in prefix)) < 1e-6
 
 
-def test_a_later_prefix_can_be_kept_after_a_coin_that_refuses_an_earlier_one():
+def test_a_later_prefix_can_be_kept_after_a_uniform_that_refuses_an_earlier_one():
     # the second draft alone would be refused after the first, but the block as a whole is kept
     tokens = torch.tensor([[0, 1]])
     uniforms = torch.tensor([[0.99, 0.0, 0.5]], dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_a_later_prefix_can_be_kept_after_a_coin_that_refuses_an_earlier_one():
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_block_texts_over_several_rounds_have_the_law_of_the_target(members):
-    """Two tokens that depend on the one before, three drafts a round; coins by seed and start of the round."""
+    """Two tokens that depend on the one before, three drafts a round; uniforms by seed and start of the round."""
     generator = torch.Generator().manual_seed(members)
     tables = torch.randn(members, 3, 3, generator=generator) * 1.5  # logits of the next token by the one before
     draft_table = torch.randn(3, 3, generator=generator)

@@ -131,7 +131,7 @@ def test_a_seed_gives_the_same_text_again():
 
 
 def test_drafts_that_share_random_numbers_with_their_test_would_miss_the_law():
-    """What separate streams are for: drafts drawn with the coins of the acceptance test bias the text."""
+    """What separate streams are for: drafts drawn with the uniforms of the acceptance test bias the text."""
     law, draft_law = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]], dtype=torch.float64)
     target, draft = law.log().float().expand(TEXTS, -1), draft_law.log().float().expand(TEXTS, -1)
     arguments = {"seeds": torch.arange(TEXTS), "positions": torch.full((TEXTS,), PROMPT), "backend": "reference"}

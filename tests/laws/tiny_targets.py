@@ -1,7 +1,7 @@
 """Tiny models whose target and draft distributions are known fractions, in each ensemble and with each drafter.
 
 A table holds a row for each position and token before it. Target probabilities are quarters, so that a small grid of
-coins integrates every decision of verification without error.
+uniforms integrates every decision of verification without error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The law of what tree verification emits, summed over all draft trees and integrated over all coins, without error.
+"""The law of what tree verification emits, summed over all draft trees and integrated over all uniforms, without error.
 
-Given the tokens of a tree, a node's coin is compared with one number, and the next token's coin with the cumulative
+Given the tokens of a tree, a node's uniform is compared with one number, the next token's with the cumulative
 sums of what is left at each row. These numbers are worked out here a second time, in plain Python, tree by tree.
 Between them the verdict is the same everywhere, which is checked at both ends of each interval.
 """
@@ -86,7 +86,7 @@ def drawn_trees(plan: Plan) -> Iterator[tuple[Tokens, float]]:
 
 
 def numbers(plan: Plan, tokens: Tokens) -> tuple[list[float], list[float]]:
-    """With what each node's coin is compared, and the next token's."""
+    """With what each node's uniform is compared, and the next token's."""
     parents = plan.parents
     target, vocab = plan.model.target, plan.model.target.shape[-1]
     levels = [0, *(level + 1 for level in plan.depth)]
@@ -128,7 +128,7 @@ def intervals(ends: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def enumerate_trees(plan: Plan, trees: Sequence[tuple[Tokens, float]] | None = None) -> Enumeration:
-    """Verify every tree, or those given with their probabilities, with every coin."""
+    """Verify every tree, or those given with their probabilities, with every uniform."""
     drawn, low, high, weights = [], [], [], []
     for tokens, probability in drawn_trees(plan) if trees is None else trees:
         compared, of_rows = numbers(plan, tokens)
@@ -144,18 +144,18 @@ def enumerate_trees(plan: Plan, trees: Sequence[tuple[Tokens, float]] | None = N
     chosen = torch.tensor(drawn).reshape(len(weights), -1)
     first = verify_all(plan, chosen, torch.tensor(low, dtype=torch.float64))
     second = verify_all(plan, chosen, torch.tensor(high, dtype=torch.float64))
-    assert torch.equal(first.tokens, second.tokens), "a verdict hangs on a coin in another way than was thought"
+    assert torch.equal(first.tokens, second.tokens), "a verdict hangs on a uniform in another way than was thought"
     return Enumeration(first, torch.tensor(weights, dtype=torch.float64))
 
 
-def verify_all(plan: Plan, tokens: Tensor, coins: Tensor) -> Verdict:
-    chunks = zip(tokens.split(CHUNK), coins.split(CHUNK), strict=True)
-    parts = [verify_some(plan, own, own_coins) for own, own_coins in chunks]
+def verify_all(plan: Plan, tokens: Tensor, random_numbers: Tensor) -> Verdict:
+    chunks = zip(tokens.split(CHUNK), random_numbers.split(CHUNK), strict=True)
+    parts = [verify_some(plan, own, own_uniforms) for own, own_uniforms in chunks]
     fields = zip(*parts, strict=True)
     return Verdict(*[None if field[0] is None else torch.cat(field) for field in fields])
 
 
-def verify_some(plan: Plan, tokens: Tensor, coins: Tensor) -> Verdict:
+def verify_some(plan: Plan, tokens: Tensor, random_numbers: Tensor) -> Verdict:
     """Rows come from the tables of the model, by depth and the token before."""
     model, vocab = plan.model, plan.model.target.shape[-1]
     level = torch.tensor([0, *(depth + 1 for depth in plan.depth)])
@@ -171,7 +171,7 @@ def verify_some(plan: Plan, tokens: Tensor, coins: Tensor) -> Verdict:
         plan.tree,
         rule=plan.rule,
         siblings=plan.siblings,
-        uniforms=coins,
+        uniforms=random_numbers,
         backend="reference",
         **arguments,
     )

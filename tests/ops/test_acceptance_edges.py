@@ -1,4 +1,4 @@
-"""Which side of the acceptance ratio a coin lies on decides, however near it lies and whatever the rows hold."""
+"""Which side of the acceptance ratio a uniform lies on decides, however near it lies and whatever the rows hold."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def accepted(members, drafts, draft_logits, uniforms, ensemble, temperature, dev
 
 @pytest.mark.parametrize("ensemble", list(ENSEMBLES))
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_coins_beside_the_acceptance_ratio(backend, device, ensemble, temperature):
+def test_uniforms_beside_the_acceptance_ratio(backend, device, ensemble, temperature):
     batch, vocab = (40, 2500) if backend == "cpp" else (3, 60)
     members = [rows(batch, vocab, seed) for seed in range(1 if ensemble == "none" else 2)]
     target = probabilities(members, ensemble, temperature)
@@ -52,10 +52,10 @@ def test_coins_beside_the_acceptance_ratio(backend, device, ensemble, temperatur
     tested = 0
     for distance in NEAR if backend == "cpp" else NEAR[1:4:2]:
         for side in (1 - distance, 1 + distance):
-            coin = ratio * side
-            possible = coin < 1
-            uniforms = torch.stack([coin.clamp(max=0.5), torch.full_like(coin, 0.5)], 1)
-            uniforms[possible, 0] = coin[possible]
+            uniform = ratio * side
+            possible = uniform < 1
+            uniforms = torch.stack([uniform.clamp(max=0.5), torch.full_like(uniform, 0.5)], 1)
+            uniforms[possible, 0] = uniform[possible]
             result = accepted(members, drafts, draft_logits, uniforms, ensemble, temperature, device, backend)
             assert (result[possible] == (side < 1)).all(), (distance, side)
             tested += int(possible.sum())

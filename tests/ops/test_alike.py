@@ -23,14 +23,14 @@ from specens_kernels import (
 BACKENDS = ["reference", "cpp", "triton"]
 LOGITS = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(0))
 DRAFTS = torch.tensor([[1, 2], [3, 4]])
-COINS = torch.full((2, 3), 0.5)
+UNIFORMS = torch.full((2, 3), 0.5)
 PACKED = {
     "member_logits": LOGITS.view(6, 9),
     "draft_tokens": DRAFTS.view(-1),
     "row_offsets": torch.tensor([0, 3, 6]),
     "max_draft_len": 2,
 }
-ROUND = {"member_logits": LOGITS, "draft_tokens": DRAFTS, "uniforms": COINS}
+ROUND = {"member_logits": LOGITS, "draft_tokens": DRAFTS, "uniforms": UNIFORMS}
 HUGE = (2**20 + 1, 2**31, 2**33, 2**40, 2**62, 2**63, -1, True, 1.0, "1")
 
 
@@ -57,12 +57,12 @@ def test_a_number_that_is_none_is_named(backend: str, name: str, values: tuple):
     [
         ("top_k", lambda value: Sampling(top_k=value)),
         ("min_tokens", lambda value: Processing(min_tokens=value, end_tokens=DRAFTS)),
-        ("step", lambda value: sample(LOGITS[:, 0], uniforms=COINS[:, 0], step=value)),
-        ("stream", lambda value: sample(LOGITS[:, 0], uniforms=COINS[:, 0], stream=value)),
+        ("step", lambda value: sample(LOGITS[:, 0], uniforms=UNIFORMS[:, 0], step=value)),
+        ("stream", lambda value: sample(LOGITS[:, 0], uniforms=UNIFORMS[:, 0], stream=value)),
         ("stream", lambda value: uniforms(DRAFTS[0], DRAFTS[0], stream=value)),
         ("max_prefix", lambda value: tree_mask(DRAFTS - 5, DRAFTS[0], max_prefix=value)),
         ("window", lambda value: tree_mask(DRAFTS - 5, DRAFTS[0], max_prefix=9, window=value)),
-        ("max_levels", lambda value: verify_tree(LOGITS, DRAFTS, DRAFTS - 5, uniforms=COINS, max_levels=value)),
+        ("max_levels", lambda value: verify_tree(LOGITS, DRAFTS, DRAFTS - 5, uniforms=UNIFORMS, max_levels=value)),
     ],
 )
 def test_an_integer_that_operators_cannot_hold_is_named(name: str, call):
@@ -78,7 +78,7 @@ def test_numbers_of_numpy_are_numbers(backend: str):
     wanted = verify_chain(**ROUND, **plain, drafter=0, top_logprobs=2, backend=backend)
     ours = verify_chain(**ROUND, **asked, drafter=np.int64(0), top_logprobs=np.int32(2), backend=backend)
     assert all(torch.equal(one, other) for one, other in zip(ours[:8], wanted[:8], strict=True))
-    packed = {**PACKED, "uniforms": COINS, "max_draft_len": np.int16(2)}
+    packed = {**PACKED, "uniforms": UNIFORMS, "max_draft_len": np.int16(2)}
     assert torch.equal(
         verify_chain(**packed, backend=backend).tokens, verify_chain(**ROUND, backend="reference").tokens
     )
@@ -88,7 +88,7 @@ def test_float64_parameters_are_what_they_hold(backend: str):
     """Below and above float32's numbers, too."""
     for temperatures in ([1e-50, 1e39], [1e-320, 1e300], [0.0, float("inf")]):
         given = torch.tensor([1.0, 1.0], dtype=torch.float64)
-        asked = {"sampling": Sampling(temperature=given), "uniforms": COINS[:, 0], "logprobs": True}
+        asked = {"sampling": Sampling(temperature=given), "uniforms": UNIFORMS[:, 0], "logprobs": True}
         given.copy_(torch.tensor(temperatures, dtype=torch.float64))
         wanted = sample(LOGITS[:, 0], backend="reference", **asked)
         ours = sample(LOGITS[:, 0], backend=backend, **asked)

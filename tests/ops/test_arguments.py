@@ -24,11 +24,11 @@ from specens_kernels import (
 LOGITS = torch.zeros(2, 3, 5)
 TOKENS = torch.zeros(2, 2, dtype=torch.int64)
 SEEDS = torch.zeros(2, dtype=torch.int64)
-COINS = torch.zeros(2, 3, dtype=torch.float64)
+UNIFORMS = torch.zeros(2, 3, dtype=torch.float64)
 WORDS = torch.full((2, 3, 1), -1, dtype=torch.int32)
 PAIR = [LOGITS, LOGITS]
 HALVES = Mixture((0.5, 0.5))
-ROOMS = [f"specens_kernels.ops.{name}" for name in ("verify_chain", "sample", "target_logprobs")]
+OPERATIONS = [f"specens_kernels.ops.{name}" for name in ("verify_chain", "sample", "target_logprobs")]
 
 
 def verify(**changes: Any) -> Any:
@@ -75,7 +75,7 @@ WRONG_TARGETS: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"sampling": Sampling(torch.ones(2, device="meta"))}),
     ("backend", {"backend": "fortran"}),
 ]
-WRONG_COINS: list[tuple[str, dict[str, Any]]] = [
+WRONG_UNIFORMS: list[tuple[str, dict[str, Any]]] = [
     ("seeds", {"seeds": None}),
     ("seeds", {"seeds": None, "positions": None}),
     ("positions", {"positions": None}),
@@ -85,7 +85,7 @@ WRONG_COINS: list[tuple[str, dict[str, Any]]] = [
     ("positions", {"positions": SEEDS[:, None]}),
     ("positions", {"positions": SEEDS.double()}),
     ("positions", {"positions": SEEDS.to("meta")}),
-    ("uniforms", {"uniforms": COINS}),
+    ("uniforms", {"uniforms": UNIFORMS}),
 ]
 OTHER_STEPS = (r"member_logits\[1\]", {"member_logits": [LOGITS, LOGITS[:, :2]], "ensemble": HALVES})
 WRONG_ROUNDS: list[tuple[str, dict[str, Any]]] = [
@@ -117,9 +117,9 @@ WRONG_ROUNDS: list[tuple[str, dict[str, Any]]] = [
     ("draft_lens", {"draft_lens": SEEDS.double()}),
     ("draft_lens", {"draft_lens": 2}),
     ("draft_lens", {"draft_lens": SEEDS.to("meta")}),
-    ("uniforms", {"seeds": None, "positions": None, "uniforms": COINS[:, :2]}),
-    ("uniforms", {"seeds": None, "positions": None, "uniforms": COINS.long()}),
-    ("uniforms", {"seeds": None, "positions": None, "uniforms": COINS.to("meta")}),
+    ("uniforms", {"seeds": None, "positions": None, "uniforms": UNIFORMS[:, :2]}),
+    ("uniforms", {"seeds": None, "positions": None, "uniforms": UNIFORMS.long()}),
+    ("uniforms", {"seeds": None, "positions": None, "uniforms": UNIFORMS.to("meta")}),
     ("uniforms", {"seeds": None, "positions": None, "uniforms": 0.5}),
 ]
 
@@ -141,19 +141,21 @@ def assert_named(argument: str, call: Callable[..., Any], changes: dict[str, Any
     assert len(str(raised.value)) < 500, "the message holds a whole tensor"
 
 
-@pytest.mark.parametrize(("argument", "changes"), [*WRONG_LOGITS, *WRONG_TARGETS, *WRONG_COINS, *WRONG_ROUNDS])
+@pytest.mark.parametrize(("argument", "changes"), [*WRONG_LOGITS, *WRONG_TARGETS, *WRONG_UNIFORMS, *WRONG_ROUNDS])
 def test_verify_chain_names_a_bad_argument(argument, changes):
     assert_named(argument, verify, changes)
 
 
-@pytest.mark.parametrize(("argument", "changes"), [*WRONG_LOGITS, *WRONG_TARGETS, *WRONG_COINS])
+@pytest.mark.parametrize(("argument", "changes"), [*WRONG_LOGITS, *WRONG_TARGETS, *WRONG_UNIFORMS])
 def test_sample_names_a_bad_argument(argument, changes):
     assert_named(argument, draw, first_rows(changes))
 
 
-@pytest.mark.parametrize("coins", [COINS, COINS[:1, 0], COINS[:, 0].long(), COINS[:, 0].to("meta"), 0.5])
-def test_sample_names_bad_uniforms(coins):
-    assert_named("uniforms", draw, {"seeds": None, "positions": None, "uniforms": coins})
+@pytest.mark.parametrize(
+    "random_numbers", [UNIFORMS, UNIFORMS[:1, 0], UNIFORMS[:, 0].long(), UNIFORMS[:, 0].to("meta"), 0.5]
+)
+def test_sample_names_bad_uniforms(random_numbers):
+    assert_named("uniforms", draw, {"seeds": None, "positions": None, "uniforms": random_numbers})
 
 
 @pytest.mark.parametrize(("argument", "changes"), [*WRONG_LOGITS, *WRONG_TARGETS, OTHER_STEPS])
@@ -203,18 +205,18 @@ def test_greedy_requests_need_no_random_numbers(call):
     assert (result.status == 0).all()
 
 
-@pytest.mark.parametrize("room", list(map(importlib.import_module, ROOMS)))
-def test_the_operator_itself_refuses_logits_that_it_cannot_read(room):
-    call = {"verify_chain": verify, "sample": draw, "target_logprobs": score}[room.__name__.rpartition(".")[2]]
-    (members, *rest), options = operator_arguments(room, lambda backend: call(backend=backend))
+@pytest.mark.parametrize("operation", list(map(importlib.import_module, OPERATIONS)))
+def test_the_operator_itself_refuses_logits_that_it_cannot_read(operation):
+    call = {"verify_chain": verify, "sample": draw, "target_logprobs": score}[operation.__name__.rpartition(".")[2]]
+    (members, *rest), options = operator_arguments(operation, lambda backend: call(backend=backend))
     with pytest.raises(ValueError, match=r"^member_logits: expected float32, bfloat16 or float16, got"):
-        room.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest, **options)
+        operation.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest, **options)
 
 
-@pytest.mark.parametrize("room", list(map(importlib.import_module, ROOMS)))
-def test_what_is_as_by_default_is_not_handed_over(room):
-    call = {"verify_chain": verify, "sample": draw, "target_logprobs": score}[room.__name__.rpartition(".")[2]]
-    _, options = operator_arguments(room, lambda backend: call(backend=backend))
+@pytest.mark.parametrize("operation", list(map(importlib.import_module, OPERATIONS)))
+def test_what_is_as_by_default_is_not_handed_over(operation):
+    call = {"verify_chain": verify, "sample": draw, "target_logprobs": score}[operation.__name__.rpartition(".")[2]]
+    _, options = operator_arguments(operation, lambda backend: call(backend=backend))
     defaults = {"sampling": Sampling(1.0, None, None, None), "ensemble": None, "processing": None, "allowed": None}
-    assert list(operator_arguments(room, lambda backend: call(backend=backend, **defaults))[1]) == list(options)
+    assert list(operator_arguments(operation, lambda backend: call(backend=backend, **defaults))[1]) == list(options)
     assert set(options) <= {"random"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ops.test_arguments import COINS, LOGITS, SEEDS, TOKENS, WORDS, assert_named, draw, score, verify
+from ops.test_arguments import LOGITS, SEEDS, TOKENS, UNIFORMS, WORDS, assert_named, draw, score, verify
 
 from specens_kernels import Processing, Sampling, Synthetic, Typical
 
@@ -175,7 +175,7 @@ WRONG_PACKED_ROUNDS: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"sampling": Sampling(torch.ones(6))}),
     ("draft_sampling.temperature", {"draft_sampling": Sampling(torch.ones(4))}),
     ("output_tokens", {"processing": Processing(output_tokens=torch.zeros(6, 1, dtype=torch.int64))}),
-    ("uniforms", {"seeds": None, "positions": None, "uniforms": COINS[:, :2]}),
+    ("uniforms", {"seeds": None, "positions": None, "uniforms": UNIFORMS[:, :2]}),
     ("acceptance_rates", {"rule": Synthetic((0.5,))}),
 ]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specens_kernels import Processing, Sampling, Verdict, verify_chain
 
-room = importlib.import_module("specens_kernels.ops.verify_chain")
+operation = importlib.import_module("specens_kernels.ops.verify_chain")
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "cpp"])
 GENERATOR = torch.Generator().manual_seed(0)
 REPORTS = ({}, {"logprobs": False}, {"top_logprobs": 3}, {"logprobs": "raw", "top_logprobs": 2})
@@ -114,7 +114,7 @@ def test_the_operators_keep_their_contract_with_packed_rows_and_buffers():
     def call(backend: str) -> Verdict:
         return verify_packed(requests, backend, top_logprobs=2)
 
-    given, options = operator_arguments(room, call)
+    given, options = operator_arguments(operation, call)
     operator = torch.ops.specens.verify_chain.default
     assert set(torch.library.opcheck(operator, given, options).values()) == {"SUCCESS"}
     names = ("tokens", "num_accepted", "num_tokens", "next_token", "status", "logprobs", "top_tokens", "top_logprobs")

@@ -25,10 +25,10 @@ from tree_cases import random_case, random_parents
 import specens_kernels
 from specens_kernels import NgramIndex, Threshold, TokenTree, sample, target_logprobs, tree_mask, uniforms
 from specens_kernels.arguments import ChainArguments, TreeArguments, target_of
-from specens_kernels.ops import sample as sample_room
-from specens_kernels.ops import target_logprobs as score_room
-from specens_kernels.ops import verify_chain as chain_room
-from specens_kernels.ops import verify_tree as tree_room
+from specens_kernels.ops import sample as sample_operation
+from specens_kernels.ops import target_logprobs as score_operation
+from specens_kernels.ops import verify_chain as chain_operation
+from specens_kernels.ops import verify_tree as tree_operation
 from specens_kernels.ops.tree_mask import LAYOUTS
 
 PROBLEMS = 60 * (FULL_FACTOR if FULL else 1)
@@ -50,8 +50,8 @@ def chain_problem(seed: int) -> Problem:
 
 def chain_arguments(seed: int) -> tuple[ChainArguments, list[Tensor]]:
     """Of a random round of chains, and what the torch operator returns."""
-    given, options = operator_arguments(chain_room, chain_problem(seed).verify)
-    return ChainArguments.of(*given, **options), chain_room.IMPLEMENTATIONS["cpp"](*given, **options)
+    given, options = operator_arguments(chain_operation, chain_problem(seed).verify)
+    return ChainArguments.of(*given, **options), chain_operation.IMPLEMENTATIONS["cpp"](*given, **options)
 
 
 def assert_same(results: list[Tensor], expected: list[Tensor], name: object) -> None:
@@ -72,9 +72,9 @@ def test_chains_are_verified_as_by_the_operator():
 def test_trees_are_verified_as_by_the_operator():
     rules = set()
     for seed in range(PROBLEMS):
-        given, options = operator_arguments(tree_room, random_case(seed).verify)
+        given, options = operator_arguments(tree_operation, random_case(seed).verify)
         arguments = TreeArguments.of(*given, **options)
-        assert_same(c_abi.verify(arguments), tree_room.IMPLEMENTATIONS["cpp"](*given, **options), seed)
+        assert_same(c_abi.verify(arguments), tree_operation.IMPLEMENTATIONS["cpp"](*given, **options), seed)
         rules.add(arguments.rule.kind)
     assert len(rules) >= 3
 
@@ -182,8 +182,8 @@ def test_draws_are_those_of_the_operator():
         else:
             arguments["uniforms"] = problem.arguments["uniforms"][:, 0]
         logits = [values[:, 0] for values in problem.logits]
-        given, options = operator_arguments(sample_room, partial(call_on, sample, logits, arguments))
-        assert_same(c_abi.draw(*given, options), sample_room.IMPLEMENTATIONS["cpp"](*given, **options), seed)
+        given, options = operator_arguments(sample_operation, partial(call_on, sample, logits, arguments))
+        assert_same(c_abi.draw(*given, options), sample_operation.IMPLEMENTATIONS["cpp"](*given, **options), seed)
         methods.add((arguments.get("method"), arguments.get("count")))
     assert len(methods) == 3
 
@@ -192,8 +192,10 @@ def test_distributions_are_those_of_the_operator():
     for seed in range(PROBLEMS // 4):
         problem = random_problem(seed, [9, 33, 2100])
         arguments = problem.target() | {"draft_tokens": problem.tokens}
-        given, options = operator_arguments(score_room, partial(call_on, target_logprobs, problem.logits, arguments))
-        expected = score_room.IMPLEMENTATIONS["cpp"](*given, **options)
+        given, options = operator_arguments(
+            score_operation, partial(call_on, target_logprobs, problem.logits, arguments)
+        )
+        expected = score_operation.IMPLEMENTATIONS["cpp"](*given, **options)
         memory, logprobs = c_abi.Memory(), torch.empty(expected.shape)
         target, drafts = c_abi.target(memory, target_of(*given, options)), memory.tensor(problem.tokens)
         c_abi.call("specens_target_logprobs", target, drafts, logprobs, None, memory=memory)

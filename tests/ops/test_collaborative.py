@@ -14,7 +14,7 @@ from problems import Judge, Problem, random_problem
 from torch import Tensor
 from trees_of_decisions import random_decision_tree
 
-import specens_kernels.ops.verify_chain as room
+import specens_kernels.ops.verify_chain as operation
 from specens_kernels import DecisionTree, Mixture, Replacement, Sampling, Status, Threshold, Verdict, verify_chain
 
 ALWAYS = DecisionTree((-1,), (0.0,), (-1,), (-1,), (True,))
@@ -172,8 +172,8 @@ def test_numbers_on_a_threshold_keep_the_draft_and_go_left(backend):
         (left_only, 2),
         (Threshold(0.5), 2),
     ):
-        coins = {"uniforms": torch.tensor([[0.0, 0.0]])}
-        assert decided(backend, half, [[2]], drafts, rule=rule, **coins)[0] == [[emitted, -1]], rule
+        random_numbers = {"uniforms": torch.tensor([[0.0, 0.0]])}
+        assert decided(backend, half, [[2]], drafts, rule=rule, **random_numbers)[0] == [[emitted, -1]], rule
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -206,7 +206,7 @@ def test_the_cpp_operator_refuses_a_tree_that_cannot_be_walked(table):
     def call(backend: str) -> Verdict:
         return verify_chain(torch.zeros(1, 2, 3), torch.zeros(1, 1).long(), drafter=0, rule=ALWAYS, backend=backend)
 
-    given, options = operator_arguments(room, call)
+    given, options = operator_arguments(operation, call)
     rule = [options["rule"][0], *table]
     with pytest.raises(ValueError, match=r"decision tree|children"):
         torch.ops.specens.verify_chain(*given, **(options | {"rule": rule}))
@@ -216,7 +216,7 @@ def test_the_operators_keep_their_contract_with_a_decision_tree():
     requests = ragged(5, bonus=True)
     requests = replace(requests, problem=with_rule(requests.problem, 3))
     assert isinstance(requests.problem.arguments["rule"], DecisionTree)
-    arguments = operator_arguments(room, lambda backend: verify_packed(requests, backend))
+    arguments = operator_arguments(operation, lambda backend: verify_packed(requests, backend))
     operator = torch.ops.specens.verify_chain.default
     assert set(torch.library.opcheck(operator, *arguments).values()) == {"SUCCESS"}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_problems import REFUSED, random_problem
 
-import specens_kernels.ops.compact_kv as room
+import specens_kernels.ops.compact_kv as operation
 from specens_kernels import compact_kv, compaction_pays, freed_blocks
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -217,8 +217,8 @@ def test_the_operator_keeps_its_contract_by_opcheck(backend, device, paged):
     def call(name):
         return compact_kv(caches, path.to(device), prefix_lens.to(device), **options, backend=name)
 
-    operator = room.IMPLEMENTATIONS[backend]
-    assert set(torch.library.opcheck(operator, *operator_arguments(room, call)).values()) == {"SUCCESS"}
+    operator = operation.IMPLEMENTATIONS[backend]
+    assert set(torch.library.opcheck(operator, *operator_arguments(operation, call)).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("backend", ["cpp"])

@@ -46,26 +46,26 @@ def noise_of(logits: Tensor, temperature: float, excluded: Tensor) -> float:
     return NOISE * (1 + float(largest) / temperature)
 
 
-def results(logits: Tensor, given: dict, drafts: Tensor, coins: Tensor, backend: str) -> dict[str, Tensor]:
+def results(logits: Tensor, given: dict, drafts: Tensor, random_numbers: Tensor, backend: str) -> dict[str, Tensor]:
     """What each operation says of these rows."""
     settings = {**given, "backend": backend}
     first = {name: value[:, 0] for name, value in given.items() if name == "allowed"}
     tree = {"parents": torch.tensor([[-1, -1]]), "siblings": "with_replacement", "drafter": 0}
     return {
-        "sample": sample(logits[:, 0], uniforms=coins[:, 0], **(settings | first)).tokens,
-        "chain": verify_chain(logits, drafts, drafter=0, uniforms=coins, **settings).tokens,
-        "block": verify_chain(logits, drafts, drafter=0, rule="block", uniforms=coins, **settings).tokens,
-        "one-hot": verify_chain(logits, drafts, uniforms=coins, **settings).tokens,
-        "tree": verify_tree(logits, drafts, uniforms=coins, **(settings | tree)).tokens,
+        "sample": sample(logits[:, 0], uniforms=random_numbers[:, 0], **(settings | first)).tokens,
+        "chain": verify_chain(logits, drafts, drafter=0, uniforms=random_numbers, **settings).tokens,
+        "block": verify_chain(logits, drafts, drafter=0, rule="block", uniforms=random_numbers, **settings).tokens,
+        "one-hot": verify_chain(logits, drafts, uniforms=random_numbers, **settings).tokens,
+        "tree": verify_tree(logits, drafts, uniforms=random_numbers, **(settings | tree)).tokens,
     }
 
 
-@given(case=rows(), masked=st.booleans(), coins=st.lists(st.floats(1e-3, 0.999), min_size=3, max_size=3))
+@given(case=rows(), masked=st.booleans(), random_numbers=st.lists(st.floats(1e-3, 0.999), min_size=3, max_size=3))
 @settings(max_examples=many(25), deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_tiles_may_be_excluded(case, masked, coins):
-    """Other decisions than the reference's hang on the last bits: moving the coins by these makes it decide so."""
+def test_any_tiles_may_be_excluded(case, masked, random_numbers):
+    """Other decisions than the reference's hang on the last bits: moving the uniforms by these makes it decide so."""
     logits, temperature, excluded, generator = case
-    uniforms = torch.tensor([coins], dtype=torch.float64)
+    uniforms = torch.tensor([random_numbers], dtype=torch.float64)
     given = {"sampling": Sampling(temperature=temperature)}
     if masked:
         given["allowed"] = packed(~excluded)

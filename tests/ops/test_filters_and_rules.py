@@ -25,7 +25,7 @@ from specens_kernels import (
     verify_chain,
 )
 
-NUDGE = 2e-6  # by which coins and thresholds are moved to see whether a request hangs on the last bits
+NUDGE = 2e-6  # by which uniforms and thresholds are moved to see whether a request hangs on the last bits
 CPP_SHAPES = ((1, 3, 9), (0, 1, 3), (1, 2, 7, 33, 1500, 50257))  # batches, draft lengths, vocabularies
 TRITON_SHAPES = ((1, 2), (1, 2), (7, 33, 70))  # interpreted, so small
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -105,13 +105,13 @@ def nudged(sampling: Sampling, amount: float) -> Sampling:
 
 
 def hangs_on_the_last_bits(call, arguments: dict[str, Any], request: int, result: list[int]) -> bool:
-    """Whether moving coins and thresholds a little makes the reference decide as the backend did."""
+    """Whether moving uniforms and thresholds a little makes the reference decide as the backend did."""
     for amount in (-NUDGE, NUDGE):
         moved = {"sampling": nudged(arguments["sampling"], amount)}
         if "draft_sampling" in arguments:
             moved["draft_sampling"] = nudged(arguments["draft_sampling"], amount)
-        coins = {"uniforms": (arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
-        for change in (moved, coins, moved | coins):
+        random_numbers = {"uniforms": (arguments["uniforms"] + amount).clamp(0, 1 - 1e-12)}
+        for change in (moved, random_numbers, moved | random_numbers):
             if call(backend="reference", **(arguments | change)).tokens[request].tolist() == result:
                 return True
     return False
@@ -247,8 +247,11 @@ def test_greedy_requests_accept_the_most_likely_token_whatever_is_typical(backen
 def test_a_draft_keeps_the_default_sampling_where_the_target_has_another(backend):
     generator, batch = torch.Generator().manual_seed(4), 64 if backend == "cpp" else 12
     logits, outside = (torch.randn(batch, 3, 9, generator=generator) for _ in range(2))
-    tokens, coins = torch.randint(9, (batch, 2), generator=generator), torch.rand(batch, 3, generator=generator)
-    arguments = {"draft_logits": outside[:, :2], "uniforms": coins, "sampling": Sampling(0.5, top_k=4)}
+    tokens, random_numbers = (
+        torch.randint(9, (batch, 2), generator=generator),
+        torch.rand(batch, 3, generator=generator),
+    )
+    arguments = {"draft_logits": outside[:, :2], "uniforms": random_numbers, "sampling": Sampling(0.5, top_k=4)}
 
     def accepted(backend: str, **changes: Any) -> Tensor:
         return verify_chain(logits, tokens, **arguments, **changes, backend=backend).num_accepted

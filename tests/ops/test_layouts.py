@@ -84,8 +84,8 @@ def test_offsets_of_32_bits_and_strided_packed_arguments_give_the_same(backend):
 def test_seeds_belong_to_the_requests_of_packed_rows(backend):
     requests = ragged(8, bonus=True)
     batch = len(requests.lens)
-    coins = {"uniforms": None, "seeds": torch.arange(batch), "positions": torch.arange(batch) + 9}
-    assert_equal(verify_packed(requests, backend, **coins), requests.problem.verify(backend, **coins))
+    random_numbers = {"uniforms": None, "seeds": torch.arange(batch), "positions": torch.arange(batch) + 9}
+    assert_equal(verify_packed(requests, backend, **random_numbers), requests.problem.verify(backend, **random_numbers))
 
 
 @BACKENDS
@@ -142,8 +142,8 @@ def test_lengths_that_do_not_fit_the_rows_are_a_status_of_their_request(backend,
     """The request has two rows: for one draft and a bonus, or for two drafts."""
     lens, offsets = torch.tensor([2, length, 2]), torch.tensor([0, 3, 5, 8])
     tokens = torch.zeros(3, 2, dtype=torch.int64)
-    coins = {"uniforms": PLAIN["uniforms"]}
-    verdict = verify_chain(ROWS, tokens, row_offsets=offsets, draft_lens=lens, backend=backend, **coins)
+    random_numbers = {"uniforms": PLAIN["uniforms"]}
+    verdict = verify_chain(ROWS, tokens, row_offsets=offsets, draft_lens=lens, backend=backend, **random_numbers)
     assert verdict.status.tolist() == [0, status, 0]
 
 
@@ -169,9 +169,12 @@ def test_slots_give_the_verdict_of_dense_draft_logits(backend):
 @BACKENDS
 def test_requests_may_share_a_slot(backend):
     logits, kept = torch.randn(2, 2, 9, generator=GENERATOR), torch.randn(4, 3, 9, generator=GENERATOR)
-    tokens, coins = torch.tensor([[1], [2]]), {"uniforms": torch.rand(2, 2, generator=GENERATOR), "backend": backend}
-    shared = verify_chain(logits, tokens, draft_logits=kept, draft_slots=torch.tensor([2, 2]), **coins)
-    assert_equal(shared, verify_chain(logits, tokens, draft_logits=kept[[2, 2], :1], **coins))
+    tokens, random_numbers = (
+        torch.tensor([[1], [2]]),
+        {"uniforms": torch.rand(2, 2, generator=GENERATOR), "backend": backend},
+    )
+    shared = verify_chain(logits, tokens, draft_logits=kept, draft_slots=torch.tensor([2, 2]), **random_numbers)
+    assert_equal(shared, verify_chain(logits, tokens, draft_logits=kept[[2, 2], :1], **random_numbers))
 
 
 @BACKENDS
@@ -190,10 +193,10 @@ def test_a_slot_that_is_not_there_is_a_status_of_its_request(backend, slot, coun
 def test_padding_inside_the_drafts_ends_a_chain_and_is_not_read_further(backend, packed):
     logits = torch.zeros(1, 4, 5)
     logits[0, 2:] = torch.nan
-    tokens, coins = torch.tensor([[0, -1, 0]]), torch.tensor([[0.1, torch.nan, torch.nan, 0.9]])
-    coins = torch.nan_to_num(coins, 0.5)
+    tokens, random_numbers = torch.tensor([[0, -1, 0]]), torch.tensor([[0.1, torch.nan, torch.nan, 0.9]])
+    random_numbers = torch.nan_to_num(random_numbers, 0.5)
     processing = Processing(presence_penalty=1.0)
-    arguments = {"uniforms": coins, "processing": processing, "backend": backend}
+    arguments = {"uniforms": random_numbers, "processing": processing, "backend": backend}
     if packed:
         offsets = torch.tensor([0, 4])
         verdict = verify_chain(logits[0], tokens[0], row_offsets=offsets, max_draft_len=3, **arguments)

@@ -163,12 +163,12 @@ def test_no_log_probability_is_above_0(backend: str):
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 def test_no_result_claims_a_gradient(backend: str):
     logits = torch.randn(2, 3, 9, requires_grad=True)
-    drafts, coins = torch.randint(9, (2, 2)), torch.rand(2, 3)
+    drafts, random_numbers = torch.randint(9, (2, 2)), torch.rand(2, 3)
     results = [target_logprobs(logits, backend=backend)]
-    results += verify_chain(logits, drafts, uniforms=coins, top_logprobs=2, backend=backend)
-    results += sample(logits[:, 0], uniforms=coins[:, 0], top_logprobs=2, backend=backend)
+    results += verify_chain(logits, drafts, uniforms=random_numbers, top_logprobs=2, backend=backend)
+    results += sample(logits[:, 0], uniforms=random_numbers[:, 0], top_logprobs=2, backend=backend)
     parents = torch.tensor([[-1, 0]] * 2)
-    results += verify_tree(logits, drafts, parents, uniforms=coins, top_logprobs=2, backend=backend)
+    results += verify_tree(logits, drafts, parents, uniforms=random_numbers, top_logprobs=2, backend=backend)
     assert not any(value.requires_grad for value in results if value is not None)
 
 
@@ -190,13 +190,16 @@ def test_autograd_learns_that_caches_change(backend: str):
 def test_an_empty_tensor_may_have_any_stride(backend: str):
     none = torch.from_numpy(np.zeros((2, 0, 5), np.float32)).as_strided((2, 0, 5), (0, 0, 0))
     drafts = torch.zeros(2, 0, dtype=torch.int64)
-    logits, coins = torch.randn(2, 1, 5), torch.rand(2, 1)
-    wanted = verify_chain(logits, drafts, uniforms=coins, backend="reference")
+    logits, random_numbers = torch.randn(2, 1, 5), torch.rand(2, 1)
+    wanted = verify_chain(logits, drafts, uniforms=random_numbers, backend="reference")
     assert torch.equal(
-        verify_chain(logits, drafts, draft_logits=none, uniforms=coins, backend=backend).tokens, wanted.tokens
+        verify_chain(logits, drafts, draft_logits=none, uniforms=random_numbers, backend=backend).tokens, wanted.tokens
     )
     words = torch.zeros(2, 0, 3, dtype=torch.int32).as_strided((2, 0, 3), (0, 0, 0))
-    assert verify_chain(none, drafts, allowed=words, uniforms=coins, backend=backend).tokens.tolist() == [[-1], [-1]]
+    assert verify_chain(none, drafts, allowed=words, uniforms=random_numbers, backend=backend).tokens.tolist() == [
+        [-1],
+        [-1],
+    ]
 
 
 def ticks_during(work: Callable[[], object]) -> int:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from problems import LOGPROBS, Judge, Maker, Problem, random_problem
 from torch import Tensor
 
-import specens_kernels.ops.target_logprobs as score_room
-import specens_kernels.ops.verify_chain as verify_room
+import specens_kernels.ops.target_logprobs as score_operation
+import specens_kernels.ops.verify_chain as verify_operation
 from specens_kernels import Mixture, Processing, Sampling, Status, sample, target_logprobs, verify_chain
 
 VOCABS = (1, 33, 33, 33, 200, 200, 1500)
@@ -206,11 +206,11 @@ def test_a_nan_that_is_masked_or_held_back_is_not_reported():
     logits = torch.tensor([[0.0, math.nan, 1.0]])
     processing = Processing(min_tokens=1, end_tokens=torch.tensor([1]))
     mask = torch.tensor([[0b101]], dtype=torch.int32)
-    coins = {"uniforms": torch.tensor([0.9])}
+    random_numbers = {"uniforms": torch.tensor([0.9])}
     for backend in ("reference", "cpp"):
         for arguments in ({"processing": processing}, {"allowed": mask}):
-            assert sample(logits, backend=backend, **coins, **arguments).status.tolist() == [0]
-        assert sample(logits, backend=backend, **coins).status.tolist() == [1]
+            assert sample(logits, backend=backend, **random_numbers, **arguments).status.tolist() == [0]
+        assert sample(logits, backend=backend, **random_numbers).status.tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
@@ -219,9 +219,9 @@ def test_a_penalty_out_of_range_in_a_tensor_is_a_status_of_its_request(name):
     processing = Processing(**{name: penalty}, output_tokens=torch.zeros(3, 1, dtype=torch.int64))
     penalty[1] = math.nan  # after the check
     logits, tokens = torch.zeros(3, 2, 4), torch.zeros(3, 1, dtype=torch.int64)
-    coins = {"uniforms": torch.full((3, 2), 0.5)}
+    random_numbers = {"uniforms": torch.full((3, 2), 0.5)}
     for backend in ("reference", "cpp"):
-        verdict = verify_chain(logits, tokens, processing=processing, backend=backend, **coins)
+        verdict = verify_chain(logits, tokens, processing=processing, backend=backend, **random_numbers)
         assert verdict.status.tolist() == [0, 128, 0]
         assert verdict.num_tokens.tolist()[1] == 0
         dense = target_logprobs(logits, processing=processing, backend=backend)
@@ -260,16 +260,16 @@ def test_nothing_of_the_size_of_the_vocabulary_is_copied(report):
 
 
 def test_the_operators_keep_their_contract_with_processing(everything):
-    for call, room, name in (
-        (everything.verify, verify_room, "verify_chain"),
+    for call, operation, name in (
+        (everything.verify, verify_operation, "verify_chain"),
         (
             lambda backend: target_logprobs(everything.logits, backend=backend, **everything.target()),
-            score_room,
+            score_operation,
             "target_logprobs",
         ),
     ):
         operator = getattr(torch.ops.specens, name).default
-        assert set(torch.library.opcheck(operator, *operator_arguments(room, call)).values()) == {"SUCCESS"}
+        assert set(torch.library.opcheck(operator, *operator_arguments(operation, call)).values()) == {"SUCCESS"}
 
 
 def test_processing_compiles_to_one_graph():

@@ -119,7 +119,7 @@ def test_log_probabilities_alone_are_those_reported_with_the_most_likely_tokens(
         assert alone.top_tokens is None
 
 
-def coins(*values: float) -> Tensor:
+def random_numbers(*values: float) -> Tensor:
     return torch.tensor([values], dtype=torch.float64)
 
 
@@ -154,7 +154,7 @@ def test_raw_logprobs_know_nothing_of_temperature_filters_and_processing(backend
         "sampling": Sampling(temperature=0.5, top_k=2),
         "processing": Processing(presence_penalty=2.0, output_tokens=torch.tensor([[0]])),
         "allowed": torch.tensor([[[0b110]] * 2], dtype=torch.int32),
-        "uniforms": coins(0.0, 0.9),
+        "uniforms": random_numbers(0.0, 0.9),
         "backend": backend,
     }
     verdict = verify_chain(logits, torch.tensor([[1]]), logprobs="raw", **arguments)
@@ -167,7 +167,7 @@ def test_raw_logprobs_know_nothing_of_temperature_filters_and_processing(backend
 @BACKENDS
 def test_nothing_is_reported_of_a_request_that_emits_nothing(backend):
     logits = torch.full((1, 2, 5), -math.inf)
-    arguments = {"uniforms": coins(0.5, 0.5), "top_logprobs": 2, "backend": backend}
+    arguments = {"uniforms": random_numbers(0.5, 0.5), "top_logprobs": 2, "backend": backend}
     for report in ("target", "raw"):
         verdict = verify_chain(logits, torch.tensor([[0]]), logprobs=report, **arguments)
         assert verdict.logprobs.tolist() == [[0, 0]]
@@ -182,7 +182,7 @@ def test_nothing_is_reported_of_a_request_that_emits_nothing(backend):
 @pytest.mark.parametrize("vocab", [1, 33])
 def test_what_was_not_asked_for_is_none(backend, vocab):
     logits, tokens = torch.zeros(1, 2, vocab), torch.zeros(1, 1, dtype=torch.int64)
-    verdict = verify_chain(logits, tokens, uniforms=coins(0.5, 0.5), backend=backend)
+    verdict = verify_chain(logits, tokens, uniforms=random_numbers(0.5, 0.5), backend=backend)
     assert [name for name, value in zip(Verdict._fields, verdict) if value is None] == [
         "logprobs",
         "top_tokens",
@@ -201,7 +201,7 @@ def test_a_draft_that_only_the_drafter_knows_has_no_probability(backend):
         torch.tensor([[5]]),
         draft_logits=torch.zeros(1, 1, 8),
         rule=Synthetic(1.0),
-        uniforms=coins(0.5, 0.5),
+        uniforms=random_numbers(0.5, 0.5),
         logprobs=True,
         backend=backend,
     )

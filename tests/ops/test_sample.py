@@ -26,7 +26,7 @@ from tolerance import Comparison
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import specens_kernels.ops.sample as room
+import specens_kernels.ops.sample as operation
 from specens_kernels import Contrastive, Draw, LogitMixture, Mixture, Sampling, sample, uniforms, verify_chain
 
 RANDOM_CASES = {"cpp": many(300), "triton": many(20)}
@@ -94,22 +94,22 @@ def test_the_number_of_threads_does_not_change_a_bit(backend, batch, vocab):
         assert_equal(single, double)
 
 
-def test_seeds_give_what_their_coins_give(backend, device):
-    """Step and stream choose the coin, as in `uniforms`."""
+def test_seeds_give_what_their_uniforms_give(backend, device):
+    """Step and stream choose the uniform, as in `uniforms`."""
     logits = torch.zeros(3, 100, device=device)
     seeds, positions = torch.arange(3, device=device), torch.arange(40, 43, device=device)
     for choice in ({}, {"step": 3}, {"step": 3, "stream": 1}, {"stream": 0}):
-        coins = uniforms(seeds, positions, **{"stream": 2, **choice}, backend="reference")
+        random_numbers = uniforms(seeds, positions, **{"stream": 2, **choice}, backend="reference")
         drawn = sample(logits, seeds=seeds, positions=positions, **choice, backend=backend)
-        assert torch.equal(drawn.tokens, sample(logits, uniforms=coins, backend=backend).tokens)
-        assert torch.equal(drawn.tokens, (coins * 100).long())
+        assert torch.equal(drawn.tokens, sample(logits, uniforms=random_numbers, backend=backend).tokens)
+        assert torch.equal(drawn.tokens, (random_numbers * 100).long())
 
 
 def test_a_draw_is_the_next_token_of_a_round_without_drafts(backend, device):
     case = build(replace(MIXED, draft_len=0, drafter="one-hot"), 4, device)
     verdict = case.verify(backend)
     logits = [member[:, 0] for member in case.member_logits]
-    drawn = sample(logits, **case.target, **case.coins, step=0, stream=1, logprobs=True, backend=backend)
+    drawn = sample(logits, **case.target, **case.random_numbers, step=0, stream=1, logprobs=True, backend=backend)
     assert torch.equal(drawn.tokens, verdict.next_token)
     assert torch.equal(drawn.logprobs, verdict.logprobs[:, 0])
 
@@ -118,23 +118,23 @@ def test_a_draw_is_the_next_token_of_a_round_without_drafts(backend, device):
 @pytest.mark.parametrize("ensemble", [None, Mixture((0.5, 0.5)), LogitMixture((1.0, 0.5))])
 def test_a_tiny_temperature_draws_the_most_likely_token(backend, device, ensemble, temperature):
     logits = torch.tensor([[0.0, 1.0, -2.0]], device=device)
-    coins = torch.tensor([0.5], dtype=torch.float64, device=device)
+    random_numbers = torch.tensor([0.5], dtype=torch.float64, device=device)
     drawn = sample(
         [logits] if ensemble is None else [logits, logits],
         ensemble=ensemble,
         sampling=Sampling(temperature=temperature),
-        uniforms=coins,
+        uniforms=random_numbers,
         logprobs=True,
         backend=backend,
     )
     assert (drawn.tokens.item(), drawn.logprobs.item(), drawn.status.item()) == (1, 0.0, 0)
 
 
-def test_a_coin_of_32_bits_is_the_same_number(backend, device):
+def test_a_uniform_of_32_bits_is_the_same_number(backend, device):
     logits = torch.randn(5, 33, generator=torch.Generator().manual_seed(0)).to(device)
-    coins = torch.rand(5, generator=torch.Generator().manual_seed(1)).to(device)
-    drawn = sample(logits, uniforms=coins, backend=backend)
-    assert_equal(drawn, sample(logits, uniforms=coins.double(), backend=backend))
+    random_numbers = torch.rand(5, generator=torch.Generator().manual_seed(1)).to(device)
+    drawn = sample(logits, uniforms=random_numbers, backend=backend)
+    assert_equal(drawn, sample(logits, uniforms=random_numbers.double(), backend=backend))
 
 
 def test_an_empty_batch_draws_nothing(backend, device):
@@ -156,9 +156,9 @@ def test_elements_beyond_two_to_the_31_are_read(backend, device, tmp_path: Path)
 
 @pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(backend, device):
-    operator = room.IMPLEMENTATIONS[backend]
+    operator = operation.IMPLEMENTATIONS[backend]
     for recipe in (MIXED, replace(MIXED, ensemble="none", seeded=False, temperature=1.0)):
-        arguments = operator_arguments(room, build(recipe, 7, device).sample)
+        arguments = operator_arguments(operation, build(recipe, 7, device).sample)
         assert set(torch.library.opcheck(operator, *arguments).values()) == {"SUCCESS"}
 
 
@@ -175,12 +175,12 @@ def test_fake_tensors_get_the_shapes_of_real_ones(backend, device):
 @pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_it_compiles_to_one_graph_with_everything_built_inside(backend, device):
     def draft_and_verify(first: Tensor, second: Tensor, temperatures: Tensor, weights: Tensor, seeds: Tensor):
-        coins = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": backend}
+        random_numbers = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": backend}
         sampling = Sampling(temperature=temperatures)
-        draft = sample(second, sampling=sampling, **coins)
-        mixed = sample([first, second], ensemble=Mixture(weights), sampling=sampling, step=1, **coins)
-        contrast = sample([first, second], ensemble=Contrastive(0.1, plausibility=0.1), stream=1, **coins)
-        verdict = verify_chain(first[:, None], draft.tokens[:, None], draft_logits=second[:, None], **coins)
+        draft = sample(second, sampling=sampling, **random_numbers)
+        mixed = sample([first, second], ensemble=Mixture(weights), sampling=sampling, step=1, **random_numbers)
+        contrast = sample([first, second], ensemble=Contrastive(0.1, plausibility=0.1), stream=1, **random_numbers)
+        verdict = verify_chain(first[:, None], draft.tokens[:, None], draft_logits=second[:, None], **random_numbers)
         return *tensors_of(draft), *tensors_of(mixed), *tensors_of(contrast), verdict.tokens * 2
 
     compiler = "inductor" if backend == "cpp" else "aot_eager"
@@ -188,6 +188,6 @@ def test_it_compiles_to_one_graph_with_everything_built_inside(backend, device):
     for batch in (2,) if backend == "triton" else (3, 5):
         case = build(replace(MIXED, batch=batch), batch, device)
         arguments = (*(logits[:, 0] for logits in case.member_logits), case.target["sampling"].temperature)
-        arguments += (case.target["ensemble"].weights, case.coins["seeds"])
+        arguments += (case.target["ensemble"].weights, case.random_numbers["seeds"])
         for own, expected in zip(compiled(*arguments), draft_and_verify(*arguments), strict=True):
             assert torch.equal(own, expected)

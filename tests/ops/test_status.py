@@ -95,9 +95,9 @@ def set_draft_len(length: int) -> Damage:
     return damage
 
 
-def set_coin(value: float, column: int) -> Damage:
+def set_uniform(value: float, column: int) -> Damage:
     def damage(case: Case) -> None:
-        case.coins["uniforms"][MIDDLE, column] = value
+        case.random_numbers["uniforms"][MIDDLE, column] = value
 
     return damage
 
@@ -149,9 +149,9 @@ DAMAGES: dict[str, tuple[dict[str, Any], Damage, Status]] = {
     "drafter too small": ({"ensemble": "mixture"}, set_drafter(-2), Status.INVALID_DRAFT_DISTRIBUTION),
     "draft_lens below 0": ({}, set_draft_len(-1), Status.INVALID_PARAMETER),
     "draft_lens above draft_len": ({}, set_draft_len(2), Status.INVALID_PARAMETER),
-    "acceptance coin NaN": ({}, set_coin(math.nan, 0), Status.INVALID_PARAMETER),
-    "acceptance coin 1": ({}, set_coin(1.0, 0), Status.INVALID_PARAMETER),
-    "last coin negative": ({}, set_coin(-0.1, 1), Status.INVALID_PARAMETER),
+    "acceptance uniform NaN": ({}, set_uniform(math.nan, 0), Status.INVALID_PARAMETER),
+    "acceptance uniform 1": ({}, set_uniform(1.0, 0), Status.INVALID_PARAMETER),
+    "last uniform negative": ({}, set_uniform(-0.1, 1), Status.INVALID_PARAMETER),
     "temperature NaN": ({}, set_temperature(math.nan), Status.INVALID_PARAMETER),
     "temperature negative": ({}, set_temperature(-1.0), Status.INVALID_PARAMETER),
     "temperature infinite": ({}, set_temperature(math.inf), Status.INVALID_PARAMETER),
@@ -219,21 +219,21 @@ def test_a_fault_in_a_member_without_weight_is_not_reported(backend, device):
 @pytest.mark.parametrize("other", [[1.0], [1.0, float("-inf"), 2.0]])
 def test_a_fault_where_another_member_excludes_the_token_is_reported(backend, device, temperature, bad, other):
     members = [torch.tensor([[0.0, bad, 1.0]], device=device), torch.tensor([other], device=device)]
-    coins = torch.tensor([0.1], dtype=torch.float64, device=device)
+    random_numbers = torch.tensor([0.1], dtype=torch.float64, device=device)
     for pair, weights in ((members, (1.0, 0.5)), (members[::-1], (0.5, 1.0))):
         drawn = sample(
             pair,
             ensemble=LogitMixture(weights),
             sampling=Sampling(temperature=temperature),
-            uniforms=coins,
+            uniforms=random_numbers,
             backend=backend,
         )
         assert drawn.status.item() == (Status.NAN_LOGITS if bad != bad else Status.INFINITE_LOGITS)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
-def test_greedy_requests_ignore_their_coins(backend, device):
-    """Also coins that would be out of range."""
+def test_greedy_requests_ignore_their_uniforms(backend, device):
+    """Also uniforms that would be out of range."""
     logits = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]], device=device).expand(3, -1, -1)
     uniforms = torch.tensor([[0.5, 0.5], [math.nan, math.nan], [7.0, -1.0]], dtype=torch.float64, device=device)
     tokens = torch.ones(3, 1, dtype=torch.int64, device=device)
@@ -246,7 +246,7 @@ def test_greedy_requests_ignore_their_coins(backend, device):
 
 
 def test_a_residual_that_rounds_to_nothing_gives_a_draw_from_the_target(backend, device):
-    """A mixture of equal members is its drafter up to rounding, so the last coin may reject and leave no residual."""
+    """A mixture of equal members is its drafter up to rounding: the last uniform may reject and leave no residual."""
     batch = 24
     weights = torch.rand(batch, 3, generator=torch.Generator().manual_seed(0)) + 0.1
     logits = torch.zeros(batch, 2, 1, device=device)
@@ -277,9 +277,9 @@ def test_a_residual_that_rounds_to_nothing_gives_a_draw_from_the_target(backend,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_draw_from_a_degenerate_row_is_marked(backend, device, dtype, values, token, status):
     logits = torch.tensor([[0.0, 0.0, 9.0], values, [9.0, 0.0, 0.0]], device=device).to(dtype)
-    coins = torch.full((3,), 0.5, dtype=torch.float64, device=device)
+    random_numbers = torch.full((3,), 0.5, dtype=torch.float64, device=device)
     for sampling in (Sampling(), Sampling(temperature=0.0)):
-        drawn = sample(logits, sampling=sampling, uniforms=coins, logprobs=True, backend=backend)
+        drawn = sample(logits, sampling=sampling, uniforms=random_numbers, logprobs=True, backend=backend)
         assert drawn.tokens.tolist() == [2, token, 0]
         assert drawn.status.tolist() == [0, int(status), 0]
         assert drawn.logprobs.isfinite().all()
@@ -294,9 +294,9 @@ def test_a_threshold_of_plausibility_from_an_earlier_call_is_forgotten(backend, 
     def verify(vocab: int, draft: int, ensemble: Contrastive | LogitMixture) -> Tensor:
         generator = torch.Generator().manual_seed(vocab)
         members = [torch.randn(1, 1, vocab, generator=generator).to(device) for _ in range(2)]
-        coins = torch.zeros(1, 2, dtype=torch.float64, device=device)
+        random_numbers = torch.zeros(1, 2, dtype=torch.float64, device=device)
         token = torch.tensor([[draft]], device=device)
-        return verify_chain(members, token, ensemble=ensemble, uniforms=coins, backend=backend).num_accepted
+        return verify_chain(members, token, ensemble=ensemble, uniforms=random_numbers, backend=backend).num_accepted
 
     wide = 10_000_000 if backend == "cpp" else 100
     verify(wide, 0, Contrastive(0.1, plausibility=1.0))

@@ -26,7 +26,7 @@ from tolerance import SET_ASIDE, assert_logprobs, row_noise, row_ties
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import specens_kernels.ops.target_logprobs as room
+import specens_kernels.ops.target_logprobs as operation
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
 
 RANDOM_CASES = {"cpp": many(300), "triton": many(20)}
@@ -137,9 +137,9 @@ def test_elements_beyond_two_to_the_31_are_read(backend, device, tmp_path: Path)
 
 @pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(backend, device):
-    operator = room.IMPLEMENTATIONS[backend]
+    operator = operation.IMPLEMENTATIONS[backend]
     for recipe in (replace(MIXED, batch=1), replace(MIXED, batch=1, ensemble="plausible", temperature=1.0)):
-        arguments = operator_arguments(room, build(recipe, 7, device).target_logprobs)
+        arguments = operator_arguments(operation, build(recipe, 7, device).target_logprobs)
         assert set(torch.library.opcheck(operator, *arguments).values()) == {"SUCCESS"}
 
 

@@ -11,7 +11,7 @@ from cases import operator_arguments
 from ops.test_tree_mask import path_to
 from torch._subclasses import FakeTensorMode
 
-import specens_kernels.ops.tree_attention as room
+import specens_kernels.ops.tree_attention as operation
 from specens_kernels import TokenTree, tree_attention
 from specens_kernels.ops.tree_attention import sdpa
 
@@ -159,16 +159,16 @@ def test_a_bad_argument_is_named(argument, arguments):
         tree_attention(**PROBLEM | arguments)
 
 
-def test_the_environment_variable_may_name_a_backend_of_this_room(monkeypatch):
+def test_the_environment_variable_may_name_a_backend_of_this_operation(monkeypatch):
     called = []
-    for name, function in room.IMPLEMENTATIONS.items():
+    for name, function in operation.IMPLEMENTATIONS.items():
         record = lambda *arguments, name=name, function=function: called.append(name) or function(*arguments)  # noqa: E731
-        monkeypatch.setitem(room.IMPLEMENTATIONS, name, record)
+        monkeypatch.setitem(operation.IMPLEMENTATIONS, name, record)
     for chosen, expected in ((None, "sdpa"), ("cpp", "sdpa"), ("reference", "reference"), ("sdpa", "sdpa")):
-        monkeypatch.setattr(room, "CHOSEN_BACKEND", chosen)
+        monkeypatch.setattr(operation, "CHOSEN_BACKEND", chosen)
         tree_attention(**PROBLEM)
         assert called.pop() == expected
-    monkeypatch.setattr(room, "CHOSEN_BACKEND", "fortran")
+    monkeypatch.setattr(operation, "CHOSEN_BACKEND", "fortran")
     with pytest.raises(ValueError, match=r"^SPECENS_BACKEND: expected .*got 'fortran'"):
         tree_attention(**PROBLEM)
 
@@ -179,13 +179,13 @@ def test_the_environment_variable_may_name_a_backend_of_this_room(monkeypatch):
 def test_the_operator_keeps_its_contract_by_opcheck(monkeypatch, kv_heads, small_mask, device):
     monkeypatch.setattr(sdpa, "SMALL_MASK", small_mask)
     problem = {name: tensor.to(device) for name, tensor in random_problem(0, kv_heads=kv_heads).items()}
-    arguments, _ = operator_arguments(room, lambda name: tree_attention(**problem, backend=name))
+    arguments, _ = operator_arguments(operation, lambda name: tree_attention(**problem, backend=name))
     results = torch.library.opcheck(torch.ops.specens.tree_attention_sdpa.default, arguments)
     assert set(results.values()) == {"SUCCESS"}
 
 
 def test_lengths_that_only_the_operator_reads_are_checked_there():
-    arguments, _ = operator_arguments(room, lambda name: tree_attention(**PROBLEM, backend=name))
+    arguments, _ = operator_arguments(operation, lambda name: tree_attention(**PROBLEM, backend=name))
     with pytest.raises(ValueError, match=r"^prefix_lens: expected lengths from 0"):
         torch.ops.specens.tree_attention_sdpa(*arguments[:4], LENS - 9, *arguments[5:])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import TRACED_BACKENDS, lay_out, many, operator_arguments
 
-import specens_kernels.ops.tree_mask as room
+import specens_kernels.ops.tree_mask as operation
 from specens_kernels import TokenTree, tree_mask
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -210,12 +210,12 @@ def test_the_cpp_operator_itself_refuses_what_it_cannot_read(place, value):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_operator_keeps_its_contract_by_opcheck(backend, device, layout):
-    operator = room.IMPLEMENTATIONS[backend]
+    operator = operation.IMPLEMENTATIONS[backend]
 
     def call(name):
         return tree_mask(PARENTS.to(device), PREFIX_LENS.to(device), layout=layout, max_prefix=9, backend=name)
 
-    results = torch.library.opcheck(operator, *operator_arguments(room, call))
+    results = torch.library.opcheck(operator, *operator_arguments(operation, call))
     assert set(results.values()) == {"SUCCESS"}
 
 

@@ -174,16 +174,16 @@ def test_synthetic_acceptance_is_that_of_the_reference(drafter):
 
 
 def test_rates_of_synthetic_acceptance_are_not_rounded():
-    """The coin lies between a rate and its nearest float32."""
-    for rate, coin in ((0.8, 0.8), (0.7, 0.7 - 1e-9), (1.0, 1 - 2.0**-53), (0.0, 0.0)):
+    """The uniform lies between a rate and its nearest float32."""
+    for rate, uniform in ((0.8, 0.8), (0.7, 0.7 - 1e-9), (1.0, 1 - 2.0**-53), (0.0, 0.0)):
         verdict = verify_chain(
             torch.zeros(1, 2, 3),
             torch.tensor([[1]]),
             rule=Synthetic(rate),
-            uniforms=torch.tensor([[coin, 0.5]], dtype=torch.float64),
+            uniforms=torch.tensor([[uniform, 0.5]], dtype=torch.float64),
             backend="triton",
         )
-        assert verdict.num_accepted.item() == (coin < rate)
+        assert verdict.num_accepted.item() == (uniform < rate)
 
 
 def test_random_synthetic_rounds_are_verified_as_by_the_reference():
@@ -196,9 +196,14 @@ def test_random_synthetic_rounds_are_verified_as_by_the_reference():
     judge.finish(at_least=2)
 
 
-def test_a_coin_of_a_greedy_request_counts_where_acceptance_is_synthetic():
-    coins = torch.tensor([[0.1, 2.0], [2.0, 0.1]])  # the next token's is not needed
-    arguments = {"sampling": Sampling(temperature=0.0), "uniforms": coins, "rule": "synthetic", "backend": "triton"}
+def test_a_uniform_of_a_greedy_request_counts_where_acceptance_is_synthetic():
+    random_numbers = torch.tensor([[0.1, 2.0], [2.0, 0.1]])  # the next token's is not needed
+    arguments = {
+        "sampling": Sampling(temperature=0.0),
+        "uniforms": random_numbers,
+        "rule": "synthetic",
+        "backend": "triton",
+    }
     verdict = verify_chain(torch.zeros(2, 2, 3), torch.tensor([[1], [1]]), **arguments)
     assert verdict.status.tolist() == [0, Status.INVALID_PARAMETER]
     assert verdict.tokens.tolist() == [[1, 0], [-1, -1]]

@@ -15,7 +15,7 @@ from problems import LOGPROBS, Judge, Problem, random_problem
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import specens_kernels.ops.verify_chain as room
+import specens_kernels.ops.verify_chain as operation
 import specens_kernels.ops.verify_chain.triton_kernel as kernels
 from specens_kernels import Contrastive, Mixture, Processing, Sampling, Status, sample, target_logprobs, verify_chain
 
@@ -221,7 +221,7 @@ def test_a_processed_call_makes_no_copy_of_the_logits():
     logits = [torch.zeros(2, 2, 100_000, dtype=torch.bfloat16) for _ in range(2)]
     words = torch.zeros(2, 2, 3125, dtype=torch.int32)
     problem = replace(problem, logits=logits, arguments=problem.arguments | {"allowed": words})
-    given, options = operator_arguments(room, problem.verify)
+    given, options = operator_arguments(operation, problem.verify)
     with Allocations() as allocations, patch.object(kernels, "run", lambda launches, _: list(launches)):
         kernels.launch(*given, **options)
     assert 0 < allocations.total < 0.01 * sum(2 * values.numel() for values in logits)

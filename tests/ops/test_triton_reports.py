@@ -95,8 +95,8 @@ def test_equal_tokens_are_reported_by_id_across_blocks():
 def test_nothing_is_reported_of_a_request_that_emits_nothing():
     logits = torch.full((1, 2, 5), -math.inf)
     for report in ("target", "raw"):
-        coins = torch.full((1, 2), 0.5)
-        arguments = {"uniforms": coins, "top_logprobs": 2, "logprobs": report, "backend": "triton"}
+        random_numbers = torch.full((1, 2), 0.5)
+        arguments = {"uniforms": random_numbers, "top_logprobs": 2, "logprobs": report, "backend": "triton"}
         verdict = verify_chain(logits, torch.tensor([[0]]), **arguments)
         assert verdict.logprobs.tolist() == [[0, 0]]
         assert (verdict.top_tokens == -1).all()

@@ -1,4 +1,4 @@
-"""The coins: published vectors, equal bits on every backend, and the statistics that random numbers must have."""
+"""The uniforms: published vectors, equal bits on every backend, and the statistics that random numbers must have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-import specens_kernels.ops.uniforms as room
+import specens_kernels.ops.uniforms as operation
 from specens_kernels import uniforms
 from specens_kernels.ops.uniforms.reference import philox4x32_10
 
@@ -50,10 +50,10 @@ def test_the_reference_gives_the_published_words(counter, key, words):
 
 @pytest.mark.parametrize("backend", ["reference", "cpp", "triton"])
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS, ids=["zeros", "ones", "pi"])
-def test_the_coin_is_made_of_the_published_words(backend, device, counter, key, words):
+def test_the_uniform_is_made_of_the_published_words(backend, device, counter, key, words):
     seed, position = int64(signed(*key)).to(device), int64(signed(*counter[:2])).to(device)
-    coin = uniforms(seed, position, step=counter[2], stream=counter[3], backend=backend)
-    assert coin.item() == ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
+    uniform = uniforms(seed, position, step=counter[2], stream=counter[3], backend=backend)
+    assert uniform.item() == ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
 
 
 @pytest.mark.parametrize("batch", [0, 1, 33, 4097, 10_000])
@@ -83,27 +83,27 @@ def test_every_key_and_counter_gives_the_bits_of_the_reference(seed, position, s
 
 def test_a_tensor_of_steps_is_taken_modulo_two_to_the_32(backend, device):
     seeds, positions = int64(5, 5).to(device), int64(9, 9).to(device)
-    coins = uniforms(seeds, positions, step=int64(3, 3 + 2**32).to(device), backend=backend)
-    assert coins[0] == coins[1] == uniforms(seeds, positions, step=3, backend=backend)[0]
+    random_numbers = uniforms(seeds, positions, step=int64(3, 3 + 2**32).to(device), backend=backend)
+    assert random_numbers[0] == random_numbers[1] == uniforms(seeds, positions, step=3, backend=backend)[0]
 
 
-def test_a_coin_does_not_depend_on_the_batch_around_it(backend, device):
+def test_a_uniform_does_not_depend_on_the_batch_around_it(backend, device):
     seeds, positions = random_int64(1000, 1).to(device), random_int64(1000, 2).to(device)
     together = uniforms(seeds, positions, backend=backend)
     alone = [uniforms(seeds[i : i + 1], positions[i : i + 1], backend=backend) for i in (0, 255, 256, 999)]
     assert torch.equal(together[[0, 255, 256, 999]], torch.cat(alone))
 
 
-def test_the_coins_of_neighbouring_keys_and_counters_are_uniform():
+def test_the_uniforms_of_neighbouring_keys_and_counters_are_uniform():
     count = 100_000
     counting, fixed = torch.arange(count), torch.full((count,), 11)
     for step, stream in itertools.product((0, 1, 5), (0, 1, 2)):
         for seeds, positions in ((counting, fixed), (fixed, counting)):
-            coins = uniforms(seeds, positions, step=step, stream=stream).numpy()
-            assert stats.kstest(coins, "uniform").pvalue > 1e-4
+            random_numbers = uniforms(seeds, positions, step=step, stream=stream).numpy()
+            assert stats.kstest(random_numbers, "uniform").pvalue > 1e-4
 
 
-def test_coins_that_differ_in_one_argument_are_independent():
+def test_uniforms_that_differ_in_one_argument_are_independent():
     """Chi-square of pairs on a grid of 16 x 16 cells."""
     seeds, positions = torch.arange(100_000), torch.full((100_000,), 3)
     first = uniforms(seeds, positions, step=1, stream=0)
@@ -120,11 +120,11 @@ def test_coins_that_differ_in_one_argument_are_independent():
 
 def test_no_number_comes_twice():
     seeds, positions = torch.meshgrid(torch.arange(-20, 20), torch.arange(40), indexing="ij")
-    coins = [
+    random_numbers = [
         uniforms(seeds.flatten(), positions.flatten(), step=step, stream=stream)
         for step, stream in itertools.product(range(8), range(3))
     ]
-    everything = torch.cat(coins)
+    everything = torch.cat(random_numbers)
     assert everything.unique().numel() == everything.numel() == 40 * 40 * 8 * 3
 
 
@@ -165,19 +165,21 @@ def test_the_operator_itself_refuses_what_it_cannot_read(name):
 
 
 def test_the_operator_keeps_its_contract(backend, device):
-    operator = room.IMPLEMENTATIONS[backend]
+    operator = operation.IMPLEMENTATIONS[backend]
     seeds, positions, steps = (random_int64(33, seed).to(device) for seed in (1, 2, 3))
     results = torch.library.opcheck(operator, (seeds, positions, steps, 2))
     assert set(results.values()) == {"SUCCESS"}
 
 
 def test_it_compiles_to_one_graph(backend, device):
-    def two_coins(seeds, positions, step):
+    def two_uniforms(seeds, positions, step):
         first = uniforms(seeds, positions, step=step, backend=backend)
         return first, uniforms(seeds, positions + 1, stream=2, backend=backend)
 
-    compiled = torch.compile(two_coins, fullgraph=True)
+    compiled = torch.compile(two_uniforms, fullgraph=True)
     for batch, step in ((5, 0), (8, 1), (9, torch.arange(9, device=device))):
         seeds, positions = (random_int64(batch, seed).to(device) for seed in (1, 2))
-        for result, expected in zip(compiled(seeds, positions, step), two_coins(seeds, positions, step), strict=True):
+        for result, expected in zip(
+            compiled(seeds, positions, step), two_uniforms(seeds, positions, step), strict=True
+        ):
             assert torch.equal(result, expected)

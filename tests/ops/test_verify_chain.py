@@ -32,7 +32,7 @@ from tolerance import Comparison
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import specens_kernels.ops.verify_chain as room
+import specens_kernels.ops.verify_chain as operation
 from specens_kernels import Contrastive, Mixture, Sampling, Verdict, verify_chain
 
 RANDOM_CASES = {"cpp": many(300), "triton": many(20)}  # Triton's interpreter takes a tenth of a second for each row
@@ -135,7 +135,7 @@ def test_strided_parameters_give_the_bits_of_contiguous_ones(everything, backend
             "sampling": Sampling(lay_out(temperatures, "sliced")),
         },
         draft={name: lay_out(value, "sliced") for name, value in case.draft.items()},
-        coins={name: lay_out(value, "steps first") for name, value in case.coins.items()},
+        random_numbers={name: lay_out(value, "steps first") for name, value in case.random_numbers.items()},
     )
     assert_equal(strided.verify(backend), case.verify(backend))
 
@@ -193,7 +193,7 @@ def test_the_number_of_threads_does_not_change_a_bit(everything, backend, batch,
 
 def test_without_log_probabilities_the_tokens_are_the_same(everything, backend, device):
     case = build(everything, 7, device)
-    arguments = {**case.target, **case.draft, **case.coins}
+    arguments = {**case.target, **case.draft, **case.random_numbers}
     bare = verify_chain(case.member_logits, case.draft_tokens, **arguments, backend=backend)
     assert_equal(bare, case.verify(backend)._replace(logprobs=None))
 
@@ -226,10 +226,10 @@ def test_elements_beyond_two_to_the_31_are_read(backend, device, tmp_path: Path)
 
 @pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(everything, backend, device):
-    operator = room.IMPLEMENTATIONS[backend]
+    operator = operation.IMPLEMENTATIONS[backend]
     others = (Recipe(1, 1, drafter="outside", seeded=False), Recipe(1, 1, drafter="one-hot"))
     for recipe in (replace(everything, batch=1),) if backend == "triton" else (everything, *others):
-        arguments = operator_arguments(room, build(recipe, 11, device).verify)
+        arguments = operator_arguments(operation, build(recipe, 11, device).verify)
         assert set(torch.library.opcheck(operator, *arguments).values()) == {"SUCCESS"}
 
 
@@ -246,29 +246,29 @@ def test_fake_tensors_get_the_shapes_of_real_ones(everything, backend, device):
 @pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_it_compiles_to_one_graph_with_everything_built_inside(everything, backend, device):
     def step(first: Tensor, second: Tensor, tokens: Tensor, temperatures: Tensor, weights: Tensor, seeds: Tensor):
-        coins = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": backend}
+        random_numbers = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": backend}
         mixed = verify_chain(
             [first, second],
             tokens,
             ensemble=Mixture(weights),
             sampling=Sampling(temperature=temperatures),
             drafter=1,
-            **coins,
+            **random_numbers,
         )
-        contrast = verify_chain([first, second], tokens, ensemble=Contrastive(0.1, plausibility=0.1), **coins)
-        outside = verify_chain(first, tokens, draft_logits=second[:, :-1], **coins)
+        contrast = verify_chain([first, second], tokens, ensemble=Contrastive(0.1, plausibility=0.1), **random_numbers)
+        outside = verify_chain(first, tokens, draft_logits=second[:, :-1], **random_numbers)
         return *tensors_of(mixed), *tensors_of(contrast), *tensors_of(outside)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for batch in (2,) if backend == "triton" else (3, 5, 4):
         case = build(replace(everything, batch=batch, ragged=False), batch, device)
         arguments = (*case.member_logits, case.draft_tokens, case.target["sampling"].temperature)
-        arguments += (case.target["ensemble"].weights, case.coins["seeds"])
+        arguments += (case.target["ensemble"].weights, case.random_numbers["seeds"])
         for own, expected in zip(compiled(*arguments), step(*arguments), strict=True):
             assert torch.equal(own, expected)
 
 
-def test_the_door_makes_no_copy_of_the_logits():
+def test_the_call_makes_no_copy_of_the_logits():
     case = build(Recipe(2, 3, vocabs=(50_000, 50_000), dtype=torch.bfloat16, layout="sliced", ensemble="mixture"), 13)
     with torch.profiler.profile(profile_memory=True) as profile:
         case.verify("cpp")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from tree_cases import TreeCase, hangs_on_the_last_bits, random_case
 
-import specens_kernels.ops.verify_tree as room
+import specens_kernels.ops.verify_tree as operation
 from specens_kernels import LogitMixture, Mixture, Processing, Sampling, Status, TokenTree, Verdict, verify_tree
 
 BACKENDS = ("reference", "cpp", "triton")
@@ -88,8 +88,8 @@ def draft_tokens_of(draft: Tensor) -> Tensor:
 
 def plain_case(logits: Tensor, tokens: Tensor, **arguments: Any) -> TreeCase:
     batch = len(tokens)
-    coins = {"seeds": torch.arange(batch), "positions": torch.arange(batch) * 7}
-    return TreeCase([logits], tokens, torch.from_numpy(BRANCHING.parents).expand(batch, -1), coins | arguments)
+    random_numbers = {"seeds": torch.arange(batch), "positions": torch.arange(batch) * 7}
+    return TreeCase([logits], tokens, torch.from_numpy(BRANCHING.parents).expand(batch, -1), random_numbers | arguments)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpp"])
@@ -100,13 +100,13 @@ def test_trees_are_given_as_parents_or_as_one_or_several_objects(backend):
     for request, tree in enumerate(trees):
         parents[request, : len(tree)] = torch.from_numpy(tree.parents)
     tokens = torch.stack([row.argmax(-1)[(own + 1).clamp(min=0)] for row, own in zip(logits, parents)])
-    coins = {"uniforms": torch.full((4, 5), 0.1), "backend": backend}
-    expected = verify_tree(logits, tokens, parents, **coins)
-    assert_equal(verify_tree(logits, tokens, trees, **coins), expected)
-    assert_equal(verify_tree(logits, tokens, parents.int(), max_levels=4, **coins), expected)
+    random_numbers = {"uniforms": torch.full((4, 5), 0.1), "backend": backend}
+    expected = verify_tree(logits, tokens, parents, **random_numbers)
+    assert_equal(verify_tree(logits, tokens, trees, **random_numbers), expected)
+    assert_equal(verify_tree(logits, tokens, parents.int(), max_levels=4, **random_numbers), expected)
     counts = torch.tensor([len(tree) for tree in trees])
-    assert_equal(verify_tree(logits, tokens, parents.clamp(min=-1), num_nodes=counts, **coins), expected)
-    one = verify_tree(logits, tokens, TokenTree([-1, 0, 0, -1]), **coins)
+    assert_equal(verify_tree(logits, tokens, parents.clamp(min=-1), num_nodes=counts, **random_numbers), expected)
+    one = verify_tree(logits, tokens, TokenTree([-1, 0, 0, -1]), **random_numbers)
     assert one.tokens.shape == (4, 3)
     assert one.path.shape == (4, 2)
 
@@ -300,9 +300,9 @@ def test_an_empty_batch_gives_empty_results():
 
 @pytest.mark.parametrize("backend", TRACED_BACKENDS)
 def test_the_operator_keeps_its_contract(backend):
-    operator = room.IMPLEMENTATIONS[backend]
+    operator = operation.IMPLEMENTATIONS[backend]
     for seed in (1, 5, 8) if backend == "cpp" else (5,):
-        arguments = operator_arguments(room, random_case(seed, batches=(4,)).verify)
+        arguments = operator_arguments(operation, random_case(seed, batches=(4,)).verify)
         assert set(torch.library.opcheck(operator, *arguments).values()) == {"SUCCESS"}
 
 
@@ -318,7 +318,7 @@ def test_fake_tensors_get_the_shapes_of_real_ones():
 
 def test_it_compiles_to_one_graph():
     def step(logits: Tensor, draft: Tensor, tokens: Tensor, parents: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-        coins = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": "cpp"}
+        random_numbers = {"seeds": seeds, "positions": seeds + 1, "logprobs": True, "backend": "cpp"}
         mixed = verify_tree(
             [logits, draft],
             tokens,
@@ -328,9 +328,9 @@ def test_it_compiles_to_one_graph():
             siblings="with_replacement",
             rule="traversal",
             max_levels=2,
-            **coins,
+            **random_numbers,
         )
-        chosen = verify_tree(logits, tokens, parents, **coins)
+        chosen = verify_tree(logits, tokens, parents, **random_numbers)
         return *tensors_of(mixed), *tensors_of(chosen)
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import operator_arguments
 
-import specens_kernels.ops.verify_tree as room
+import specens_kernels.ops.verify_tree as operation
 from specens_kernels import Sampling, TokenTree, Verdict, verify_tree
 
 LOGITS, TOKENS, PARENTS = torch.zeros(2, 4, 5), torch.zeros(2, 3, dtype=torch.int64), torch.tensor([[-1, 0, 1]] * 2)
@@ -67,6 +67,6 @@ def test_too_many_nodes_are_refused():
 
 
 def test_the_operator_itself_refuses_logits_that_it_cannot_read():
-    (members, *rest), options = operator_arguments(room, lambda backend: verify(backend=backend))
+    (members, *rest), options = operator_arguments(operation, lambda backend: verify(backend=backend))
     with pytest.raises(ValueError, match=r"^member_logits: expected float32, bfloat16 or float16, got"):
-        room.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest, **options)
+        operation.IMPLEMENTATIONS["cpp"]([logits.double() for logits in members], *rest, **options)

@@ -38,8 +38,8 @@ def chain_speculative_sampling(
     maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num: int32 or int64 [batch]: counters that are
         added to, in place, and returned; new ones, int32, where None.
     deterministic: True or False; results are the same every time with either.
-    generator: where the coins come from unless both seed and offset are given; None: torch's own for the device.
-    seed, offset: integers or int64 or uint64 tensors [1] or [batch]: coins by Philox, but not cuRAND's numbers. With a
+    generator: where the uniforms come from unless both seed and offset are given; None: torch's own for the device.
+    seed, offset: integers or int64 or uint64 tensors [1] or [batch]: Philox's numbers, but not those of cuRAND. With a
         seed for each request its result depends on its own seed and offset only, else also on its place in the batch
         (offsets below 2^40).
 
@@ -56,11 +56,11 @@ def chain_speculative_sampling(
     check_deterministic(deterministic)
     accepted = _counter("maybe_output_accepted_token_num", maybe_output_accepted_token_num, draft_probs)
     emitted = _counter("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num, draft_probs)
-    coins = _coins(target_probs, generator, seed, offset)
+    random_numbers = _uniforms(target_probs, generator, seed, offset)
     verdict = verify_chain(
-        as_logits(target_probs), draft_token_ids, draft_logits=as_logits(draft_probs), uniforms=coins
+        as_logits(target_probs), draft_token_ids, draft_logits=as_logits(draft_probs), uniforms=random_numbers
     )
-    accepted.add_(_accepted_alone(draft_probs, draft_token_ids, target_probs, coins, verdict.num_accepted))
+    accepted.add_(_accepted_alone(draft_probs, draft_token_ids, target_probs, random_numbers, verdict.num_accepted))
     emitted.add_(verdict.num_accepted)
     return verdict.tokens.int(), accepted, emitted
 
@@ -72,7 +72,7 @@ def _counter(argument: str, given: Tensor | None, like: Tensor) -> Tensor:
     return given
 
 
-def _coins(
+def _uniforms(
     target_probs: Tensor, generator: torch.Generator | None, seed: int | Tensor | None, offset: int | Tensor | None
 ) -> Tensor:
     """float64 [batch, draft_len + 1]."""
@@ -100,7 +100,7 @@ def _words(argument: str, value: int | Tensor, batch: int, device: torch.device)
 
 
 def _accepted_alone(
-    draft_probs: Tensor, draft_token_ids: Tensor, target_probs: Tensor, coins: Tensor, num_accepted: Tensor
+    draft_probs: Tensor, draft_token_ids: Tensor, target_probs: Tensor, random_numbers: Tensor, num_accepted: Tensor
 ) -> Tensor:
     """How many drafts pass, each on its own: those of the prefix, and those behind the first rejection that would."""
     draft_len, vocab = draft_probs.shape[1:]
@@ -110,5 +110,5 @@ def _accepted_alone(
     draft_there = draft_probs.gather(2, at_draft)[..., 0].double()
     target_there = target_probs[:, :draft_len].gather(2, at_draft)[..., 0].double()
     behind = torch.arange(draft_len, device=ids.device) > num_accepted[:, None]
-    passes = known & behind & (coins[:, :draft_len] * draft_there < target_there)
+    passes = known & behind & (random_numbers[:, :draft_len] * draft_there < target_there)
     return num_accepted + passes.sum(1)

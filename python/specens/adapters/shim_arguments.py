@@ -9,7 +9,7 @@ from torch import Tensor
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-LAST_COIN = 1 - 2.0**-53  # the largest number below 1
+LAST_UNIFORM = 1 - 2.0**-53  # the largest number below 1
 
 
 def fail(argument: str, expected: str, got: object) -> NoReturn:

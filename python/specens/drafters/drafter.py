@@ -17,7 +17,7 @@ class Drafter(Protocol):
     """Proposes draft tokens for the requests of a batch. Derive from it, and write `propose`.
 
     One object serves many batches: what it has to remember of a request goes into `request.drafter_state`, which is
-    None at first. Drafts may depend on the request's own prompt, text and rows, and on coins of the draft stream, as
+    None at first. Drafts may depend on the request's own prompt, text and rows, and on uniforms of the draft stream, as
     those of `specens.verification.draft`; never on the batch around it, so that a seed gives one text.
 
     model: what it reads requests with, if that is no member: each batch makes a scorer for it, `scorer_of(OUTSIDE)`.

@@ -23,7 +23,7 @@ from specens.member import Member
 from specens.probing import reading_of
 from specens.request import OUTSIDE, Request
 from specens.statistics import Statistics
-from specens.verification import coin_seeds
+from specens.verification import seeds_of_uniforms
 from specens_kernels import sample, target_logprobs
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class OtherTokenizer(Drafter):
             draw = sample(
                 [logits],
                 sampling=sampling,
-                **coin_seeds([request], logits.device),
+                **seeds_of_uniforms([request], logits.device),
                 step=len(drafts),
             )
             token = int(draw.tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specens_kernels.arguments import DRAFT_STREAM
 from specens_kernels.backend import implementations, run_operator
 from specens_kernels.buffers import check_out, report_shapes, reported
-from specens_kernels.checks import check_coins, check_members, check_report, check_target
+from specens_kernels.checks import check_members, check_random, check_report, check_target
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.sample import reference
 from specens_kernels.packing import Options, add_random, add_report, sampling_numbers, target_options
@@ -158,7 +158,7 @@ def _check(call: SampleCall) -> None:
     batch, device = members[0].shape[0], members[0].device
     check_target(members, batch, call.ensemble, call.sampling, call.processing, call.allowed)
     _check_method(call)
-    check_coins(call.uniforms, call.seeds, call.positions, (batch,), device, not call.sampling.greedy)
+    check_random(call.uniforms, call.seeds, call.positions, (batch,), device, not call.sampling.greedy)
     for name, value in (("step", call.step), ("stream", 0 if call.stream is None else call.stream)):
         if not is_integer(value):
             fail(name, "an integer of 64 bits", repr(value))

@@ -11,14 +11,14 @@ from torch import Tensor
 from specens_kernels.arguments import (
     NO_LOGPROBS,
     TARGET_LOGPROBS,
-    Coins,
+    RandomSource,
     Report,
     Stream,
     Target,
-    coins_of,
     report_of,
     stream_of,
     target_of,
+    uniforms_of,
 )
 from specens_kernels.ops.sample.gumbel import best_tokens
 from specens_kernels.ops.target_logprobs.reference import Distributions, ensemble_logprobs, raw, target_probs
@@ -26,17 +26,17 @@ from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.results import Status
 
 
-def invalid_coin(coins: Tensor) -> Tensor:
-    return ~((coins >= 0) & (coins < 1))
+def invalid_uniform(random_numbers: Tensor) -> Tensor:
+    return ~((random_numbers >= 0) & (random_numbers < 1))
 
 
-def draw(masses: Tensor, coins: Tensor) -> Tensor:
-    """The lowest token whose cumulative mass exceeds coin * total mass; -1 where no token has mass.
+def draw(masses: Tensor, random_numbers: Tensor) -> Tensor:
+    """The lowest token whose cumulative mass exceeds uniform * total mass; -1 where no token has mass.
 
-    masses: float64 [..., vocab], >= 0, of any total. coins: float64 [...] in [0, 1).
+    masses: float64 [..., vocab], >= 0, of any total. uniforms: float64 [...] in [0, 1).
     """
     cumulative = masses.cumsum(-1)
-    reached = cumulative > (coins * cumulative[..., -1])[..., None]
+    reached = cumulative > (random_numbers * cumulative[..., -1])[..., None]
     has_mass = masses > 0
     last = (has_mass * torch.arange(masses.shape[-1], device=masses.device)).amax(-1)  # where rounding reaches none
     token = torch.where((reached & has_mass).any(-1), (reached & has_mass).int().argmax(-1), last)
@@ -65,14 +65,14 @@ def most_likely(logprobs: Tensor, count: int, chosen: Tensor) -> list[Tensor]:
 
 def sample(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
     """tokens int64 [batch], of best scores [batch, best], status int32 [batch], and what is reported; see `Draw`."""
-    target, coin_source = one_step(target_of(member_logits, options)), coins_of(options)
+    target, random_source = one_step(target_of(member_logits, options)), uniforms_of(options)
     stream, report = stream_of(options), report_of(options)
     rows = ensemble_logprobs(target)
     if stream.best > 0:
-        positions = None if coin_source.positions is None else (coin_source.positions + stream.step)[:, None]
-        tokens, invalid = best_tokens(rows, coin_source.seeds, positions, stream.best)[:, 0], rows.invalid
+        positions = None if random_source.positions is None else (random_source.positions + stream.step)[:, None]
+        tokens, invalid = best_tokens(rows, random_source.seeds, positions, stream.best)[:, 0], rows.invalid
     else:
-        tokens, invalid = drawn(rows, coin_source, stream)
+        tokens, invalid = drawn(rows, random_source, stream)
         tokens = tokens[:, None]
     status = torch.where(invalid, Status.INVALID_PARAMETER, rows.status[:, 0])
     tokens = torch.where(invalid[:, None], -1, tokens)
@@ -102,14 +102,16 @@ def empty_report(report: Report, tokens: Tensor, rows: tuple[int, ...]) -> list[
     ]
 
 
-def drawn(rows: Distributions, coin_source: Coins, stream: Stream) -> tuple[Tensor, Tensor]:
+def drawn(rows: Distributions, random_source: RandomSource, stream: Stream) -> tuple[Tensor, Tensor]:
     """A token by inverse CDF, int64 [batch], and whether a parameter is out of range, bool [batch]."""
-    coins = torch.zeros_like(rows.greedy, dtype=torch.float64)
-    if coin_source.uniforms is not None:
-        coins = coin_source.uniforms.double()
-    elif coin_source.seeds is not None and coin_source.positions is not None:
-        coins = philox_uniforms(coin_source.seeds, coin_source.positions, stream.step, stream.stream)
-    return draw(target_probs(rows)[:, 0], coins), rows.invalid | (invalid_coin(coins) & ~rows.greedy)
+    random_numbers = torch.zeros_like(rows.greedy, dtype=torch.float64)
+    if random_source.uniforms is not None:
+        random_numbers = random_source.uniforms.double()
+    elif random_source.seeds is not None and random_source.positions is not None:
+        random_numbers = philox_uniforms(random_source.seeds, random_source.positions, stream.step, stream.stream)
+    return draw(target_probs(rows)[:, 0], random_numbers), rows.invalid | (
+        invalid_uniform(random_numbers) & ~rows.greedy
+    )
 
 
 def one_step(target: Target) -> Target:

@@ -13,11 +13,11 @@ from specens_kernels.arguments import (
     Report,
     Rule,
     Stream,
-    coins_of,
     ready_for_kernels,
     report_of,
     stream_of,
     target_of,
+    uniforms_of,
 )
 from specens_kernels.ops.sample.reference import one_step
 from specens_kernels.ops.sample.triton_scores import draw_found
@@ -49,7 +49,7 @@ def launch(member_logits: list[Tensor], *, out: list[Tensor] | None = None, **op
 
 
 def _launch(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
-    coins, stream, report = coins_of(options), stream_of(options), report_of(options)
+    coins, stream, report = uniforms_of(options), stream_of(options), report_of(options)
     ready = ready_for_kernels(one_step(target_of(member_logits, options)))
     target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))
     if stream.best > 0:

@@ -38,12 +38,12 @@ def log_softmax(scores: Tensor) -> Tensor:
     return torch.nan_to_num(torch.log_softmax(scores, -1), nan=-math.inf, neginf=-math.inf).clamp(max=0)
 
 
-def heated(scores: Tensor, heat: Tensor) -> Tensor:
+def at_temperature(scores: Tensor, temperature: Tensor) -> Tensor:
     """Scores [batch, steps, vocab] at a temperature [batch], however small or large; 0 at the largest of a row.
 
     They are log-probabilities but for a constant: subtracting that would round the scores of a large temperature alike.
     """
-    shifted = (scores - scores.amax(-1, keepdim=True)) / heat[:, None, None]
+    shifted = (scores - scores.amax(-1, keepdim=True)) / temperature[:, None, None]
     return torch.where(shifted.isnan(), -math.inf, shifted)
 
 
@@ -59,7 +59,7 @@ class Filters(NamedTuple):
 class Parameters(NamedTuple):
     """Sampling parameters of a batch, usable ones in the place of those out of range."""
 
-    heat: Tensor  # float64 [batch], the temperature, 1 for greedy requests
+    temperature: Tensor  # float64 [batch], the temperature, 1 for greedy requests
     greedy: Tensor  # bool [batch]
     filters: Filters | None  # None where no request may be filtered
     invalid: Tensor  # bool [batch], some parameter is out of range
@@ -67,17 +67,17 @@ class Parameters(NamedTuple):
 
 def parameters(sampling: SamplingArguments, like: Tensor) -> Parameters:
     """like: any tensor [batch, ...]."""
-    heat = request_values(sampling.temperature, sampling.temperatures, like)
+    temperature = request_values(sampling.temperature, sampling.temperatures, like)
     top_k = request_values(sampling.top_k, sampling.top_ks, like).long()
     top_p = request_values(sampling.top_p, sampling.top_ps, like)
     min_p = request_values(sampling.min_p, sampling.min_ps, like)
-    valid = torch.isfinite(heat) & (heat >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)
-    greedy = valid & (heat == 0)
+    valid = torch.isfinite(temperature) & (temperature >= 0) & (top_p > 0) & (top_p <= 1) & (min_p >= 0) & (min_p <= 1)
+    greedy = valid & (temperature == 0)
     off = greedy | ~valid
     top_p = torch.where(top_p > LARGEST_TOP_P, 1.0, top_p)
     first = bool(sampling.min_p_first)
     filters = Filters(torch.where(off, 0, top_k), torch.where(off, 1.0, top_p), torch.where(off, 0.0, min_p), first)
-    return Parameters(torch.where(off, 1.0, heat), greedy, filters if sampling.filters else None, ~valid)
+    return Parameters(torch.where(off, 1.0, temperature), greedy, filters if sampling.filters else None, ~valid)
 
 
 def invalid_weights(weights: Tensor, ensemble: int) -> Tensor:
@@ -177,7 +177,7 @@ def ensemble_logprobs(target: Target, drafts: Tensor | Paths | None = None) -> D
     for weight, (_, bits) in zip(share, cleaned):
         status = status | torch.where(weight != 0, bits, 0)
     if target.ensemble == EnsembleKind.MIXTURE:
-        members = [heated(member, own.heat) for member in logits]
+        members = [at_temperature(member, own.temperature) for member in logits]
         if target.filter_members:
             members = [filtered(member, own.filters) for member in members]
         logprobs, bits = mixture_logprobs(log_softmax(torch.stack(members)), share)
@@ -188,7 +188,7 @@ def ensemble_logprobs(target: Target, drafts: Tensor | Paths | None = None) -> D
     else:
         mixed = mixed_logits(logits, share, target.plausibility)
         most_likely = mixed.argmax(-1)  # before rounding can make ties
-        logprobs = filtered(heated(mixed, own.heat), own.filters)
+        logprobs = filtered(at_temperature(mixed, own.temperature), own.filters)
     status = status | (logprobs.amax(-1) == -math.inf) * Status.NO_TOKEN
     return Distributions(logprobs, most_likely, own.greedy, invalid, status)
 

@@ -20,7 +20,7 @@ SCHEMA = (
 )
 
 
-OTHER_BACKENDS = (None, "cpp", "triton")  # what SPECENS_BACKEND may be that says nothing about this room
+OTHER_BACKENDS = (None, "cpp", "triton")  # what SPECENS_BACKEND may be that says nothing about this operation
 
 
 def _define(name: str, kernels: dict[str, Implementation]) -> Implementation:
@@ -35,7 +35,7 @@ def _fake(query: Tensor, *_: object) -> Tensor:
     return torch.empty(query.shape, dtype=query.dtype, device=query.device)
 
 
-# The kernels are those of PyTorch and of flash-attn, so their names are not those of the other rooms' backends.
+# The kernels are those of PyTorch and of flash-attn, so their names are not those of the other operations' backends.
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "flash": _define("tree_attention_flash", {"CUDA": flash.tree_attention}),
     "sdpa": _define("tree_attention_sdpa", {"CPU": sdpa.by_request, "CUDA": sdpa.with_mask}),

@@ -24,9 +24,9 @@ def uniforms(
     out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Return the coin of each request for one question: float64 [batch], in [0, 1).
+    """Return the random number of each request for one question: float64 [batch], in [0, 1).
 
-    The coin is ((w0 >> 5) * 2^26 + (w1 >> 6)) / 2^53, where w0 and w1 are the first two words of Philox4x32-10 with
+    The number is ((w0 >> 5) * 2^26 + (w1 >> 6)) / 2^53, where w0 and w1 are the first two words of Philox4x32-10 with
     key (seed low, seed high) and counter (position low, position high, step, stream). All backends give the same bits.
 
     seeds: int64 or int32 [batch], any value (two's complement).

@@ -1,4 +1,4 @@
-"""Definition of the coins: Philox4x32-10 in int64 arithmetic.
+"""Definition of the uniforms: Philox4x32-10 in int64 arithmetic.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -18,7 +18,7 @@ Key = tuple[Tensor, Tensor]
 
 
 def uniforms(seeds: Tensor, positions: Tensor, steps: Tensor | int, stream: int) -> Tensor:
-    """Coins, float64 [batch], from seeds and positions, integers [batch], and steps, an int or integers [batch]."""
+    """Uniforms, float64 [batch], from seeds and positions, integers [batch], and steps, an int or integers [batch]."""
     seeds, positions = seeds.to(torch.int64), positions.to(torch.int64)
     steps = steps.to(torch.int64) if isinstance(steps, Tensor) else steps
     zeros = positions & 0

@@ -91,7 +91,7 @@ def verify_chain(
     allowed: int32 [batch, steps, words], or [rows, words] for packed rows: token v may be emitted at a row if bit
         v % 32 of word v // 32 is set; tokens beyond the words may not. The layout of xgrammar and llguidance.
     seeds, positions: int64 [batch]: random numbers by Philox; positions is the absolute position of the first draft.
-    uniforms: float64 or float32 [batch, draft_len + 1] in [0, 1), instead of seeds and positions: a coin for each draft
+    uniforms: float64 or float32 [batch, draft_len + 1] in [0, 1), instead of seeds and positions: one for each draft
         and, last, one for the next token. Where every request is greedy (temperature 0.0), neither is needed.
     logprobs: True or "target": also return log-probabilities of the emitted tokens under the target distribution; those
         of greedy requests are the ensemble's at temperature 1. "raw": under the ensemble at temperature 1, without
@@ -115,7 +115,7 @@ def verify_chain(
     draft token is kept unless it differs from the most likely token of the target and the rule replaces it by that
     token, which ends the round. One that the target excludes (probability 0: masks, filters, vocabularies) is always
     replaced. Behind a whole chain the target's most likely token follows if there is a bonus row; the paper's text,
-    where the drafter goes on instead, takes rows without. Nothing is drawn, so coins are neither needed nor looked at,
+    where the drafter goes on instead, takes rows without. Nothing is drawn, so no numbers are needed or looked at,
     and a temperature of 0, the target's or the draft's, counts as 1. The first call with a tree copies it to the GPU:
     make one before capturing a CUDA graph.
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from specens_kernels.buffers import Shapes, check_out, report_shapes, reported
 from specens_kernels.checks import (
-    check_coins,
     check_count,
     check_drafter,
     check_integers,
     check_logits,
     check_members,
+    check_random,
     check_report,
     check_rule,
     check_sampling,
@@ -77,7 +77,7 @@ def check(call: ChainCall) -> None:
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
     needed = rule.needs_random(call.sampling.greedy)
-    check_coins(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, needed)
+    check_random(call.uniforms, call.seeds, call.positions, (batch, draft_len + 1), device, needed)
     check_report(call.logprobs, call.top_logprobs)
     names = reported(call.logprobs, call.top_logprobs)
     shapes = verdict_shapes(batch, draft_len + 1, call.top_logprobs, names)

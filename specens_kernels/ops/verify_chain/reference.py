@@ -13,19 +13,19 @@ from specens_kernels.arguments import (
     NO_LOGPROBS,
     TARGET_LOGPROBS,
     ChainArguments,
-    Coins,
     Draft,
+    RandomSource,
     Target,
 )
 from specens_kernels.ops.sample.gumbel import best_tokens
-from specens_kernels.ops.sample.reference import draw, empty_report, invalid_coin, most_likely
+from specens_kernels.ops.sample.reference import draw, empty_report, invalid_uniform, most_likely
 from specens_kernels.ops.target_logprobs.processing import Paths, processed
 from specens_kernels.ops.target_logprobs.reference import (
     Distributions,
+    at_temperature,
     clean,
     ensemble_logprobs,
     filtered,
-    heated,
     one_hot,
     pad_vocab,
     parameters,
@@ -87,13 +87,13 @@ def draft_rows(target: Target, draft: Draft, vocab: int, greedy: Tensor, before:
     soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
     usable = known & (logits.amax(-1) > -math.inf)
     status = torch.where(soft, torch.where(known, bits, 0) | ~usable * Status.INVALID_DRAFT_DISTRIBUTION, 0)
-    probs = filtered(heated(logits, own.heat), own.filters).exp()
+    probs = filtered(at_temperature(logits, own.temperature), own.filters).exp()
     drawn = soft & usable
     return DraftRows(torch.where(drawn[..., None], pad_vocab(probs, vocab, 0.0), tokens_one_hot), drawn, status)
 
 
-def chain_coins(source: Coins, num_accepted: Tensor | None, like: Tensor) -> Tensor:
-    """The coins of the tests, float64 [batch, draft_len], or with num_accepted that of the next token [batch]."""
+def chain_uniforms(source: RandomSource, num_accepted: Tensor | None, like: Tensor) -> Tensor:
+    """The uniforms of the tests, float64 [batch, draft_len], or with num_accepted that of the next token [batch]."""
     uniforms, seeds, positions = source
     batch, draft_len = like.shape
     if uniforms is not None:
@@ -106,7 +106,7 @@ def chain_coins(source: Coins, num_accepted: Tensor | None, like: Tensor) -> Ten
     return philox_uniforms(seeds[:, None].expand_as(like), positions[:, None].expand_as(like), steps, 0)
 
 
-def best_scores(source: Coins, rows: Distributions) -> Tensor:
+def best_scores(source: RandomSource, rows: Distributions) -> Tensor:
     """The tokens of the best Gumbel scores, int64 [batch, rows]; row j is `positions` + j."""
     positions = source.positions
     if positions is not None:
@@ -156,11 +156,11 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     kind = RuleKind(arguments.rule.kind)
     picked = rows.most_likely
     if kind == RuleKind.GUMBEL:
-        picked = best_scores(arguments.coins, rows)
-    coinless = rows.greedy | kind.picks
-    tested = coinless & (not kind.tests_greedy)
-    coins = torch.where(tested[:, None], 0.0, chain_coins(arguments.coins, None, draft_tokens))
-    chain = Chain(target, draft, draft_tokens, coins, end, picked)
+        picked = best_scores(arguments.random_numbers, rows)
+    without_random = rows.greedy | kind.picks
+    tested = without_random & (not kind.tests_greedy)
+    random_numbers = torch.where(tested[:, None], 0.0, chain_uniforms(arguments.random_numbers, None, draft_tokens))
+    chain = Chain(target, draft, draft_tokens, random_numbers, end, picked)
     accepted = RULES[kind](chain, arguments.rule)
     num_accepted = accepted.num_accepted
     if not kind.tests_greedy:  # greedy requests take the most likely token, whatever the rule
@@ -175,9 +175,9 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     residual = (accepted.target_share[:, None] * row_target - pick_row(draft, num_accepted)).clamp(min=0)
     subtracts = rejected & kind.subtracts
     empty = subtracts & (residual.sum(-1) <= EMPTY_RESIDUAL_MASS) & (row_target.sum(-1) > 0)
-    coin = torch.where(coinless, 0.0, chain_coins(arguments.coins, num_accepted, draft_tokens))
+    uniform = torch.where(without_random, 0.0, chain_uniforms(arguments.random_numbers, num_accepted, draft_tokens))
     masses = torch.where((subtracts & ~empty)[:, None], residual, row_target)
-    next_token = torch.where(has_row, draw(masses, coin), -1)
+    next_token = torch.where(has_row, draw(masses, uniform), -1)
 
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
     if kind.reads_draft:
@@ -185,7 +185,7 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     status = status | empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == end) & (end < lens)) * Status.INVALID_DRAFT_TOKEN
     invalid = invalid | rows.invalid | parameters(chain_draft.sampling, draft_tokens).invalid
-    invalid = invalid | bad_coins(coins, coin, lens)
+    invalid = invalid | bad_uniforms(random_numbers, uniform, lens)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted = torch.where(invalid, 0, num_accepted)
     next_token = torch.where(invalid, -1, next_token)
@@ -211,10 +211,10 @@ def empty_verdict(*given: Any, **options: Any) -> list[Tensor]:
     return [tokens, *counts, status, *empty_report(arguments.report, tokens, tokens.shape)]
 
 
-def bad_coins(coins: Tensor, next_coin: Tensor, lens: Tensor) -> Tensor:
-    """bool [batch]: whether a coin that a request may need is out of range."""
-    tested = torch.arange(coins.shape[1], device=coins.device) < lens[:, None]
-    return (invalid_coin(coins) & tested).any(1) | invalid_coin(next_coin)
+def bad_uniforms(random_numbers: Tensor, next_uniform: Tensor, lens: Tensor) -> Tensor:
+    """bool [batch]: whether a uniform that a request may need is out of range."""
+    tested = torch.arange(random_numbers.shape[1], device=random_numbers.device) < lens[:, None]
+    return (invalid_uniform(random_numbers) & tested).any(1) | invalid_uniform(next_uniform)
 
 
 def emitted_tokens(draft_tokens: Tensor, num_accepted: Tensor, next_token: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Chain(NamedTuple):
     target: Tensor  # float64 [batch, rows, vocab]
     draft: Tensor  # float64 [batch, draft_len, vocab]
     tokens: Tensor  # int64 [batch, draft_len]
-    coins: Tensor  # float64 [batch, draft_len]
+    random_numbers: Tensor  # float64 [batch, draft_len]
     chain_end: Tensor  # int64 [batch]
     picked: Tensor  # int64 [batch, rows]: the most likely token of the target, or the one of the best score
 
@@ -68,13 +68,13 @@ def whole(chain: Chain) -> Tensor:
 
 
 def token_rule(chain: Chain, _rule: Rule) -> Acceptance:
-    """Accept while coin * draft < target, strictly: a token of target probability 0 is never accepted."""
-    accepted = chain.coins * at_tokens(chain.draft, chain.tokens) < at_tokens(chain.target, chain.tokens)
+    """Accept while uniform * draft < target, strictly: a token of target probability 0 is never accepted."""
+    accepted = chain.random_numbers * at_tokens(chain.draft, chain.tokens) < at_tokens(chain.target, chain.tokens)
     return Acceptance(leading(accepted, chain), whole(chain))
 
 
 def block_rule(chain: Chain, _rule: Rule) -> Acceptance:
-    """Accept the longest prefix whose last coin is below the chance that its block, as a whole, is kept."""
+    """Accept the longest prefix whose last uniform is below the chance that its block, as a whole, is kept."""
     target, draft = at_tokens(chain.target, chain.tokens), at_tokens(chain.draft, chain.tokens)
     ratio = torch.where(target > 0, target / draft, 0.0)  # infinite where the draft could not be drawn
     share = whole(chain)
@@ -87,7 +87,7 @@ def block_rule(chain: Chain, _rule: Rule) -> Acceptance:
             mass = (share[:, None] * chain.target[:, length] - chain.draft[:, length]).clamp(min=0).sum(-1)
             rest = mass + 1 - share
             keeps = torch.where(last, share, torch.where(rest > EMPTY_RESIDUAL_MASS, mass / rest, 1.0))
-        longer = (chain.coins[:, length - 1] < keeps) & (length <= chain.chain_end)
+        longer = (chain.random_numbers[:, length - 1] < keeps) & (length <= chain.chain_end)
         num_accepted = torch.where(longer, length, num_accepted)
         accepted_share = torch.where(longer, share, accepted_share)
     return Acceptance(num_accepted, accepted_share)
@@ -106,8 +106,8 @@ def threshold_rule(chain: Chain, rule: Rule) -> Acceptance:
 
 def synthetic_rule(chain: Chain, rule: Rule) -> Acceptance:
     """Accept while the uniform number is below the position's rate, whatever the draft is."""
-    rate = torch.tensor(rule.table, dtype=torch.float64, device=chain.coins.device)
-    return Acceptance(leading(chain.coins < rate, chain), whole(chain))
+    rate = torch.tensor(rule.table, dtype=torch.float64, device=chain.random_numbers.device)
+    return Acceptance(leading(chain.random_numbers < rate, chain), whole(chain))
 
 
 def walk_tree(table: tuple[float, ...], draft: Tensor, assistant: Tensor) -> Tensor:

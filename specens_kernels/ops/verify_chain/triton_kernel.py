@@ -280,7 +280,7 @@ def _launch(arguments: ChainArguments, out: Sequence[Tensor] | None) -> Sequence
         return _by_scores(arguments, target, without_distribution(draft), raw_view(ready, report, steps), out)
     if not kind.subtracts and not kind.compares:
         draft = without_distribution(draft)
-    coins = CoinView(None, None, None) if kind.compares else CoinView(*ready_for_kernels(arguments.coins))
+    coins = CoinView(None, None, None) if kind.compares else CoinView(*ready_for_kernels(arguments.random_numbers))
     call = Call(target, raw_view(ready, report, steps), draft, arguments.rule, coins, 0, STREAM_NEXT, report)
     return decide(call, out)
 
@@ -296,7 +296,7 @@ def _by_scores(
     report, columns = arguments.report, draft.draft_len + 1
     results = out if out is not None else new_results(batch_of(target), columns, report, target.logits[0].device)
     statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
-    coins = ready_for_kernels(arguments.coins)
+    coins = ready_for_kernels(arguments.random_numbers)
     scores = score_view(target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None))
     found = chain_found(results, target.steps, told)
     run(score_launches(found, scores, statistics, target, draft), results[0])

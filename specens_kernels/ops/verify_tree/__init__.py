@@ -95,8 +95,8 @@ def verify_tree(
         output before a row is that of the committed text and of the tokens on the way to it.
     allowed: int32 [batch, nodes + 1, words]: bit masks as in `verify_chain`, of each row.
     seeds, positions: int64 [batch]: random numbers by Philox; positions is the absolute position of nodes of depth 0.
-        A node's coin has its number as step; `sample` with that step draws the node itself, from another stream.
-    uniforms: float64 or float32 [batch, nodes + 1] in [0, 1), instead of seeds and positions: a coin for each node and,
+        A node's uniform has its number as step; `sample` with that step draws the node itself, from another stream.
+    uniforms: float64 or float32 [batch, nodes + 1] in [0, 1), instead of seeds and positions: one for each node and,
         last, one for the next token. Where every request is greedy (temperature 0.0), neither is needed: then the
         longest path of most likely tokens is accepted, whatever the rule.
     out: a Verdict of contiguous tensors to write into, with its path, as in `verify_chain`.
@@ -107,7 +107,7 @@ def verify_tree(
     there: `Status.INVALID_PARAMETER`.
     """
     origin = (drafter, draft_logits, draft_sampling, siblings, rule, num_nodes, max_levels)
-    edits, coins = (processing, process_drafts, allowed), (seeds, positions, uniforms)
+    edits, random_numbers = (processing, process_drafts, allowed), (seeds, positions, uniforms)
     call = TreeCall(
         member_logits,
         draft_tokens,
@@ -116,7 +116,7 @@ def verify_tree(
         sampling,
         *origin,
         *edits,
-        *coins,
+        *random_numbers,
         logprobs,
         top_logprobs,
         out,

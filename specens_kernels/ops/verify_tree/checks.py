@@ -10,12 +10,12 @@ from torch import Tensor
 
 from specens_kernels.buffers import check_out, reported
 from specens_kernels.checks import (
-    check_coins,
     check_count,
     check_drafter,
     check_integers,
     check_logits,
     check_members,
+    check_random,
     check_report,
     check_rule,
     check_sampling,
@@ -87,7 +87,7 @@ def check(call: TreeCall) -> None:
     if not isinstance(call.process_drafts, bool):
         fail("process_drafts", "True or False", repr(call.process_drafts))
     needed = rule.needs_random(call.sampling.greedy)
-    check_coins(call.uniforms, call.seeds, call.positions, (batch, rows), device, needed)
+    check_random(call.uniforms, call.seeds, call.positions, (batch, rows), device, needed)
     check_report(call.logprobs, call.top_logprobs)
     if call.out is not None:
         width = 1 + (nodes if levels is None else levels)

@@ -10,8 +10,8 @@ from torch import Tensor
 from specens_kernels.arguments import (
     NO_LOGPROBS,
     TARGET_LOGPROBS,
-    Coins,
     Draft,
+    RandomSource,
     Target,
     Tree,
     TreeArguments,
@@ -28,8 +28,8 @@ from specens_kernels.ops.target_logprobs.reference import (
     target_probs,
 )
 from specens_kernels.ops.verify_chain.reference import (
-    bad_coins,
-    chain_coins,
+    bad_uniforms,
+    chain_uniforms,
     draft_rows,
     emitted_tokens,
     status_of,
@@ -77,24 +77,24 @@ def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
     rows = ensemble_logprobs(target, paths(tokens, shape))
     probs, drawn = target_probs(rows), ~rows.greedy
     if arguments.rule.kind == RuleKind.GUMBEL:
-        probs = one_hot(best_scores(arguments.coins, rows, shape), probs.shape[-1])
+        probs = one_hot(best_scores(arguments.random_numbers, rows, shape), probs.shape[-1])
         drawn = torch.zeros_like(rows.greedy)
     node_probs, draft_status = node_drafts(target, draft, tree, shape, rows.greedy)
     usable = shape.used & (tokens >= 0) & (tokens < node_probs.shape[-1])
-    coins = torch.where(drawn[:, None], chain_coins(arguments.coins, None, tokens), 0.0)
-    drafts = Drafts(probs, node_probs[..., : probs.shape[-1]], tokens, coins, usable, shape)
+    random_numbers = torch.where(drawn[:, None], chain_uniforms(arguments.random_numbers, None, tokens), 0.0)
+    drafts = Drafts(probs, node_probs[..., : probs.shape[-1]], tokens, random_numbers, usable, shape)
     accepted = apply_rule(arguments.rule, drafts, rows.greedy)
 
     request = torch.arange(tokens.shape[0], device=tokens.device)
     num_accepted = shape.depth[request, accepted.last]
-    coin = torch.where(drawn, chain_coins(arguments.coins, num_accepted, tokens), 0.0)
-    next_token = draw(accepted.left[request, accepted.last], coin)
+    uniform = torch.where(drawn, chain_uniforms(arguments.random_numbers, num_accepted, tokens), 0.0)
+    next_token = draw(accepted.left[request, accepted.last], uniform)
 
     path, on_path = path_to(accepted.last, shape, tree.levels)
     status = used_status(rows.status, draft_status, accepted, drafts, on_path)
     num_nodes = torch.full_like(num_accepted, tokens.shape[1]) if draft.lens is None else draft.lens.long()
     invalid = rows.invalid | shape.invalid | parameters(draft.sampling, tokens).invalid
-    invalid = invalid | bad_coins(coins, coin, num_nodes)
+    invalid = invalid | bad_uniforms(random_numbers, uniform, num_nodes)
     status = torch.where(invalid, Status.INVALID_PARAMETER, status)
     num_accepted, path = torch.where(invalid, 0, num_accepted), torch.where(invalid[:, None], -1, path)
     next_token = torch.where(invalid, -1, next_token)
@@ -109,7 +109,7 @@ def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
     return [*verdict, *most_likely(logprobs, arguments.report.top, emitted)]
 
 
-def best_scores(source: Coins, rows: Distributions, shape: Shape) -> Tensor:
+def best_scores(source: RandomSource, rows: Distributions, shape: Shape) -> Tensor:
     """The tokens of the best Gumbel scores, int64 [batch, rows]; a row's position is `positions` + its depth."""
     positions = None if source.positions is None else source.positions[:, None] + shape.depth
     return best_tokens(rows, source.seeds, positions, 1)[..., 0]

@@ -39,7 +39,7 @@ class Drafts(NamedTuple):
     target: Tensor  # float64 [batch, rows, vocab]
     draft: Tensor  # float64 [batch, nodes, vocab], what a node was drawn from, given the siblings before it
     tokens: Tensor  # int64 [batch, nodes]
-    coins: Tensor  # float64 [batch, nodes]
+    random_numbers: Tensor  # float64 [batch, nodes]
     usable: Tensor  # bool [batch, nodes], whether there is a draft, and it is a token
     shape: Shape
 
@@ -47,7 +47,7 @@ class Drafts(NamedTuple):
 class Offers(NamedTuple):
     """What comes of each child, if all siblings before it were rejected."""
 
-    passes: Tensor  # bool [batch, nodes], accepted by its own coin
+    passes: Tensor  # bool [batch, nodes], accepted by its own uniform
     share: Tensor  # float64 [batch, rows], what is left of it after the children
     left: Tensor  # float64 [batch, rows, vocab], what the next token is drawn from after the children
     empty: Tensor  # bool [batch, nodes], nothing but rounding was left: the target is back in its place
@@ -73,7 +73,7 @@ def offer(drafts: Drafts, whole_paths: bool) -> Offers:
         own_share, own_left = share[request, row], left[request, row]
         target_there = own_share * at_tokens(own_left[:, None], drafts.tokens[:, node, None])[:, 0]
         draft_there = at_tokens(draft[:, None], drafts.tokens[:, node, None])[:, 0]
-        passes[:, node] = usable & (drafts.coins[:, node] * draft_there < target_there)
+        passes[:, node] = usable & (drafts.random_numbers[:, node] * draft_there < target_there)
         if whole_paths:
             share[:, node + 1] = torch.where(target_there > 0, target_there / draft_there, 0.0).clamp(max=1)
 
@@ -98,13 +98,13 @@ def first_passing(passes: Tensor, shape: Shape) -> Tensor:
 
 
 def first_kept(share: Tensor, drafts: Drafts) -> Tensor:
-    """int64 [batch]: the first row whose coin is below its share, children before parents, the root at last."""
+    """int64 [batch]: the first row whose uniform is below its share, children before parents, the root at last."""
     batch, nodes = drafts.tokens.shape
     request = torch.arange(batch, device=share.device)
     found = torch.full((batch, nodes + 1), -1, dtype=torch.int64, device=share.device)  # in the tree below a row
     for node in reversed(range(nodes)):
         row = drafts.shape.parent_row[:, node]
-        own = torch.where(drafts.coins[:, node] < share[:, node + 1], node + 1, -1)
+        own = torch.where(drafts.random_numbers[:, node] < share[:, node + 1], node + 1, -1)
         own = torch.where(found[:, node + 1] >= 0, found[:, node + 1], own)
         found[request, row] = torch.where(drafts.usable[:, node] & (own >= 0), own, found[request, row])
     return found[:, 0].clamp(min=0)

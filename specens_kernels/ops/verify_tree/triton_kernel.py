@@ -283,7 +283,7 @@ def launch(*given_arguments: Any, out: list[Tensor] | None = None, **options: An
     if draft.drafters is not None and len(target.logits) == 1:
         draft = draft._replace(drafter=0)
     apart = drafters_apart(target, draft)
-    call = tree_call(target, draft, apart, tree, CoinView(*ready_for_kernels(arguments.coins)), rule)
+    call = tree_call(target, draft, apart, tree, CoinView(*ready_for_kernels(arguments.random_numbers)), rule)
     found = tree_found(results, tree.levels)
     by_scores = rule.kind == RuleKind.GUMBEL
     run(score_launches(found, call) if by_scores else weighing_launches(found, call, apart, rule.kind), parents)

@@ -11,7 +11,7 @@ from specens.adapters.sglang.calls import both_spellings, write_verdict
 from specens.adapters.shim_arguments import (
     FLOATS,
     INTEGERS,
-    LAST_COIN,
+    LAST_UNIFORM,
     as_logits,
     check_deterministic,
     check_tensor,
@@ -85,7 +85,7 @@ def chain_speculative_sampling_triton(
 
     drafts, draft_probs = candidates[:, 1:].long(), _probabilities(draft_probs[:, : slots - 1])
     usable = _own(draft_probs, drafts) > 0
-    final = final.double().clamp(max=LAST_COIN)
+    final = final.double().clamp(max=LAST_UNIFORM)
     verdict = verify_chain(
         as_logits(target_probs),
         torch.where(usable, drafts, -1),

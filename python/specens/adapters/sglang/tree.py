@@ -9,7 +9,7 @@ from specens.adapters.sglang.calls import both_spellings, write_verdict
 from specens.adapters.sglang.links import check_links, in_order, read_links
 from specens.adapters.shim_arguments import (
     INTEGERS,
-    LAST_COIN,
+    LAST_UNIFORM,
     as_logits,
     check_deterministic,
     check_tensor,
@@ -42,8 +42,8 @@ def tree_speculative_sampling_target_only(
 ) -> None:
     """Accept a path of each request's draft tree and draw the token after it, as `sgl_kernel` does; nodes were chosen.
 
-    Node 0 is the last committed token. A node's children are tried in their order against one coin, its own in
-    uniform_samples: one is accepted where the coin is below the target mass of the children up to it, divided by
+    Node 0 is the last committed token. A node's children are tried in their order against one uniform, its own in
+    uniform_samples: one is accepted where the uniform is below the target mass of the children up to it, divided by
     threshold_acc, or where its own mass is at least threshold_single; so one of probability 0 only where
     threshold_single is 0. The last token is drawn from the target without the children that were rejected. Both
     thresholds 1.0 emit exactly the target distribution, other ones do not.
@@ -93,7 +93,7 @@ def tree_speculative_sampling_target_only(
         number = order.argsort(dim=1)  # of each node in this order
         parents = torch.where(parents < 0, -1, number.gather(1, parents.clamp(min=0))).gather(1, order)
     accepted = _accepted(candidates.long(), parents, uniform_samples, target_probs, threshold_single, threshold_acc)
-    coins = LAST_COIN * (~accepted[:, 1:]).double()
+    random_numbers = LAST_UNIFORM * (~accepted[:, 1:]).double()
     logits = as_logits(target_probs)
     if threshold_single == 0:
         _make_possible(logits, candidates.long(), parents)
@@ -102,7 +102,7 @@ def tree_speculative_sampling_target_only(
         candidates[:, 1:].contiguous(),
         parents[:, 1:] - 1,
         max_levels=min(accept_index.shape[1], nodes) - 1,
-        uniforms=torch.cat([coins, final.double().clamp(max=LAST_COIN)[:, None]], dim=1),
+        uniforms=torch.cat([random_numbers, final.double().clamp(max=LAST_UNIFORM)[:, None]], dim=1),
     )
     write_verdict(verdict, places.long(), predicts, accept_index, accept_token_num)
 
@@ -139,8 +139,8 @@ def _accepted(
 ) -> Tensor:
     """bool [batch, nodes]: whether a node is accepted once the text has come to it and its earlier siblings were not.
 
-    It depends on no other coin than the parent's, so `verify_tree` is told the answer: a coin of 0, or one next to 1.
-    A token of probability 0, or one that a sibling had, is not accepted there with a coin of 0 either.
+    It depends on the parent's uniform alone, so `verify_tree` is told the answer: a uniform of 0, or one next to 1.
+    A token of probability 0, or one that a sibling had, is not accepted there with a uniform of 0 either.
     """
     known = (tokens >= 0) & (tokens < target_probs.shape[2]) & (parents >= 0)
     rows = parents.clamp(min=0)
@@ -150,8 +150,8 @@ def _accepted(
     earlier = (parents[:, :, None] == parents[:, None]) & (node < node[:, None])
     repeated = (earlier & (tokens[:, :, None] == tokens[:, None])).any(2)
     up_to = mass + (earlier * torch.where(repeated, 0.0, mass)[:, None]).sum(2)
-    coin = uniform_samples.double().gather(1, rows)
-    passes = (coin < up_to / max(threshold_acc, LEAST_THRESHOLD_ACC)) | (mass >= threshold_single)
+    uniform = uniform_samples.double().gather(1, rows)
+    passes = (uniform < up_to / max(threshold_acc, LEAST_THRESHOLD_ACC)) | (mass >= threshold_single)
     return known & passes
 
 

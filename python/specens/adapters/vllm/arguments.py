@@ -122,12 +122,12 @@ def draft_logits(draft_probs: Tensor | None) -> Tensor | None:
     return None if draft_probs is None else draft_probs.log()
 
 
-def coins(
+def random_numbers(
     generators: Mapping[int, torch.Generator], first_positions: Tensor | None, batch: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """seeds and positions, int64 [batch].
 
-    generators: of the requests that have a seed. Their coins follow from that seed and first_positions, the absolute
+    generators: of the requests that have a seed. Their uniforms follow from that seed and first_positions, the absolute
     position [batch] of each round's first draft: not from the batch, nor from how often a generator was used. Where
     the positions are not known, they are drawn from the generators. Any other request gets a new seed each round.
     Generators on a GPU move as in vLLM's sampler, as vLLM moves them back where it throws a token away.

@@ -140,7 +140,7 @@ def drawn_by_gumbel(
             logits = processor.apply(logits)
         temperature = torch.as_tensor(sampling.temperature)
         sampling = replace(sampling, temperature=(temperature > 0).float(), min_p=None)
-    seeds, positions = arguments.coins(batch.generators, first_positions, logits.shape[0], logits.device)
+    seeds, positions = arguments.random_numbers(batch.generators, first_positions, logits.shape[0], logits.device)
     draw = sample(logits, sampling=sampling, seeds=seeds, positions=positions, method="gumbel")
     return arguments.some_token(draw.tokens)
 
@@ -188,10 +188,10 @@ def verify(
     sampling, rule = sampling_of(batch, logits.shape[1]), rule_of(sampler, metadata.max_spec_len)
     if rule == "gumbel":
         draft_probs = None  # how drafts were drawn plays no part
-    coinless = sampling.greedy and not sampler.synthetic_mode
+    without_random = sampling.greedy and not sampler.synthetic_mode
     seeds, positions = None, None
-    if not coinless:
-        seeds, positions = arguments.coins(batch.generators, first_positions, num_requests, logits.device)
+    if not without_random:
+        seeds, positions = arguments.random_numbers(batch.generators, first_positions, num_requests, logits.device)
     verdict = verify_chain(
         rows,
         metadata.draft_token_ids,

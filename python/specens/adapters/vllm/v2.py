@@ -14,7 +14,7 @@ from specens.adapters.vllm import arguments
 from specens.adapters.vllm.replacements import Replacement
 from specens_kernels import Sampling, sample, verify_chain
 
-# vLLM's drafter draws by Philox from the same seeds and positions: another key keeps its numbers apart from the coins.
+# vLLM's drafter draws by Philox from the same seeds and positions: another key keeps its numbers apart from these.
 # The rule "gumbel" is lossless whatever the drafts depend on, and a seed gives V1's text.
 SEED_SALT = 0x5370_6563_456E_73
 ROWS = ("expanded_idx_mapping", "idx_mapping", "idx_mapping_np", "pos", "input_ids", "expanded_local_pos")
