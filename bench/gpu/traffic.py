@@ -46,6 +46,7 @@ BATCH, DRAFT_LEN, VOCAB = 1, 5, 131072
 UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 4
 FILTERED_READS, FILTERED_LAUNCHES = 1.5, 5
 FILTERED_DRAW_READS = 2.4  # of one row: all of it, its groups that may be kept, and the blocks that are
+TOP_READS, TOP_LAUNCHES = 1.5, 3  # and a block or two for each of the most likely tokens
 GUMBEL_READS, GUMBEL_LAUNCHES = 1.1, 2  # the blocks that are looked at are read twice
 TREE = TokenTree.branching([3, 2])
 REJECTED = 3  # siblings: where they were drawn, so many rows are read once more
@@ -224,6 +225,8 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
     for name, sampling, bars in (("one member", Sampling(), plain), ("one member, filtered", FILTERED, narrow)):
         draw = lambda sampling=sampling: sample(row, sampling=sampling, uniforms=uniform, backend="triton")  # noqa: E731
         found.append(Setting("sample", name, row, draw, *bars))
+    likely = lambda: sample(row, uniforms=uniform, top_logprobs=5, backend="triton")  # noqa: E731
+    found.append(Setting("sample", "one member, five most likely", row, likely, TOP_READS, TOP_LAUNCHES))
     score = lambda: target_logprobs(members[0], backend="triton")  # noqa: E731
     found.append(Setting("target_logprobs", "one member", members[:1], score, None, None))
     return [*found, *tree_settings(vocab)]

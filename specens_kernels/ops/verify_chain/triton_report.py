@@ -17,11 +17,12 @@ from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.examples import example_targets
 from specens_kernels.parts.launches import Launch
 from specens_kernels.parts.sampling import INFINITY
-from specens_kernels.parts.states import log_probability, target_state
-from specens_kernels.parts.statistics import NOWHERE, Statistics, new_statistics
-from specens_kernels.parts.target import TargetView, batch_of, target_view
+from specens_kernels.parts.states import keep_part, log_power, log_probability, target_state
+from specens_kernels.parts.statistics import NOWHERE, Statistics, load_plane, new_statistics
+from specens_kernels.parts.target import LN_2, TargetView, batch_of, target_temperature, target_view
 
 WARPS = 8
+SLACK = tl.constexpr(1e-4)  # of a bound, wider than what float32 rounds
 
 
 class ReportView(NamedTuple):
@@ -52,16 +53,37 @@ def _next_best(statistics, target, state, request, step, block, value, token):
 
 
 @triton.jit
-def _write_top(report, statistics, target, state, request, step, place):
-    """Keep the best token of each block that is not written yet, and write the best of these."""
+def _block_bounds(statistics, target, state, request, rows):
+    """What no token's log-probability exceeds in each block of one row, float32 [BLOCK_COUNT]."""
+    maxima, offsets, _, _, cuts = state
+    temperature = target_temperature(target, request)
+    bounds = tl.zeros([1, statistics.BLOCK_COUNT], tl.float32) - INFINITY
+    for part in tl.static_range(statistics.PARTS):
+        largest = keep_part(statistics, load_plane(statistics, rows, part, rows >= 0, -INFINITY), cuts, part)
+        power = log_power(largest, maxima[part][:, None], offsets[part][:, None], temperature, tl.float32)
+        bounds = tl.maximum(bounds, power)
+    bounds += tl.where(bounds > -INFINITY, statistics.PARTS * LN_2 + SLACK * (1 + tl.abs(bounds)), 0.0)
+    if statistics.WHOLE:
+        bounds -= tl.log(cuts[1]).to(tl.float32)[:, None]
+    return tl.reshape(bounds, [statistics.BLOCK_COUNT])
+
+
+@triton.jit
+def _write_top(report, statistics, target, state, request, step, rows, place):
+    """Keep the best token not written yet of each block that can have the next one, and write the best of these."""
     index = tl.arange(0, statistics.BLOCK_COUNT)
+    bounds = _block_bounds(statistics, target, state, request, rows)  # of blocks that are not read yet
     values = tl.zeros([statistics.BLOCK_COUNT], tl.float32) - INFINITY
     tokens = tl.zeros([statistics.BLOCK_COUNT], tl.int32) + NOWHERE
-    for block in range(statistics.blocks):
-        best, token = _next_best(statistics, target, state, request, step, block, INFINITY, -1)
-        values = tl.where(index == block, best, values)
-        tokens = tl.where(index == block, token, tokens)
     for rank in range(report.top):
+        bound = tl.max(bounds, 0)
+        while (bound > -INFINITY) & (bound >= tl.max(values, 0)):
+            block = tl.min(tl.where(bounds == bound, index, NOWHERE), 0)
+            best, token = _next_best(statistics, target, state, request, step, block, INFINITY, -1)
+            values = tl.where(index == block, best, values)
+            tokens = tl.where(index == block, token, tokens)
+            bounds = tl.where(index == block, -INFINITY, bounds)
+            bound = tl.max(bounds, 0)
         best = tl.max(values, 0)
         token = tl.min(tl.where((values == best) & (values > -INFINITY), tokens, NOWHERE), 0)
         tl.store(report.top_logprobs + place * report.top + rank, best)
@@ -100,7 +122,7 @@ def _report_kernel(
         own = log_probability(statistics, target, state, request, step, tokens, tokens >= 0, tl.float64)
         tl.store(report.logprobs + place, tl.max(own, 0).to(tl.float32))
     if report.top_tokens is not None:
-        _write_top(report, statistics, target, state, request, step, place)
+        _write_top(report, statistics, target, state, request, step, rows, place)
 
 
 def new_results(batch: int, columns: int, report: Report, device: torch.device) -> list[Tensor]:
