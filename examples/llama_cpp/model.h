@@ -18,7 +18,8 @@ struct Error : std::runtime_error {
 class Model {
   public:
     explicit Model(const std::string& path)
-        : path_(path), model_(llama_model_load_from_file(path.c_str(), llama_model_default_params()), llama_model_free) {
+        : path_(path),
+          model_(llama_model_load_from_file(path.c_str(), llama_model_default_params()), llama_model_free) {
         if (model_ == nullptr) {
             throw Error("cannot load the model " + path);
         }

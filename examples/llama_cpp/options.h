@@ -4,16 +4,19 @@
 #include <getopt.h>
 #include <specens.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 constexpr const char* usage =
     R"(usage: speculate -m MODEL.gguf (-p PROMPT | -f FILE) [options]
@@ -87,54 +90,81 @@ inline std::string contents_of(const char* path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// An option, and what its value does.
+struct Entry {
+    const char* name;
+    char letter;  // 0: none
+    bool has_value;
+    std::function<void(const char*)> take;
+};
+
+inline std::vector<Entry> entries_of(Options& own) {
+    constexpr int64_t most = std::numeric_limits<int32_t>::max();
+    const auto text = [](const char* name, char letter, std::string& place) {
+        return Entry{name, letter, true, [&place](const char* value) { place = value; }};
+    };
+    const auto number = [](const char* name, char letter, auto& place, auto least, auto greatest,
+                           const char* expected) {
+        using Number = std::decay_t<decltype(place)>;
+        return Entry{name, letter, true, [=, &place](const char* value) {
+                         place = number_of<Number>(std::string("--") + name, value, least, greatest, expected);
+                     }};
+    };
+    const auto flag = [](const char* name, char letter, bool& place) {
+        return Entry{name, letter, false, [&place](const char*) { place = true; }};
+    };
+    return {text("model", 'm', own.model),
+            text("prompt", 'p', own.prompt),
+            {"file", 'f', true, [&own](const char* value) { own.prompt = contents_of(value); }},
+            text("draft-model", 0, own.draft_model),
+            {"rule", 0, true, [&own](const char* value) { own.rule = rule_of(value); }},
+            number("tokens", 'n', own.tokens, 1, most, "a number above 0"),
+            number("draft-len", 0, own.draft_len, 0, 256, "0 to 256"),
+            number("temperature", 0, own.temperature, 0.0, 1e6, "0 or a positive number"),
+            number("top-k", 0, own.top_k, 0, most, "0 or more"),
+            number("top-p", 0, own.top_p, 1e-9, 1.0, "above 0, up to 1"),
+            number("min-p", 0, own.min_p, 0.0, 1.0, "0 to 1"),
+            number("seed", 0, own.seed, INT64_MIN, INT64_MAX, "an integer of 64 bits"),
+            number("samples", 0, own.samples, 1, most, "a number above 0"),
+            number("threads", 't', own.threads, 0, 4096, "0 to 4096"),
+            flag("compare", 0, own.compare),
+            flag("ids", 0, own.ids),
+            flag("help", 'h', own.help)};
+}
+
 inline Options parse(int count, char** arguments) {
-    constexpr int64_t any = std::numeric_limits<int32_t>::max();
-    Options options;
-    enum { draft_model = 256, draft_len, rule, temperature, top_k, top_p, min_p, seed, samples, compare, ids };
-    static const option known[] = {
-        {"model", required_argument, nullptr, 'm'},       {"prompt", required_argument, nullptr, 'p'},
-        {"file", required_argument, nullptr, 'f'},        {"tokens", required_argument, nullptr, 'n'},
-        {"threads", required_argument, nullptr, 't'},     {"help", no_argument, nullptr, 'h'},
-        {"draft-model", required_argument, nullptr, draft_model},
-        {"draft-len", required_argument, nullptr, draft_len},
-        {"rule", required_argument, nullptr, rule},       {"temperature", required_argument, nullptr, temperature},
-        {"top-k", required_argument, nullptr, top_k},     {"top-p", required_argument, nullptr, top_p},
-        {"min-p", required_argument, nullptr, min_p},     {"seed", required_argument, nullptr, seed},
-        {"samples", required_argument, nullptr, samples}, {"compare", no_argument, nullptr, compare},
-        {"ids", no_argument, nullptr, ids},               {nullptr, 0, nullptr, 0}};
-    for (int code; (code = getopt_long(count, arguments, "m:p:f:n:t:h", known, nullptr)) != -1;) {
-        switch (code) {
-            case 'm': options.model = optarg; break;
-            case 'p': options.prompt = optarg; break;
-            case 'f': options.prompt = contents_of(optarg); break;
-            case 'n': options.tokens = number_of<int64_t>("--tokens", optarg, 1, any, "a number above 0"); break;
-            case 't': options.threads = number_of<int64_t>("--threads", optarg, 0, 4096, "0 to 4096"); break;
-            case 'h': options.help = true; break;
-            case draft_model: options.draft_model = optarg; break;
-            case draft_len: options.draft_len = number_of<int64_t>("--draft-len", optarg, 0, 256, "0 to 256"); break;
-            case rule: options.rule = rule_of(optarg); break;
-            case temperature:
-                options.temperature = number_of("--temperature", optarg, 0.0, 1e6, "0 or a positive number");
-                break;
-            case top_k: options.top_k = number_of<int64_t>("--top-k", optarg, 0, any, "0 or more"); break;
-            case top_p: options.top_p = number_of("--top-p", optarg, 1e-9, 1.0, "above 0, up to 1"); break;
-            case min_p: options.min_p = number_of("--min-p", optarg, 0.0, 1.0, "0 to 1"); break;
-            case seed:
-                options.seed = number_of<int64_t>("--seed", optarg, INT64_MIN, INT64_MAX, "an integer of 64 bits");
-                break;
-            case samples: options.samples = number_of<int64_t>("--samples", optarg, 1, any, "a number above 0"); break;
-            case compare: options.compare = true; break;
-            case ids: options.ids = true; break;
-            default: throw UsageError("see speculate --help");  // getopt has said what is wrong
+    Options own;
+    const std::vector<Entry> entries = entries_of(own);
+    std::vector<option> known;
+    std::string letters;
+    for (const Entry& entry : entries) {
+        known.push_back({entry.name, entry.has_value ? required_argument : no_argument, nullptr,
+                         entry.letter != 0 ? entry.letter : 256 + static_cast<int>(known.size())});
+        if (entry.letter != 0) {
+            letters += entry.letter;
+            letters += entry.has_value ? ":" : "";
         }
     }
-    if (options.draft_len < 0) {
-        options.draft_len = options.draft_model.empty() ? 8 : 4;
+    known.push_back({});
+    for (int code; (code = getopt_long(count, arguments, letters.c_str(), known.data(), nullptr)) != -1;) {
+        const auto found =
+            std::find_if(known.begin(), known.end() - 1, [code](const option& o) { return o.val == code; });
+        if (found == known.end() - 1) {
+            throw UsageError("see speculate --help");  // getopt has said what is wrong
+        }
+        entries[static_cast<size_t>(found - known.begin())].take(optarg);
     }
-    if (!options.help && (options.model.empty() || options.prompt.empty() || optind < count)) {
-        throw UsageError(optind < count           ? std::string("expected options, got '") + arguments[optind] + "'"
-                         : options.model.empty() ? "--model: expected a GGUF file"
-                                                  : "--prompt: expected a text, or --file");
+    if (own.help) {
+        return own;
     }
-    return options;
+    if (optind < count) {
+        throw UsageError(std::string("expected options, got '") + arguments[optind] + "'");
+    }
+    if (own.model.empty() || own.prompt.empty()) {
+        throw UsageError(own.model.empty() ? "--model: expected a GGUF file" : "--prompt: expected a text, or --file");
+    }
+    if (own.draft_len < 0) {
+        own.draft_len = own.draft_model.empty() ? 8 : 4;
+    }
+    return own;
 }

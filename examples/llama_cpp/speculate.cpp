@@ -105,7 +105,8 @@ Statistics run(const Options& options, const Tokens& prompt, Model& model, Draft
         const auto emit = [&](const Tokens& text, size_t first) {
             for (size_t place = first; print && place < text.size(); ++place) {
                 const bool separate = options.ids && place > prompt.size();
-                const std::string own = options.ids ? std::to_string(text[place]) : piece_of(model.vocab(), text[place]);
+                const std::string own =
+                    options.ids ? std::to_string(text[place]) : piece_of(model.vocab(), text[place]);
                 std::printf("%s%s", separate ? " " : "", own.c_str());
             }
             std::fflush(stdout);
