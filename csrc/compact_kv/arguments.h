@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <span>
 #include <vector>
 
@@ -19,42 +20,51 @@ struct OuterDim {
     int64_t size, stride;  // in bytes
 };
 
+// Dimensions of a cache, few enough for a list that allocates nothing.
+struct OuterDims {
+    static constexpr size_t most = 16;
+    std::array<OuterDim, most> dims;
+    size_t count = 0;
+
+    void add(const OuterDim& dim) {
+        require(count < most, "caches have too many dimensions");
+        dims[count++] = dim;
+    }
+    std::span<OuterDim> all() { return {dims.data(), count}; }
+};
+
 // Takes the dimensions that continue a slot's bytes into it; merges those of the others that make one.
-inline void merge(std::vector<OuterDim>& dims, int64_t& slot_bytes) {
-    std::sort(dims.begin(), dims.end(), [](const OuterDim& a, const OuterDim& b) { return a.stride < b.stride; });
-    std::vector<OuterDim> merged;
-    for (const OuterDim& dim : dims) {
-        if (merged.empty() && dim.stride == slot_bytes) {
+inline OuterDims merged(OuterDims given, int64_t& slot_bytes) {
+    std::sort(given.all().begin(), given.all().end(),
+              [](const OuterDim& a, const OuterDim& b) { return a.stride < b.stride; });
+    OuterDims outer;
+    for (const OuterDim& dim : given.all()) {
+        OuterDim* before = outer.count > 0 ? &outer.dims[outer.count - 1] : nullptr;
+        if (before == nullptr && dim.stride == slot_bytes) {
             slot_bytes *= dim.size;
-        } else if (!merged.empty() && dim.stride == merged.back().size * merged.back().stride) {
-            merged.back().size *= dim.size;
+        } else if (before != nullptr && dim.stride == before->size * before->stride) {
+            before->size *= dim.size;
         } else {
-            merged.push_back(dim);
-        }
-    }
-    dims = merged;
-}
-
-// The largest power of two up to 16 that divides all of them.
-inline int64_t common_power(uintptr_t address, const std::vector<int64_t>& numbers) {
-    int64_t bits = 16 | static_cast<int64_t>(address % 16);
-    for (const int64_t number : numbers) {
-        bits |= number;
-    }
-    return bits & -bits;
-}
-
-// The dimensions of a cache that are neither batch nor slot nor last, with their strides in bytes.
-inline std::vector<OuterDim> outer_dims(const Tensor& cache, int64_t batch, int64_t slot) {
-    std::vector<OuterDim> outer;
-    for (int64_t dim = 0; dim < cache.ndim - 1; ++dim) {
-        require(size(cache, dim) < 2 || stride(cache, dim) > 0, "caches must not be expanded");
-        if (dim != batch && dim != slot && size(cache, dim) != 1) {
-            outer.push_back({size(cache, dim), stride(cache, dim) * element_size(cache)});
+            outer.add(dim);
         }
     }
     return outer;
 }
+
+// The dimensions of a cache that are neither batch nor slot nor last, with their strides in bytes.
+inline OuterDims outer_dims(const Tensor& cache, int64_t batch, int64_t slot) {
+    OuterDims outer;
+    for (int64_t dim = 0; dim < cache.ndim - 1; ++dim) {
+        require(size(cache, dim) < 2 || stride(cache, dim) > 0, "caches must not be expanded");
+        if (dim != batch && dim != slot && size(cache, dim) != 1) {
+            outer.add({size(cache, dim), stride(cache, dim) * element_size(cache)});
+        }
+    }
+    return outer;
+}
+
+// The largest power of two up to 16 that divides a number with these bits.
+inline int64_t common_power(int64_t bits) { return (bits | 16) & -(bits | 16); }
 
 inline CacheView view_cache(const Tensor& cache, const Axes& axes) {
     const int64_t last = cache.ndim - 1, batch = cache.ndim + axes.batch, slot = cache.ndim + axes.slot;
@@ -72,16 +82,16 @@ inline CacheView view_cache(const Tensor& cache, const Axes& axes) {
     view.stride_block = size(cache, batch) == 1 ? 0 : stride(cache, batch) * element;
     view.stride_slot = size(cache, slot) == 1 ? 0 : stride(cache, slot) * element;
     view.slot_bytes = size(cache, last) * element;
-    std::vector<OuterDim> outer = outer_dims(cache, batch, slot);
-    merge(outer, view.slot_bytes);
-    require(outer.size() <= max_outer, "caches have too many dimensions that do not lie together");
+    OuterDims outer = merged(outer_dims(cache, batch, slot), view.slot_bytes);
+    require(outer.count <= max_outer, "caches have too many dimensions that do not lie together");
     view.rows = 1;
-    std::vector<int64_t> numbers{view.stride_block, view.stride_slot, view.slot_bytes};
-    for (size_t dim = 0; dim < outer.size(); ++dim) {
-        view.rows *= view.outer_sizes[dim] = outer[dim].size;
-        numbers.push_back(view.outer_strides[dim] = outer[dim].stride);
+    int64_t bits = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data) % 16) | view.stride_block |
+                   view.stride_slot | view.slot_bytes;
+    for (size_t dim = 0; dim < outer.count; ++dim) {
+        view.rows *= view.outer_sizes[dim] = outer.dims[dim].size;
+        bits |= view.outer_strides[dim] = outer.dims[dim].stride;
     }
-    view.vector_bytes = common_power(reinterpret_cast<uintptr_t>(view.data), numbers);
+    view.vector_bytes = common_power(bits);
     return view;
 }
 
