@@ -83,3 +83,12 @@ def test_each_command_of_readme_runs_as_it_stands(line, there, monkeypatch):
 def test_readme_shows_each_command():
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert {name for line in COMMANDS for name in re.findall(r"specens (\w+)", line)} == known
+
+
+def test_the_table_of_operations_names_what_the_header_of_the_c_library_declares():
+    table = README.split("## Operations")[1].split("\n\n")[1].splitlines()[2:]
+    named = {row.split("|")[1].strip(" `"): set(re.findall(r"`(specens_\w+)`", row)) for row in table}
+    header = (Path(__file__).parents[1] / "csrc" / "include" / "specens.h").read_text()
+    declared = set(re.findall(r"SPECENS_API [^;(]*\b(specens_\w+)\(", header))
+    assert set().union(*named.values()) <= declared
+    assert {name for name, functions in named.items() if not functions} == {"tree_attention"}

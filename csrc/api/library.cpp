@@ -50,7 +50,7 @@ int32_t specens_workspace_create(const specens_threads* threads, specens_workspa
         require(workspace != nullptr, "workspace: expected a place for it, got NULL");
         const specens_threads own = adopted("threads", threads, specens_threads_init());
         require(own.num_threads < 2 || own.run != nullptr, "threads: expected run, got NULL");
-        *workspace = new specens_workspace{own, {}, {}, {}, {}};
+        *workspace = new specens_workspace{own, {}, {}, {}, {}, {}};
     });
 }
 

@@ -129,6 +129,6 @@ int32_t specens_compact_kv(const specens_kv_moves* given, specens_workspace* wor
         require((call.lengths != nullptr && call.status != nullptr) || arguments.moves.batch == 0,
                 "lengths, status: expected buffers, got NULL");
         const InWorkspace scope(workspace);
-        move_slots(arguments);
+        move_slots(arguments, workspace != nullptr ? &workspace->spans : nullptr);
     });
 }

@@ -1,6 +1,7 @@
 // What a specens_workspace holds.
 #pragma once
 
+#include "compact_kv/spans.h"
 #include "include/specens.h"
 #include "parts/scratch.h"
 #include "sample/sampler.h"
@@ -14,4 +15,5 @@ struct specens_workspace {
     specens::ScratchPool<specens::TreeVerifier> trees;
     specens::ScratchPool<specens::Sampler> draws;
     specens::ScratchPool<specens::RowScorer> scores;
+    specens::ScratchPool<specens::Spans> spans;
 };

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <span>
-#include <vector>
 
-#include "compact_kv/moves.h"
+#include "compact_kv/spans.h"
 #include "parts/arguments.h"
+#include "parts/inline_list.h"
+#include "parts/scratch.h"
 
 namespace specens {
 
@@ -16,36 +16,25 @@ struct Axes {
     int64_t batch, slot;
 };
 
+constexpr size_t usual_caches = 256;  // keys and values of 128 layers
+
 struct OuterDim {
     int64_t size, stride;  // in bytes
 };
 
-// Dimensions of a cache, few enough for a list that allocates nothing.
-struct OuterDims {
-    static constexpr size_t most = 16;
-    std::array<OuterDim, most> dims;
-    size_t count = 0;
-
-    void add(const OuterDim& dim) {
-        require(count < most, "caches have too many dimensions");
-        dims[count++] = dim;
-    }
-    std::span<OuterDim> all() { return {dims.data(), count}; }
-};
+using OuterDims = InlineList<OuterDim, 8>;
 
 // Takes the dimensions that continue a slot's bytes into it; merges those of the others that make one.
 inline OuterDims merged(OuterDims given, int64_t& slot_bytes) {
-    std::sort(given.all().begin(), given.all().end(),
-              [](const OuterDim& a, const OuterDim& b) { return a.stride < b.stride; });
+    std::ranges::sort(given.all(), {}, &OuterDim::stride);
     OuterDims outer;
     for (const OuterDim& dim : given.all()) {
-        OuterDim* before = outer.count > 0 ? &outer.dims[outer.count - 1] : nullptr;
-        if (before == nullptr && dim.stride == slot_bytes) {
+        if (outer.empty() && dim.stride == slot_bytes) {
             slot_bytes *= dim.size;
-        } else if (before != nullptr && dim.stride == before->size * before->stride) {
-            before->size *= dim.size;
+        } else if (!outer.empty() && dim.stride == outer.back().size * outer.back().stride) {
+            outer.back().size *= dim.size;
         } else {
-            outer.add(dim);
+            outer.push_back(dim);
         }
     }
     return outer;
@@ -57,7 +46,7 @@ inline OuterDims outer_dims(const Tensor& cache, int64_t batch, int64_t slot) {
     for (int64_t dim = 0; dim < cache.ndim - 1; ++dim) {
         require(size(cache, dim) < 2 || stride(cache, dim) > 0, "caches must not be expanded");
         if (dim != batch && dim != slot && size(cache, dim) != 1) {
-            outer.add({size(cache, dim), stride(cache, dim) * element_size(cache)});
+            outer.push_back({size(cache, dim), stride(cache, dim) * element_size(cache)});
         }
     }
     return outer;
@@ -82,34 +71,35 @@ inline CacheView view_cache(const Tensor& cache, const Axes& axes) {
     view.stride_block = size(cache, batch) == 1 ? 0 : stride(cache, batch) * element;
     view.stride_slot = size(cache, slot) == 1 ? 0 : stride(cache, slot) * element;
     view.slot_bytes = size(cache, last) * element;
-    OuterDims outer = merged(outer_dims(cache, batch, slot), view.slot_bytes);
-    require(outer.count <= max_outer, "caches have too many dimensions that do not lie together");
+    const OuterDims outer = merged(outer_dims(cache, batch, slot), view.slot_bytes);
+    require(outer.size() <= max_outer, "caches have too many dimensions that do not lie together");
     view.rows = 1;
     int64_t bits = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data) % 16) | view.stride_block |
                    view.stride_slot | view.slot_bytes;
-    for (size_t dim = 0; dim < outer.count; ++dim) {
-        view.rows *= view.outer_sizes[dim] = outer.dims[dim].size;
-        bits |= view.outer_strides[dim] = outer.dims[dim].stride;
+    for (size_t dim = 0; dim < outer.size(); ++dim) {
+        view.rows *= view.outer_sizes[dim] = outer[dim].size;
+        bits |= view.outer_strides[dim] = outer[dim].stride;
     }
     view.vector_bytes = common_power(bits);
     return view;
 }
 
 // A cache that came twice would be moved twice.
-inline void require_distinct(const std::vector<CacheView>& views) {
-    std::vector<const char*> begins;
+inline void require_distinct(std::span<const CacheView> views) {
+    InlineList<const char*, usual_caches> begins;
     for (const CacheView& view : views) {
         if (view.rows > 0) {
             begins.push_back(view.data);
         }
     }
-    std::sort(begins.begin(), begins.end());
-    require(std::adjacent_find(begins.begin(), begins.end()) == begins.end(), "caches must not hold a tensor twice");
+    const std::span<const char*> sorted = begins.all();
+    std::ranges::sort(sorted);
+    require(std::ranges::adjacent_find(sorted) == sorted.end(), "caches must not hold a tensor twice");
 }
 
 struct CompactArguments {
     Moves moves{};
-    std::vector<CacheView> caches;
+    InlineList<CacheView, usual_caches> caches;
 
     explicit CompactArguments(const specens_kv_moves& call) {
         require(call.caches != nullptr && call.num_caches > 0, "caches must hold at least one tensor");
@@ -131,7 +121,6 @@ struct CompactArguments {
   private:
     void read_caches(std::span<const Tensor> tensors, const Axes& axes) {
         const bool paged = moves.block_table.given || moves.slot_mapping.given;
-        caches.reserve(tensors.size());
         for (const Tensor& tensor : tensors) {
             caches.push_back(view_cache(tensor, axes));
             const int64_t blocks = size(tensor, tensor.ndim + axes.batch);
@@ -142,11 +131,11 @@ struct CompactArguments {
             moves.blocks = first ? blocks : std::min(moves.blocks, blocks);
             moves.block_size = first ? slots : std::min(moves.block_size, slots);
         }
-        require_distinct(caches);
+        require_distinct(caches.all());
     }
 };
 
-// On the CPU.
-void move_slots(const CompactArguments& arguments);
+// On the CPU. Scratch memory is the pool's, without one the thread's.
+void move_slots(const CompactArguments& arguments, ScratchPool<Spans>* pool = nullptr);
 
 }  // namespace specens

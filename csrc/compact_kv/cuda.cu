@@ -73,7 +73,7 @@ void launch_all(const CompactArguments& arguments, const CudaDevice& device) {
     for (int64_t first = 0; first < total && arguments.moves.batch > 0; first += caches_per_launch) {
         Launch launch{arguments.moves, {}};
         const int64_t count = std::min(caches_per_launch, total - first);
-        std::copy_n(arguments.caches.begin() + first, count, launch.caches);
+        std::copy_n(arguments.caches.all().begin() + first, count, launch.caches);
         launch_part(launch, count, device);
     }
 }

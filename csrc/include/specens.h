@@ -45,8 +45,10 @@
    n-gram indices) of their own. Without a workspace a call runs on its own thread. There is no global state but the
    instruction set, which is chosen once.
 
-   Memory. Scratch memory of rows is kept in the workspace from call to call, without one by the thread, and grows only
-   where a call needs more than all calls before it. Besides it a call allocates small lists, of bytes a tensor.
+   Memory. Scratch memory is kept in the workspace from call to call, without one by the thread, and grows only where a
+   call needs more than all calls before it: the same call again allocates nothing, with up to 16 members or 256 caches.
+   What it needs depends on sizes and settings, and on the numbers too: how many tokens a filter keeps, whether a draft
+   is rejected.
 
    Results are the same as those of the Python package, token for token, from the same seeds. */
 #ifndef SPECENS_H

@@ -9,7 +9,7 @@ void compact_kv_cpu(Results& results, const std::vector<TorchTensor>& caches, co
                     int64_t slot_dim) {
     const TorchThreads threads;
     make_compact_kv(results, caches, kept, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim,
-                    move_slots);
+                    [](const CompactArguments& arguments) { move_slots(arguments); });
 }
 
 }  // namespace

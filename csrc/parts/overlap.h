@@ -2,8 +2,8 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
+#include "parts/inline_list.h"
 #include "parts/report.h"
 #include "verify_chain/arguments.h"
 #include "verify_tree/arguments.h"
@@ -40,10 +40,10 @@ class Extents {
             all_.push_back({begin, begin + static_cast<uintptr_t>(bytes)});
         }
     }
-    const std::vector<Extent>& all() const { return all_; }
+    std::span<const Extent> all() const { return all_.all(); }
 
   private:
-    std::vector<Extent> all_;
+    InlineList<Extent, 48> all_;
 };
 
 // What a call reads.

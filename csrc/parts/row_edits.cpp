@@ -55,8 +55,7 @@ void RowEdits::sort_by_tile() {
     for (size_t tile = 1; tile < starts_.size(); ++tile) {
         starts_[tile] += starts_[tile - 1];
     }
-    unsorted_.swap(edits_);
-    edits_.resize(unsorted_.size());
+    unsorted_ = edits_;
     for (const Edit& edit : unsorted_) {
         const int32_t place = starts_[edit.token / tile_size]++;
         edits_[place] = edit;

@@ -129,7 +129,7 @@ void MixtureScores::consider(int64_t token, const LargestNoise& largest, BestLis
 
 // The members' normalisers in double; of a filtered member over what it keeps.
 void MixtureScores::weigh_exactly(const std::vector<LogitRow>& rows, double temperature, BestList& best) {
-    const std::vector<Scored> known = best.list();
+    known_ = best.list();
     best.start(best.count(), 0);
     normalisers_.clear();
     for (const Part& part : parts_) {
@@ -146,7 +146,7 @@ void MixtureScores::weigh_exactly(const std::vector<LogitRow>& rows, double temp
         }
         normalisers_.emplace_back(largest, std::log(total));
     }
-    for (const Scored& own : known) {
+    for (const Scored& own : known_) {
         terms_.clear();
         for (size_t index = 0; index < parts_.size(); ++index) {
             const Part& part = parts_[index];

@@ -36,6 +36,7 @@ class MixtureScores {
     std::vector<Part> parts_;              // of the members with a share
     std::vector<float> scratch_, maxima_;  // of each part
     std::vector<double> tile_bounds_, terms_;
+    std::vector<Scored> known_;
     std::vector<std::pair<double, double>> normalisers_;  // the largest logit, and the log of the sum relative to it
 };
 
