@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,13 @@ def test_every_folder_of_operators_is_an_operation():
     assert folders == set(OPERATIONS)
     sources = {path.parent.name for path in (ROOT / "csrc").glob("*/*") if path.suffix in (".cpp", ".cu")}
     assert sources - {"api", "bindings", "operators", "parts"} <= {*OPERATIONS, *HOST_OBJECTS}
+
+
+def test_the_way_of_a_call_names_files_that_are_there_and_no_more_than_it_says():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    figure = page.split("```")[1]
+    for folder, ends, most in (("specens_kernels", r"py", 4), ("csrc", r"cpp|h|inc", 12)):
+        part = figure[figure.index(f"{folder}/ ") :].split("csrc/ ")[0 if folder == "specens_kernels" else 1]
+        named = re.findall(rf"^ +(\S+\.(?:{ends}))\b", part, flags=re.MULTILINE)
+        assert len(named) == most
+        assert [name for name in named if not (ROOT / folder / name).is_file()] == []
