@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -210,8 +211,15 @@ def test_a_gguf_file_is_hashed_once(fake_gguf, monkeypatch):
     assert (len(hashed), len(conversions)) == (2, 1)
 
 
-def test_a_conversion_says_how_large_the_copy_is_and_refuses_a_full_disk(monkeypatch, tmp_path, caplog):
+@pytest.fixture(scope="module")
+def smollm2_file():
+    """Read once: its vocabulary takes seconds."""
+    return gguf.GGUFReader(resolve_model(SMOLLM2).path)
+
+
+def test_a_conversion_says_how_large_the_copy_is_and_refuses_a_full_disk(smollm2_file, monkeypatch, tmp_path, caplog):
     file = resolve_model(SMOLLM2).path
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: {file: smollm2_file}[path])
     load._announce(file, tmp_path, torch.float32)
     load._announce(file, tmp_path, torch.bfloat16)
     whole, half = (record.getMessage() for record in caplog.records)
@@ -264,10 +272,8 @@ def test_two_processes_that_convert_at_once_agree(fake_gguf, tiny_folder, monkey
     assert len(list(cache_folder().iterdir())) == 1
 
 
-def test_the_converted_copy_holds_the_weights_of_the_gguf(smollm2):
-    import gguf
-
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(resolve_model(SMOLLM2).path).tensors}
+def test_the_converted_copy_holds_the_weights_of_the_gguf(smollm2, smollm2_file):
+    tensors = {tensor.name: tensor for tensor in smollm2_file.tensors}
     state = smollm2.state_dict()
     for theirs, ours in [
         ("token_embd.weight", "model.embed_tokens.weight"),
