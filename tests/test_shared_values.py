@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specens_kernels import Status, arguments, backend, checks, get_include, instruction_set, rules, sampling
+from specens_kernels import Status, arguments, backend, checks, instruction_set, rules, sampling
 from specens_kernels.decision_tree import NODE_FIELDS
 from specens_kernels.ensembles import WEIGHT_SUM_TOLERANCE, EnsembleKind
 from specens_kernels.ops.sample import gumbel
@@ -21,7 +21,7 @@ from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT
 from specens_kernels.rules import BY_NAME, CHAIN, TREE, RuleKind
 
 ROOT = Path(__file__).parents[1]
-HEADER = Path(get_include(), "specens.h").read_text()
+HEADER = (ROOT / "csrc" / "include" / "specens.h").read_text()
 CODES = {name: int(value) for name, value in re.findall(r"\bSPECENS_(\w+) = (\d+)", HEADER)}
 TAKEN = {"by_chains": (CHAIN,), "by_trees": (TREE,), "by_both": (CHAIN, TREE)}
 
