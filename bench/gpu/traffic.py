@@ -55,7 +55,7 @@ FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES = 1.4, 3
 TEMPORARIES = 0.02  # of the logits; of filtered ones the maxima of groups of 128 take .8 %, and the lists as much
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 TABLE_WIDTH = 160
-OPERATIONS = ("unary_op", "binary_op", "ternary_op")  # of the interpreter, on all lanes of a program
+COUNTED = ("unary_op", "binary_op", "ternary_op")  # of the interpreter, on all lanes of a program
 OPERATIONS = {
     "verify_chain": verify_chain_kernel,
     "verify_tree": verify_tree_kernel,
@@ -112,7 +112,7 @@ def counted() -> Iterator[Traffic]:
     traffic, loads = Traffic(), 0
     builder = interpreter.InterpreterBuilder
     load, store, run = builder.create_masked_load, builder.create_masked_store, interpreter.GridExecutor.__call__
-    begin_program, operations = builder.set_grid_idx, {name: getattr(builder, name) for name in OPERATIONS}
+    begin_program, operations = builder.set_grid_idx, {name: getattr(builder, name) for name in COUNTED}
 
     def counting_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         nonlocal loads
@@ -150,7 +150,7 @@ def counted() -> Iterator[Traffic]:
         return run(self, *args, **kwargs)
 
     with (
-        patch.multiple(builder, **{name: counting_operation(name) for name in OPERATIONS}),
+        patch.multiple(builder, **{name: counting_operation(name) for name in COUNTED}),
         patch.object(builder, "create_masked_load", counting_load),
         patch.object(builder, "create_masked_store", counting_store),
         patch.object(builder, "set_grid_idx", counting_begin),
