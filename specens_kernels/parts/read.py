@@ -153,8 +153,9 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
         bad |= _is_bad(maximum, powers)
     if statistics.TOP_PLANE == 0:  # noqa: SIM102 - decided when compiling
         if top_is_wanted(statistics, temperature):
-            # read again, from a cache: kept, the logits would take the registers of programs that want no such token
-            logits = clean(raw_logits(target, 0, request, step, tokens, tokens >= 0))
+            if target.temperatures is not None and not statistics.ALL_TOPS:
+                # read again, from a cache: kept, they would take the registers of programs that want no such token
+                logits = clean(raw_logits(target, 0, request, step, tokens, tokens >= 0))
             _store_top_token(statistics, row, block, logits, maximum, tokens)
     return bad, draft_logits
 
