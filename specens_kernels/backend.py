@@ -336,13 +336,14 @@ def run_operator(
     except Exception:
         check(call)
         raise
-    count_changes(buffers)
+    if torch.is_grad_enabled():
+        count_changes(buffers)
     return None
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:
     """Tell autograd that tensors were written to, so that it uses none that it has saved."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # compiled code sees it in the schema
+    if not torch.compiler.is_compiling():  # compiled code sees it in the schema
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 

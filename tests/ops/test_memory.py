@@ -259,7 +259,7 @@ def test_the_environment_chooses_the_instruction_set(choice: str):
         assert result.stdout.strip() == choice, result.stderr
     else:
         assert result.returncode != 0
-        wanted = "ValueError: SPECENS_INSTRUCTION_SET: expected one of plain, avx2, avx512, got 'sse'"
+        wanted = "ValueError: SPECENS_INSTRUCTION_SET: expected one of plain, avx2, avx512, neon, got 'sse'"
         lacking = "RuntimeError: SPECENS_INSTRUCTION_SET: this processor has"
         assert (wanted if choice == "sse" else lacking) in result.stderr
 
