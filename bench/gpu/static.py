@@ -62,10 +62,12 @@ class Binary:
     occupancy: float  # warps at once, of those that a multiprocessor can hold
 
 
-def compile_operations(operations: Sequence[str], architectures: Sequence[int] = ARCHITECTURES) -> list[Binary]:
-    """Compile in a fresh process, one for all operations."""
+def compile_operations(
+    operations: Sequence[str], architectures: Sequence[int] = ARCHITECTURES, most: int | None = None
+) -> list[Binary]:
+    """Compile in a fresh process, one for all operations. most: variants of a kernel; some from first to last."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "bench.gpu.static", ",".join(map(str, architectures)), *operations]
+    command = [sys.executable, "-m", "bench.gpu.static", ",".join(map(str, architectures)), str(most or 0), *operations]
     root = Path(__file__).parents[2]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -73,7 +75,19 @@ def compile_operations(operations: Sequence[str], architectures: Sequence[int] =
     return [Binary(**fields) for fields in json.loads(result.stdout)]
 
 
-def compile_operation(operation: str, architectures: Sequence[int]) -> list[Binary]:
+def chosen(kernels: Sequence[str], most: int) -> set[int]:
+    """The places of at most so many variants of each kernel, the first and the last among them; all for 0."""
+    places: dict[str, list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        places.setdefault(kernel, []).append(place)
+    return {
+        own[index * (len(own) - 1) // max(most - 1, 1)] if 0 < most < len(own) else own[index]
+        for own in places.values()
+        for index in range(min(most or len(own), len(own)))
+    }
+
+
+def compile_operation(operation: str, architectures: Sequence[int], most: int) -> list[Binary]:
     """Compile in this process."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -84,7 +98,9 @@ def compile_operation(operation: str, architectures: Sequence[int]) -> list[Bina
     module = importlib.import_module(f"specens_kernels.ops.{operation}.triton_kernel")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
-    for index, variant in enumerate(module.aot_variants()):
+    variants = module.aot_variants()
+    for index in sorted(chosen([variant.kernel.fn.__name__ for variant in variants], most)):
+        variant = variants[index]
         for architecture in architectures:
             source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
             target = GPUTarget("cuda", architecture, WARP_SIZE)
@@ -226,5 +242,6 @@ def main() -> int:
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(min(main(), 1))
-    chosen = [int(architecture) for architecture in sys.argv[1].split(",")]
-    print(json.dumps([asdict(binary) for operation in sys.argv[2:] for binary in compile_operation(operation, chosen)]))
+    compiled_for = [int(architecture) for architecture in sys.argv[1].split(",")]
+    found = [compile_operation(operation, compiled_for, int(sys.argv[2])) for operation in sys.argv[3:]]
+    print(json.dumps([asdict(binary) for binaries in found for binary in binaries]))

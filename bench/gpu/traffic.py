@@ -56,6 +56,7 @@ TEMPORARIES = 0.02  # of the logits; of filtered ones the maxima of groups of 12
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
 TABLE_WIDTH = 160
 COUNTED = ("unary_op", "binary_op", "ternary_op")  # of the interpreter, on all lanes of a program
+NUMBERS = ("float32", "float64", "uint32")  # of them; integers and truth values are mostly checks of the interpreter
 OPERATIONS = {
     "verify_chain": verify_chain_kernel,
     "verify_tree": verify_tree_kernel,
@@ -72,7 +73,7 @@ class Kernel:
     num_warps: int
     programs: int
     bytes: int = 0  # loaded and stored
-    operations: int = 0  # on numbers, of all lanes
+    operations: int = 0  # on floating-point and random numbers, and loads, of all lanes
     loads: int = 0  # of the program that has the most, one after the other or not
 
 
@@ -123,6 +124,7 @@ def counted() -> Iterator[Traffic]:
             traffic.others += size
         loads += 1
         traffic.kernels[-1].bytes += size
+        traffic.kernels[-1].operations += mask.data.size
         traffic.kernels[-1].loads = max(traffic.kernels[-1].loads, loads)
         return load(self, ptrs, mask, *rest)
 
@@ -135,7 +137,8 @@ def counted() -> Iterator[Traffic]:
     def counting_operation(name: str) -> Any:
         def operation(self: Any, *given: Any) -> Any:
             result = operations[name](self, *given)
-            traffic.kernels[-1].operations += result.data.size
+            if result.data.dtype in NUMBERS:
+                traffic.kernels[-1].operations += result.data.size
             return result
 
         return operation

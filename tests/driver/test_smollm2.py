@@ -11,7 +11,7 @@ from specens import MemberPrompts, SpeculativeEnsemble, TreePlan
 from specens_kernels import Contrastive, Mixture, Sampling, target_logprobs
 
 QUESTION = "Explain what a Python decorator is."
-LENGTH = 48 if FULL else 24
+LENGTH = 48 if FULL else 16
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_greedy_speculation_writes_the_text_of_standard(smollm2, expert, tokeniz
 @pytest.mark.parametrize("weights", [(0.5, 0.5), *[(1.0, 0.0)] * FULL], ids=["ensemble", *["one_model"] * FULL])
 def test_greedy_trees_write_the_text_of_standard(smollm2, expert, tokenizer, weights):
     members, ensemble = [smollm2, expert], Mixture(weights)
-    job = {"prompt": QUESTION, "chat": True, "max_new_tokens": 24, "sampling": Sampling(temperature=0.0)}
+    job = {"prompt": QUESTION, "chat": True, "max_new_tokens": LENGTH, "sampling": Sampling(temperature=0.0)}
     expected = SpeculativeEnsemble(members, tokenizer, ensemble, schedule="standard").generate(**job)
     for tree in ((4, 2, 2), TreePlan(nodes=16)):
         result = SpeculativeEnsemble(members, tokenizer, ensemble, schedule="tree", drafter=1, tree=tree).generate(

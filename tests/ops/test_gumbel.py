@@ -25,7 +25,7 @@ from specens_kernels import (
     verify_tree,
 )
 
-PROBLEMS = {"cpp": many(100), "triton": many(8)}
+PROBLEMS = {"cpp": many(100), "triton": many(6)}
 VOCABS = {"cpp": (1, 2, 33, 200, 2049), "triton": (1, 33, 200)}
 
 

@@ -35,7 +35,7 @@ def test_calls_are_keyed_replayed_and_compiled_as_seldom_as_they_should_be():
 
 def test_the_front_end_of_the_jit_compiles_what_tests_launch():
     """Interpreted kernels never see it: it refuses, for one, len(None), which a branch not taken hides there."""
-    chosen, variants = (("ops",), 300) if FULL else (QUICK, 60)
+    chosen, variants = (("ops",), 300) if FULL else (QUICK, 40)
     assert "compiled to TTIR" in run_under_stub("front_end", *chosen, "-k", "triton", f"--variants={variants}")
 
 
