@@ -52,7 +52,6 @@ GUMBEL_SHAPES = ((1, 32000), (1, 262144), (8, 128256), (32, 151936))
 GUMBEL_BARS = {"natural": {vocab: 1.2 for _, vocab in GUMBEL_SHAPES}, "all": {262144: 2.2, 128256: 1.7, 151936: 1.7}}
 GUMBEL_SPREAD = 2.0  # standard deviation of the logits
 NATURAL_LEN = 2  # accepted drafts
-REJECT = 1 - 2.0**-53  # the largest uniform number
 SETTINGS = (
     Setting("fixed cost", PLAIN, False, FIXED_COST, ("natural",), {}, seconds_bar=15e-6),
     Setting("no filter", PLAIN, False, SHAPES, BOTH, {"natural": 1.5, "all": 2.5}, speedup_bar=SPEEDUP),
@@ -101,10 +100,9 @@ def _chosen_case(
     """Drafts are those that the rule takes, but for one of a natural round. logits: [batch, draft_len + 1, vocab]."""
     (batch, _, vocab), logits = logits.shape, logits.to(DTYPES[dtype])
     accepted = NATURAL_LEN if acceptance == "natural" else DRAFT_LEN
-    uniforms = torch.full((batch, DRAFT_LEN + 1), 0.5, dtype=torch.float64)
-    uniforms[:, :accepted], uniforms[:, accepted:DRAFT_LEN] = 0.0, REJECT
     keys = {"seeds": torch.arange(batch), "positions": torch.full((batch,), 100)}
     drafts = logits[:, :DRAFT_LEN].argmax(-1)
+    uniforms = torch.full((batch, DRAFT_LEN + 1), 0.5, dtype=torch.float64)
 
     def verify(backend: str | None, one: slice = slice(None)) -> Verdict:
         numbers = {"uniforms": uniforms[one]} if rule == "token" else {name: key[one] for name, key in keys.items()}
@@ -117,6 +115,10 @@ def _chosen_case(
             drafts[:, step] = verify(options.backend).tokens[:, step]
     if accepted < DRAFT_LEN:
         drafts[:, accepted] = (drafts[:, accepted] + 1) % vocab
+    target = (logits[:, :DRAFT_LEN].double() / sampling.temperature).softmax(-1)
+    probability = target.gather(-1, drafts[..., None])[..., 0]
+    uniforms[:, :DRAFT_LEN] = probability / 2  # accept
+    uniforms[:, accepted:DRAFT_LEN] = (1 + probability[:, accepted:]) / 2  # reject
     return Case(
         shape={"batch": batch, "vocab": vocab, "draft_len": DRAFT_LEN},
         setting={
