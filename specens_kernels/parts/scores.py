@@ -35,7 +35,7 @@ class ScoreView(NamedTuple):
     maxima: Tensor  # [rows, blocks]: as the logits of a lone model, float32 if edited or mixed
     marks: Tensor  # int8 [rows, tiles]: status bits
     first_maxima: Tensor  # float32 [rows, tiles]: member 0's, where that tells plausibility
-    arrived: Tensor  # int32 [batch]: how many rows have been searched, 0 after the pass
+    arrived: Tensor | None  # of a chain: int32 [batch], how many rows have been searched, 0 after the pass
     seeds: Tensor | None  # int64 [batch]
     positions: Tensor | None  # int64 [batch]
     temperature_rest: float
@@ -58,9 +58,14 @@ class ScoreView(NamedTuple):
 
 
 def score_view(
-    target: TargetView, statistics: Statistics, seeds: Tensor | None, positions: Tensor | None, told: bool
+    target: TargetView,
+    statistics: Statistics,
+    seeds: Tensor | None,
+    positions: Tensor | None,
+    told: bool,
+    chain: bool = False,
 ) -> ScoreView:
-    """Unwritten. told: whether log-probabilities under the target are."""
+    """Unwritten. told: whether log-probabilities under the target are. chain: whether the last row's program judges."""
     one = len(target.logits) == 1
     plain = target.weight_rows is None and target.weights[0] == 1 and target.log_plausibility is None
     lone = one and (target.MIXTURE.value or plain)
@@ -76,7 +81,7 @@ def score_view(
     visited = max(block, NOISE_BLOCK.value)
     count = statistics.BLOCK_COUNT.value if from_statistics else triton.next_power_of_2(blocks)
     new_counts = torch.zeros if from_statistics or rows == 0 else torch.empty  # else the pass writes them
-    arrived = new_counts(batch_of(target), dtype=torch.int32, device=device)
+    arrived = new_counts(batch_of(target), dtype=torch.int32, device=device) if chain else None
     return ScoreView(
         maxima=torch.empty(rows, blocks, dtype=kept, device=device),
         marks=torch.empty(rows, tiles, dtype=torch.int8, device=device),

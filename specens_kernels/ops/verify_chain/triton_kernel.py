@@ -297,7 +297,9 @@ def _by_scores(
     results = out if out is not None else new_results(batch_of(target), columns, report, target.logits[0].device)
     statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
     coins = ready_for_kernels(arguments.random_numbers)
-    scores = score_view(target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None))
+    scores = score_view(
+        target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None), chain=True
+    )
     found = chain_found(results, target.steps, told)
     run(score_launches(found, scores, statistics, target, draft), results[0])
     _report(results, columns, statistics, target, raw, report)
@@ -348,7 +350,7 @@ def _example_score_launches(target: TargetView) -> list[Launch]:
     draft, report = without_distribution(drafts), Report(NO_LOGPROBS, 0)
     statistics, coins = new_statistics(target, draft), example_coins(0)
     results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
-    scores = score_view(target, statistics, coins.seeds, coins.positions, False)
+    scores = score_view(target, statistics, coins.seeds, coins.positions, False, chain=True)
     own = score_launches(chain_found(results, target.steps, False), scores, statistics, target, draft)
     return [launch for launch in own if launch.kernel in SCORE_KERNELS]
 
