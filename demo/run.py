@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from specens.openmp import wait_briefly
+from specens.cli.openmp import wait_briefly
 
 wait_briefly()
 
 import torch
 from rich.console import Console
 from specens import SpeculativeEnsemble
-from specens.compare import with_other_schedules
-from specens.display import compare_with_progress, legend, print_events, show_comparison, summary
-from specens.progress import loading
+from specens.analysis.compare import with_other_schedules
+from specens.cli.display import compare_with_progress, legend, print_events, show_comparison, summary
+from specens.cli.progress import loading
 
 from specens_kernels import Mixture, Sampling
 

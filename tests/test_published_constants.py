@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 from specens.adapters.sglang import tree_speculative_sampling_target_only
-from specens.draft_lens import ByConfidence
+from specens.decoding.draft_lens import ByConfidence
+from specens.decoding.ideal import fixed_speedup_without_bonus, outside_speedup
 from specens.drafters import Lookahead
-from specens.ideal import fixed_speedup_without_bonus, outside_speedup
 from specens.presets import PRESETS
 from transformers import GenerationConfig
 from transformers.generation import PromptLookupCandidateGenerator

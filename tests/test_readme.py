@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from driver.tiny_models import relative_of, tiny_llama, tiny_tokenizer
-from specens.cli import app
+from specens.cli.main import app
 from transformers import GenerationConfig
 from typer.testing import CliRunner
 
@@ -68,7 +68,7 @@ def test_the_python_of_readme_runs_as_it_stands(capsys, recwarn):
 
 @pytest.mark.parametrize("line", COMMANDS, ids=[f"{line.split()[1]}-{place}" for place, line in enumerate(COMMANDS)])
 def test_each_command_of_readme_runs_as_it_stands(line, there, monkeypatch):
-    monkeypatch.setattr("specens.planner.REPEATS", 1)  # simulations of each way; they take most of the time
+    monkeypatch.setattr("specens.analysis.planner.REPEATS", 1)  # simulations of each way; they take most of the time
     words = shlex.split(line, comments=True)
     while words:
         end = words.index("&&") if "&&" in words else len(words)

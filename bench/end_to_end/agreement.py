@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specens import SpeculativeEnsemble
-from specens.adapters.load import load_model, load_tokenizer
 from specens.drafters import PromptLookup
+from specens.engines.transformers.load import load_model, load_tokenizer
 
 from bench.environment import environment
 from specens_kernels import Sampling

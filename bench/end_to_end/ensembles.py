@@ -7,7 +7,7 @@ The sampled texts' mean log-probability under the target is compared between `st
 
 from __future__ import annotations
 
-from specens.openmp import wait_briefly
+from specens.cli.openmp import wait_briefly
 
 wait_briefly()
 
@@ -24,8 +24,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from specens import SpeculativeEnsemble, TreePlan
-from specens.adapters.load import load_model, load_tokenizer
-from specens.compare import Row, compare
+from specens.analysis.compare import Row, compare
+from specens.engines.transformers.load import load_model, load_tokenizer
 
 from bench.end_to_end.full_prefix import generate_without_cache
 from bench.environment import ROOT, environment

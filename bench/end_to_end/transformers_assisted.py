@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read once, when torch loads: see specens.openmp
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # read once, when torch loads: see specens.cli.openmp
 
 import json
 import statistics
@@ -26,8 +26,8 @@ import transformers
 import typer
 from rich.console import Console
 from rich.table import Table
-from specens.adapters.load import load_model, load_tokenizer
 from specens.adapters.transformers import enable
+from specens.engines.transformers.load import load_model, load_tokenizer
 
 from bench.environment import ROOT, environment
 

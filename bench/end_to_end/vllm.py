@@ -18,7 +18,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from specens.adapters.load import load_model, load_tokenizer
+from specens.engines.transformers.load import load_model, load_tokenizer
 
 from bench.environment import environment
 

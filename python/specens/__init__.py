@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from specens.decoding.request import Event
+    from specens.decoding.statistics import Statistics
+    from specens.decoding.trace import Round
     from specens.generate import Generation, SpeculativeEnsemble
-    from specens.jobs import Job, Settings
-    from specens.prompts import MemberPrompts
-    from specens.request import Event
     from specens.schedules.plan import TreePlan
-    from specens.statistics import Statistics
+    from specens.settings.jobs import Job, Settings
+    from specens.settings.prompts import MemberPrompts
     from specens.targets import Cascade, Custom
-    from specens.trace import Round
 
 __all__ = [
     "Cascade",
@@ -33,14 +33,14 @@ __all__ = [
 _HOMES = {
     "Cascade": "specens.targets",
     "Custom": "specens.targets",
-    "Event": "specens.request",
+    "Event": "specens.decoding.request",
     "Generation": "specens.generate",
-    "Job": "specens.jobs",
-    "MemberPrompts": "specens.prompts",
-    "Round": "specens.trace",
-    "Settings": "specens.jobs",
+    "Job": "specens.settings.jobs",
+    "MemberPrompts": "specens.settings.prompts",
+    "Round": "specens.decoding.trace",
+    "Settings": "specens.settings.jobs",
     "SpeculativeEnsemble": "specens.generate",
-    "Statistics": "specens.statistics",
+    "Statistics": "specens.decoding.statistics",
     "TreePlan": "specens.schedules.plan",
 }
 

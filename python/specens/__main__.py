@@ -16,12 +16,12 @@ def main() -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _Interrupt())
         _open_what_is_closed()
-        from specens import bare
+        from specens.cli import bare
 
         missing = bare.missing_packages()
         if missing:
             sys.exit(bare.run(sys.argv[1:], missing))
-        from specens.cli import main as run
+        from specens.cli.main import main as run
 
         run()
     except KeyboardInterrupt:

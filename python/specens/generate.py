@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.modes import evaluating
-from specens.arguments import (
+from specens.decoding.batch import Batch
+from specens.decoding.draft_lens import DraftLen
+from specens.decoding.request import OUTSIDE, Ensemble, Event, Request, Task
+from specens.decoding.scorer import Scorer
+from specens.decoding.statistics import Statistics
+from specens.decoding.trace import Round, Tracer
+from specens.drafters import Drafter
+from specens.engines.reading import Reading
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.modes import evaluating
+from specens.engines.transformers.probing import reading_of
+from specens.presets import preset
+from specens.schedules import SCHEDULES, Tree, TreePlan
+from specens.schedules.plan import Rule
+from specens.settings.arguments import (
     as_switch,
     check_callbacks,
     check_members,
@@ -24,20 +36,8 @@ from specens.arguments import (
     places_read_together,
     with_weight_of_drafter,
 )
-from specens.batch import Batch
-from specens.draft_lens import DraftLen
-from specens.drafters import Drafter
-from specens.jobs import Job, Settings, TaskMaker
-from specens.presets import preset
-from specens.probing import reading_of
-from specens.prompts import MemberPrompts
-from specens.reading import Reading
-from specens.request import OUTSIDE, Ensemble, Event, Request, Task
-from specens.schedules import SCHEDULES, Tree, TreePlan
-from specens.schedules.plan import Rule
-from specens.scorer import Scorer
-from specens.statistics import Statistics
-from specens.trace import Round, Tracer
+from specens.settings.jobs import Job, Settings, TaskMaker
+from specens.settings.prompts import MemberPrompts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -89,14 +89,14 @@ class Generation:
 class SpeculativeEnsemble:
     """An ensemble of Hugging Face causal language models with one tokenizer.
 
-    members: loaded models, or model specs (see `specens.adapters.load.resolve_model`); equal specs are loaded once.
-        A model that should have another cache than a DynamicCache comes in a `specens.adapters.causal_lm.CausalLM`.
+    members: loaded models, or model specs (`engines.transformers.load.resolve_model`); equal specs are loaded once.
+        A model that should have another cache than a DynamicCache comes in a `engines.transformers.causal_lm.CausalLM`.
     tokenizer: of all members, or the spec of a model that has it; None takes the one of the first spec. Without one,
         prompts and results are token ids.
     ensemble: Mixture, LogitMixture or Contrastive; None is the lone member, or the equal-weight Mixture of several.
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member. A length that adapts to
-        the text may stand for a number, see `specens.draft_lens`. None is 1, and 8 of a PromptLookup.
+        the text may stand for a number, see `specens.decoding.draft_lens`. None is 1, and 8 of a PromptLookup.
     schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other) or "tree" (member
         `drafter` drafts trees). None is "tree" beside `tree`, "fixed" beside a Drafter, else "alternate"; of a lone
         member it is "fixed" with a PromptLookup, which needs no other model.

@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from specens.draft_lens import ByAcceptance, ByConfidence
+from specens.decoding.draft_lens import ByAcceptance, ByConfidence
 from specens.drafters import Jacobi, Lookahead, PromptLookup
 from specens.schedules.plan import TreePlan
 from specens.targets import Cascade

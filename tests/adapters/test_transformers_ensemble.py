@@ -7,10 +7,10 @@ from adapters.markov import LEAST_PROBABILITY, fit, logits_behind, markov_llama
 from driver.test_generation_config import GREEDY_FIELDS
 from driver.tiny_models import relative_of, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
-from specens.adapters.generation_config import HONOURED, MEANINGLESS
 from specens.adapters.transformers import ensemble as adapter
 from specens.adapters.transformers import speculative_ensemble
 from specens.adapters.transformers.settings import DONE_BY_GENERATE, SUPPORTED_VALUES
+from specens.engines.transformers.generation_config import HONOURED, MEANINGLESS
 from transformers import GenerationConfig, StoppingCriteria, TextStreamer
 
 from specens_kernels import Mixture, Sampling

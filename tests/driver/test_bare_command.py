@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from specens import bare
-from specens.doctor import Fact, report_table
+from specens.cli import bare
+from specens.cli.doctor import Fact, report_table
 
 # Imports of what the extra brings fail, as where it is not installed.
 WITHOUT = """

@@ -11,9 +11,9 @@ from driver.test_schedules import ENSEMBLES, GREEDY
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from specens import Job, SpeculativeEnsemble
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.ragged_cache import RaggedCache
-from specens.jobs import derived_seed
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.ragged_cache import RaggedCache
+from specens.settings.jobs import derived_seed
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, target_logprobs
 

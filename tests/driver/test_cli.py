@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from driver.tiny_models import save_pair, tiny_tokenizer
-from specens.cli import app
+from specens.cli.main import app
+from specens.decoding.scorer import Scorer
 from specens.presets import PRESETS
-from specens.scorer import Scorer
 from typer.testing import CliRunner
 
 JOB = ["--prompt", "w5 w3 w8", "--max-new-tokens", "20", "--seed", "1", "--dtype", "fp32"]
@@ -163,7 +163,7 @@ def test_ctrl_c_while_models_load_still_prints_json(monkeypatch, models):
     def interrupted_load(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specens.arguments.load_model", interrupted_load)
+    monkeypatch.setattr("specens.settings.arguments.load_model", interrupted_load)
     result = run("generate", *models, *JOB, "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout) == {"interrupted": True}
@@ -238,7 +238,7 @@ def test_doctor_reports_a_broken_import_instead_of_failing(monkeypatch):
 
 
 def test_help_does_not_wait_for_torch():
-    script = "import sys, specens.cli; print('torch' in sys.modules or 'transformers' in sys.modules)"
+    script = "import sys, specens.cli.main; print('torch' in sys.modules or 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

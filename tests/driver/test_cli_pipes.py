@@ -14,11 +14,11 @@ import time
 import pytest
 from driver.tiny_models import save_pair
 from rich.console import Console
-from specens.adapters import load
-from specens.cli import app
+from specens.cli.main import app
+from specens.cli.progress import loading
+from specens.engines.transformers import load
+from specens.files.json_lines import JsonLines
 from specens.generate import SpeculativeEnsemble
-from specens.json_lines import JsonLines
-from specens.progress import loading
 from typer.testing import CliRunner
 
 JOB = ["--max-new-tokens", "6", "--seed", "1", "--dtype", "fp32"]
@@ -90,8 +90,8 @@ def test_whatever_is_printed_may_lose_its_reader(monkeypatch, models, options):
         raise BrokenPipeError
 
     monkeypatch.setattr("rich.console.Console._write_buffer", broken)
-    monkeypatch.setattr("specens.json_lines.StreamLines.append", broken)
-    monkeypatch.setattr("specens.commands.print_json", broken)
+    monkeypatch.setattr("specens.files.json_lines.StreamLines.append", broken)
+    monkeypatch.setattr("specens.cli.commands.print_json", broken)
     result = run("generate", *models, "--prompt", "w5", *JOB, *options)
     assert (result.exit_code, result.stderr) == (141, "")
 
@@ -157,7 +157,7 @@ def test_ctrl_c_between_two_runs_keeps_those_that_are_complete(monkeypatch, mode
 
 
 def test_ctrl_c_while_the_text_is_printed_loses_none_of_it(monkeypatch, models):
-    interrupt(monkeypatch, sys.modules["specens.display"], "print_events", 3)
+    interrupt(monkeypatch, sys.modules["specens.cli.display"], "print_events", 3)
     result = run("generate", *models, "--prompt", "w5", *JOB, "--schedule", "standard")
     assert result.exit_code == 130, (result.stderr, result.exception)
     assert len(result.stdout.split("w")) - 1 == 3
@@ -175,7 +175,7 @@ def test_ctrl_c_while_texts_are_written_says_how_many_are(monkeypatch, models, t
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, models):
-    monkeypatch.setattr("specens.progress.FIRST_GAP", 0.01)
+    monkeypatch.setattr("specens.cli.progress.FIRST_GAP", 0.01)
     result = run("plan", *models, "--prompt", "w5", *JOB, "--repeats", "1", "--longest", "2")
     assert result.exit_code == 0
     assert "s)" in result.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from specens.collaborative import replacement_labels, train_decision_tree
+from specens.analysis.collaborative import replacement_labels, train_decision_tree
 
 from specens_kernels import DecisionTree, Replacement, verify_chain
 

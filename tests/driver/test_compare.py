@@ -5,10 +5,10 @@ import itertools
 import pytest
 from driver.tiny_models import PROMPT, relative_of, tiny_llama
 from specens import MemberPrompts, SpeculativeEnsemble
-from specens.compare import compare, with_other_schedules
-from specens.display import comparison_table
-from specens.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
-from specens.member import Member
+from specens.analysis.compare import compare, with_other_schedules
+from specens.cli.display import comparison_table
+from specens.decoding.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
+from specens.engines.transformers.member import Member
 
 from specens_kernels import Mixture
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from driver.tiny_models import Bigram, word_tokenizer
 from specens import Job, SpeculativeEnsemble
-from specens.batch_files import missing, write_texts
 from specens.drafters import Drafter, DraftModel, Jacobi, Lookahead, OtherTokenizer, PromptLookup
-from specens.prompt_file import PromptLine
+from specens.files.batch_files import missing, write_texts
+from specens.files.prompt_file import PromptLine
 
 from specens_kernels import Mixture, Replacement, Sampling
 

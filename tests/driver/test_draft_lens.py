@@ -10,11 +10,11 @@ from driver.test_schedules import GREEDY
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, HeadedBigram, relative_of, tiny_llama
 from specens import Job, SpeculativeEnsemble
-from specens.compare import compare, with_other_schedules
-from specens.draft_lens import ByAcceptance, ByConfidence
+from specens.analysis.compare import compare, with_other_schedules
+from specens.decoding.draft_lens import ByAcceptance, ByConfidence
+from specens.decoding.ideal import fixed_speedup, outside_speedup
+from specens.decoding.request import OUTSIDE
 from specens.drafters import DraftModel, Heads, PromptLookup
-from specens.ideal import fixed_speedup, outside_speedup
-from specens.request import OUTSIDE
 
 from specens_kernels import Mixture, Replacement, Sampling, target_logprobs
 

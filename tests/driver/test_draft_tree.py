@@ -7,8 +7,8 @@ import torch
 from driver.cache_models import tiny_model
 from driver.tiny_models import tiny_llama
 from ops.test_tree_mask import path_to
-from specens.adapters.causal_lm import CausalLM
 from specens.adapters.tree_attention import NAME, draft_tree
+from specens.engines.transformers.causal_lm import CausalLM
 from transformers import (
     DynamicCache,
     Gemma2Config,

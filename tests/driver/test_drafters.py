@@ -7,9 +7,9 @@ from driver.test_schedules import GREEDY
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, HeadedBigram, relative_of, tiny_llama
 from specens import Job, SpeculativeEnsemble
+from specens.decoding.request import OUTSIDE
 from specens.drafters import Drafter, DraftModel, Heads, Jacobi, LayerSkip, Lookahead, PromptLookup
 from specens.drafters.drafter import add_chosen
-from specens.request import OUTSIDE
 
 from specens_kernels import LogitMixture, Mixture, Processing, Sampling, target_logprobs
 

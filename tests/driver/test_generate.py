@@ -9,9 +9,9 @@ import torch
 from driver.kinds_of_tokenizers import tokenizer_of
 from driver.tiny_models import PROMPT, record_members, relative_of, tiny_llama, tiny_tokenizer
 from specens import MemberPrompts, SpeculativeEnsemble
-from specens.adapters.causal_lm import CausalLM
 from specens.drafters import DraftModel, OtherTokenizer
-from specens.prompts import prompts_for_members
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.settings.prompts import prompts_for_members
 
 from specens_kernels import Contrastive, Mixture, Sampling
 
@@ -129,7 +129,9 @@ def test_two_models_share_weights_where_they_use_the_same_memory(pair):
     view = tiny_llama(9)
     for own, other in zip(view.parameters(), model.parameters(), strict=True):
         own.data = other.data
-    groups = specens.arguments.group_by_weights(SpeculativeEnsemble([model, pair[1], view], schedule="standard").models)
+    groups = specens.settings.arguments.group_by_weights(
+        SpeculativeEnsemble([model, pair[1], view], schedule="standard").models
+    )
     assert groups == [[0, 2], [1]]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from driver.tiny_models import PROMPT, relative_of, tiny_llama, tiny_tokenizer
 from specens import Job, MemberPrompts, SpeculativeEnsemble
-from specens.adapters.generation_config import HONOURED, MEANINGLESS, REFUSED
+from specens.engines.transformers.generation_config import HONOURED, MEANINGLESS, REFUSED
 from specens.schedules import SCHEDULES
 from transformers import GenerationConfig, WatermarkingConfig
 
@@ -105,7 +105,7 @@ def test_a_sampled_text_has_the_distribution_of_generate(model, name, schedule):
 
 def sampling_of(members, settings, **arguments):
     """How a call draws its tokens."""
-    from specens.jobs import TaskMaker
+    from specens.settings.jobs import TaskMaker
 
     task = TaskMaker(SpeculativeEnsemble(members, **arguments), settings)(Job(PROMPT), 0, 0)
     return task.sampling

@@ -8,12 +8,12 @@ import time
 
 import huggingface_hub.constants
 import pytest
-import specens.arguments
+import specens.settings.arguments
 import torch
 from driver.tiny_models import tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
-from specens.adapters import hub
-from specens.adapters.load import load_model, load_tokenizer, resolve_model
+from specens.engines.transformers import hub
+from specens.engines.transformers.load import load_model, load_tokenizer, resolve_model
 
 NAME = "someone/tiny-model"
 COMMITS = {"main": "1" * 40, "old": "2" * 40}
@@ -64,7 +64,7 @@ def test_model_and_tokenizer_are_of_one_commit_however_the_branch_moves(hub_home
         loaded.append(spec)
         return load_tokenizer(spec, **arguments)
 
-    monkeypatch.setattr(specens.arguments, "load_tokenizer", load)
+    monkeypatch.setattr(specens.settings.arguments, "load_tokenizer", load)
     try:
         ensemble = SpeculativeEnsemble([NAME, NAME], dtype="fp16", schedule="standard")
     finally:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from specens.json_lines import JsonLines, write_whole
+from specens.files.json_lines import JsonLines, write_whole
 
 
 def test_a_torn_line_is_cut_off_by_the_next_one(tmp_path):

@@ -12,11 +12,11 @@ from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, Bigram, HeadedBigram, relative_of, tiny_llama, tiny_tokenizer
 from peft import LoraConfig, get_peft_model
 from specens import MemberPrompts, SpeculativeEnsemble
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.fewer_layers import with_layers
-from specens.adapters.load import load_model
+from specens.decoding.request import OUTSIDE
 from specens.drafters import DraftModel, Heads, Jacobi, LayerSkip, Lookahead, PromptLookup
-from specens.request import OUTSIDE
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.fewer_layers import with_layers
+from specens.engines.transformers.load import load_model
 
 from specens_kernels import LogitMixture, Mixture, NgramIndex, Sampling
 

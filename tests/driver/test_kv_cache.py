@@ -7,10 +7,10 @@ import torch
 from driver.cache_models import CACHES, KINDS, tiny_model
 from driver.tiny_models import PROMPT, record_members, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
-from specens.adapters.causal_lm import CausalLM
-from specens.member import FED_TOGETHER, Member
-from specens.probing import reading_of
-from specens.statistics import Statistics
+from specens.decoding.statistics import Statistics
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.member import FED_TOGETHER, Member
+from specens.engines.transformers.probing import reading_of
 from transformers import DynamicCache, StaticCache
 
 from specens_kernels import Sampling

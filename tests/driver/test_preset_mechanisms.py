@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-import specens.verification
+import specens.decoding.verification
 import torch
 from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
-from specens.adapters.fewer_layers import with_layers
+from specens.decoding.request import OUTSIDE
 from specens.drafters import Heads, LayerSkip, PromptLookup
+from specens.engines.transformers.fewer_layers import with_layers
 from specens.presets import PRESETS, RENAMED, preset
-from specens.request import OUTSIDE
 
 from specens_kernels import DecisionTree, Sampling
 
@@ -31,13 +31,13 @@ def calls(monkeypatch):
     """The arguments of every call of verify_chain and verify_tree by the driver."""
     seen = []
     for name in ("verify_chain", "verify_tree"):
-        operation = getattr(specens.verification, name)
+        operation = getattr(specens.decoding.verification, name)
 
         def noted(*args, operation=operation, **kwargs):
             seen.append(kwargs)
             return operation(*args, **kwargs)
 
-        monkeypatch.setattr(specens.verification, name, noted)
+        monkeypatch.setattr(specens.decoding.verification, name, noted)
     return seen
 
 

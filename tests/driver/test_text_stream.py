@@ -6,8 +6,8 @@ import pytest
 from driver.kinds_of_tokenizers import KINDS, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specens.detokenizer import CLEAN_UP, Replace, text_of
-from specens.text_stream import TextStream
+from specens.decoding.detokenizer import CLEAN_UP, Replace, text_of
+from specens.decoding.text_stream import TextStream
 from transformers import PreTrainedTokenizerBase
 
 

@@ -8,7 +8,7 @@ from driver.tiny_models import relative_of, tiny_llama
 from hypothesis import given
 from hypothesis import strategies as st
 from specens import SpeculativeEnsemble
-from specens.token_ids import TokenIds
+from specens.engines.token_ids import TokenIds
 
 from specens_kernels import Sampling
 

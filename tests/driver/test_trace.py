@@ -9,12 +9,12 @@ from html.parser import HTMLParser
 import pytest
 from driver.tiny_models import PROMPT, relative_of, save_pair, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
-from specens.cli import app
-from specens.html_bars import Bar, bars
-from specens.model_names import short_names
-from specens.trace import traced
-from specens.trace_page import render_page
-from specens.trace_reader import add_up, read_trace
+from specens.analysis.html_bars import Bar, bars
+from specens.analysis.model_names import short_names
+from specens.analysis.trace_page import render_page
+from specens.analysis.trace_reader import add_up, read_trace
+from specens.cli.main import app
+from specens.files.trace_file import traced
 from typer.testing import CliRunner
 
 SCHEDULES = {

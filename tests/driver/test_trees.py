@@ -10,9 +10,9 @@ from driver.test_schedules import ENSEMBLES, GREEDY
 from driver.text_law import LENGTH, TEXTS, fit_of_tokens
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble, TreePlan
-from specens.adapters.causal_lm import CausalLM
-from specens.member import Member
-from specens.statistics import Statistics
+from specens.decoding.statistics import Statistics
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.member import Member
 from transformers import Gemma3ForCausalLM, QuantizedCache
 
 from specens_kernels import Mixture, Sampling, TokenTree, target_logprobs

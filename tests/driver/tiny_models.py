@@ -3,9 +3,9 @@
 import copy
 from types import SimpleNamespace
 
-import specens.members
+import specens.engines.transformers.members
 import torch
-from specens.member import Member
+from specens.engines.transformers.member import Member
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -87,7 +87,7 @@ def record_members(monkeypatch, member_class=Member):
             super().__init__(*arguments)
             members.append(self)
 
-    monkeypatch.setattr(specens.members, "Member", Recorded)
+    monkeypatch.setattr(specens.engines.transformers.members, "Member", Recorded)
     return members
 
 

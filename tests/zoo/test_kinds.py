@@ -8,8 +8,8 @@ from accelerate import cpu_offload
 from driver.cache_models import tiny_model
 from driver.tiny_models import PROMPT, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
-from specens.adapters.causal_lm import CausalLM
-from specens.arguments import group_by_weights
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.settings.arguments import group_by_weights
 from transformers import FalconConfig, FalconForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from specens_kernels import LogitMixture, Mixture, Sampling

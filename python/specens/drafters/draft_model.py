@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.load import check_unused, is_spec, load_both
+from specens.decoding.request import OUTSIDE
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.member import MemberDrafter
-from specens.probing import reading_of
-from specens.request import OUTSIDE
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.load import check_unused, is_spec, load_both
+from specens.engines.transformers.probing import reading_of
 
 
 class OutsideModel(CausalLM):
@@ -32,8 +32,8 @@ class OutsideModel(CausalLM):
 class DraftModel(MemberDrafter):
     """A smaller model drafts chains from its own distribution, with a cache of its own; it has no part in the target.
 
-    model: a Hugging Face causal LM, one in a CausalLM, or a model spec (`specens.adapters.load.resolve_model`), with
-        the ensemble's tokenizer; it may have fewer token ids than the members. place: the member whose prompt it reads.
+    model: a Hugging Face causal LM, one in a CausalLM, or a spec (`engines.transformers.load.resolve_model`), with the
+        ensemble's tokenizer; it may have fewer token ids than the members. place: the member whose prompt it reads.
     dtype, device: for a spec, as of `SpeculativeEnsemble`.
     Raises ValueError where a spec cannot be loaded; when an ensemble is made with it, also where its tokenizer is
         another one, or its cache cannot forget what was rejected.

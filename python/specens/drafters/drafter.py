@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from specens.adapters.causal_lm import CausalLM
-from specens.request import OUTSIDE, Request
+from specens.decoding.request import OUTSIDE, Request
+from specens.engines.transformers.causal_lm import CausalLM
 
 if TYPE_CHECKING:
-    from specens.batch import Batch
+    from specens.decoding.batch import Batch
 
 
 @runtime_checkable
@@ -18,7 +18,7 @@ class Drafter(Protocol):
 
     One object serves many batches: what it has to remember of a request goes into `request.drafter_state`, which is
     None at first. Drafts may depend on the request's own prompt, text and rows, and on uniforms of the draft stream, as
-    those of `specens.verification.draft`; never on the batch around it, so that a seed gives one text.
+    those of `specens.decoding.verification.draft`; never on the batch around it, so that a seed gives one text.
 
     model: what it reads requests with, if that is no member: each batch makes a scorer for it, `scorer_of(OUTSIDE)`.
     prompt_of: the member whose prompts that model reads. has_probabilities: whether its drafts have one. estimates:

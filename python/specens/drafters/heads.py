@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specens.adapters.causal_lm import CausalLM
+from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter, check_place
-from specens.request import OUTSIDE, Request
-from specens.verification import draft
+from specens.engines.transformers.causal_lm import CausalLM
 
 if TYPE_CHECKING:
-    from specens.batch import Batch
+    from specens.decoding.batch import Batch
 
 
 class Heads(Drafter):

@@ -10,12 +10,12 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.fewer_layers import num_layers, with_layers
+from specens.decoding.request import OUTSIDE
 from specens.drafters.draft_model import OutsideModel
 from specens.drafters.drafter import Drafter, check_count, check_place
 from specens.drafters.member import MemberDrafter
-from specens.request import OUTSIDE
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.fewer_layers import num_layers, with_layers
 
 
 class LayerSkip(MemberDrafter):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specens.decoding.request import Request
+from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter
-from specens.request import Request
-from specens.verification import draft
 
 if TYPE_CHECKING:
-    from specens.batch import Batch
+    from specens.decoding.batch import Batch
 
 
 class MemberDrafter(Drafter):

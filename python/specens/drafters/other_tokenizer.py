@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specens.adapters.causal_lm import CausalLM
-from specens.adapters.load import check_unused, is_spec, load_both
-from specens.detokenizer import REPLACEMENT
+from specens.decoding.detokenizer import REPLACEMENT
+from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.statistics import Statistics
+from specens.decoding.verification import seeds_of_uniforms
 from specens.drafters.drafter import Drafter
-from specens.member import Member
-from specens.probing import reading_of
-from specens.request import OUTSIDE, Request
-from specens.statistics import Statistics
-from specens.verification import seeds_of_uniforms
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.load import check_unused, is_spec, load_both
+from specens.engines.transformers.member import Member
+from specens.engines.transformers.probing import reading_of
 from specens_kernels import sample, target_logprobs
 
 if TYPE_CHECKING:
-    from specens.batch import Batch
+    from specens.decoding.batch import Batch
 
 CONTEXT = 8  # tokens in front of the drafts: how a tokenizer decodes the first of them depends on those before
 ANCHORS = ("", "\n", "a", ".")  # texts in front of the drafts' text, where a tokenizer would begin it with a space

@@ -9,13 +9,13 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specens.adapters.causal_lm import CausalLM
+from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter, add_chosen, check_count
-from specens.request import Request
+from specens.engines.transformers.causal_lm import CausalLM
 from specens_kernels import NgramIndex
 
 if TYPE_CHECKING:
-    from specens.batch import Batch
+    from specens.decoding.batch import Batch
 
 CHOICES = ("recent", "frequent")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from specens.batch import Batch
-from specens.draft_lens import ByAcceptance, chain_lens, least_probability, most_drafts
+from specens.decoding.batch import Batch
+from specens.decoding.draft_lens import ByAcceptance, chain_lens, least_probability, most_drafts
+from specens.decoding.request import Request
+from specens.decoding.scorer import Scorer
+from specens.decoding.verification import draw, num_scored, verify
 from specens.drafters import MemberDrafter
-from specens.request import Request
 from specens.schedules.plan import Plan, member_that_drafts
-from specens.scorer import Scorer
-from specens.verification import draw, num_scored, verify
 
 
 class Alternate:

@@ -5,12 +5,12 @@ Source: Fu et al., ICML 2025, section 3.2; with an outside drafter, Leviathan et
 
 from __future__ import annotations
 
-from specens.batch import Batch
-from specens.draft_lens import ByConfidence, chain_lens, least_probability
+from specens.decoding.batch import Batch
+from specens.decoding.draft_lens import ByConfidence, chain_lens, least_probability
+from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.verification import draw, verify
 from specens.drafters import Drafter, MemberDrafter
-from specens.request import OUTSIDE, Request
 from specens.schedules.plan import Plan
-from specens.verification import draw, verify
 
 
 class Fixed:

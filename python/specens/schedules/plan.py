@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from specens.draft_lens import DraftLen
+from specens.decoding.draft_lens import DraftLen
 from specens.drafters import Drafter
 from specens_kernels import DecisionTree, Replacement, Threshold, Typical
 

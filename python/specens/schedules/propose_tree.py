@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specens.draft_tree import DraftTree
-from specens.member import Member
-from specens.request import Request
+from specens.decoding.draft_tree import DraftTree
+from specens.decoding.request import Request
+from specens.decoding.verification import draw_best_children, draw_siblings
+from specens.engines.transformers.member import Member
 from specens.schedules.plan import TreePlan
-from specens.verification import draw_best_children, draw_siblings
 from specens_kernels import TokenTree
 
 SIBLINGS = {"top": None, "sampled": "without_replacement", "independent": "with_replacement"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specens.batch import Batch
+from specens.decoding.batch import Batch
+from specens.decoding.verification import draw
 from specens.schedules.plan import Plan
-from specens.verification import draw
 
 
 class Standard:

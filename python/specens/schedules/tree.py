@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specens.batch import Batch
-from specens.request import Request
+from specens.decoding.batch import Batch
+from specens.decoding.request import Request
+from specens.decoding.verification import verify_draft_tree
 from specens.schedules.plan import Plan, member_that_drafts
 from specens.schedules.propose_tree import propose_tree
-from specens.verification import verify_draft_tree
 
 
 class Tree:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from specens.adapters.load import load_model, load_tokenizer
 from specens.adapters.vllm.versions import check_version
+from specens.engines.transformers.load import load_model, load_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB = 12

@@ -21,7 +21,7 @@ from transformers.generation import utils
 
 from specens.adapters.transformers.gumbel import sample_by_gumbel
 from specens.adapters.transformers.verification import RULES, Verification
-from specens.kv_cache import check_capacity
+from specens.engines.transformers.kv_cache import check_capacity
 
 CURRENT: ContextVar[Verification | None] = ContextVar("the assisted generation that runs in this thread", default=None)
 OWNERS: dict[str, Any] = {

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from specens.adapters.logits_processors import split_processors
 from specens.adapters.transformers.row import Row
 from specens.adapters.transformers.settings import check_settings, processors_of_row, prompts_of
+from specens.decoding.request import Ensemble, Event
+from specens.engines.transformers.logits_processors import split_processors
 from specens.generate import SpeculativeEnsemble
-from specens.jobs import Job
-from specens.request import Ensemble, Event
 from specens.schedules import TreePlan
+from specens.settings.jobs import Job
 from specens_kernels import Sampling
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from specens.adapters.logits_processors import in_one_pass, split_processors
+from specens.engines.transformers.logits_processors import in_one_pass, split_processors
 from specens_kernels import Sampling, sample
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens.request import Event
+from specens.decoding.request import Event
 
 
 class Row:

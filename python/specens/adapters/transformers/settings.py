@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PrefixConstrainedLogitsProcessor
 
-from specens.adapters.generation_config import REFUSED
+from specens.engines.transformers.generation_config import REFUSED
 
 DONE_BY_GENERATE = ("num_return_sequences", "max_time", "token_healing")  # before and around what it leaves to us
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {  # of the fields of a generation config that ask for something else

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from specens.adapters.logits_processors import in_one_pass, split_processors
+from specens.engines.transformers.logits_processors import in_one_pass, split_processors
 from specens_kernels import Mixture, Sampling, Status, Verdict, verify_chain
 
 CHOOSES_THE_MOST_LIKELY = ("SinglePositionMultiTokenCandidateGenerator",)  # whatever the distribution it reports

@@ -1,0 +1,1 @@
+"""Comparisons, measurements, plans, and pages that show them."""

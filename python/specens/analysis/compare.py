@@ -1,0 +1,234 @@
+"""The same job under several schedules, measured side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specens.decoding.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus, outside_speedup
+from specens.decoding.statistics import Statistics
+from specens.generate import SpeculativeEnsemble
+from specens.schedules.plan import TreePlan
+from specens.settings.jobs import derived_seed
+from specens_kernels import Sampling
+
+WARM_UP_TOKENS = 8
+WORTHWHILE = 1.02
+EXPLAINED = 0.15  # a measured speed-up this far below the ideal one is explained
+
+
+@dataclass
+class Row:
+    """What one schedule reached: rates and times are medians over its runs, counts are means, acceptance is pooled.
+
+    speedup: tokens per second by those of the baseline. ideal_speedup: what the acceptance allows
+        (`specens.decoding.ideal`), None for `alternate` with longer chains, for lengths that adapt, for drafters that
+        are no members, and for `tree`, where a token has several chances. paper_speedup: the paper's ideal of `fixed`,
+        which has no bonus tokens. tree: of the schedule `tree`, None elsewhere.
+    forwards: of each member. forward_ms: one forward of one member, prompts aside. other_share: of the whole time,
+        outside forwards. prompt_share: of the whole time, in the forwards that read the prompts.
+    """
+
+    schedule: str
+    rule: str
+    draft_lens: list[int | str]
+    tokens_per_second: float
+    tokens_per_second_range: tuple[float, float]
+    speedup: float
+    ideal_speedup: float | None
+    paper_speedup: float | None
+    acceptance_rate: float | None
+    forwards: list[float]
+    model_calls: float
+    forward_ms: float
+    other_share: float
+    prompt_share: float
+    tree: str | None
+    runs: list[dict]
+
+
+@dataclass
+class Comparison:
+    """The rows of a comparison, what they say in sentences, and whether Ctrl-C ended it early."""
+
+    rows: list[Row]
+    findings: list[str]
+    max_new_tokens: int
+    repeats: int
+    interrupted: bool
+
+    def to_dict(self) -> dict:
+        """Everything as plain values for JSON."""
+        return asdict(self)
+
+
+def compare(
+    ensembles: Sequence[SpeculativeEnsemble],
+    prompt: Any,
+    *,
+    max_new_tokens: int = 128,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    chat: bool = False,
+    repeats: int = 3,
+    on_run: Callable[[str, int], None] | None = None,
+) -> Comparison:
+    """Run the same job with every ensemble, which differ in their schedules only; the first is the baseline.
+
+    Runs are interleaved and repeated, after a short warm-up; run r of each ensemble has the same seed, derived from
+    `seed` and r. No end of sequence stops them, so that all write `max_new_tokens`, and the generation configs of the
+    members are left out. on_run: called before a run with its schedule and its number, 0 being the warm-up. Ctrl-C ends
+    the comparison with the runs that are complete.
+    """
+    runs: list[list[Statistics]] = [[] for _ in ensembles]
+    interrupted = False
+    jobs = [(repeat, place) for repeat in range(repeats + 1) for place in range(len(ensembles))]
+    try:
+        for repeat, place in jobs:
+            ensemble, is_warm_up = ensembles[place], repeat == 0
+            if on_run is not None:
+                on_run(ensemble.schedule_name, repeat)
+            generation = ensemble.generate(
+                prompt,
+                max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens) if is_warm_up else max_new_tokens,
+                sampling=sampling,
+                seed=derived_seed(seed, 0, repeat),
+                chat=chat,
+                stop_tokens=(),
+                generation_config="none",
+            )
+            interrupted = generation.interrupted
+            if interrupted:
+                break
+            if not is_warm_up:
+                runs[place].append(generation.statistics)
+    except KeyboardInterrupt:  # between the runs
+        interrupted = True
+    complete = [place for place in range(len(ensembles)) if runs[place]]
+    rows = [_row(ensembles[place], runs[place], runs[0]) for place in complete]
+    return Comparison(rows, _findings(rows), max_new_tokens, repeats, interrupted)
+
+
+def with_other_schedules(
+    ensemble: SpeculativeEnsemble,
+    fixed_draft_len: int | None = None,
+    tree: TreePlan | Sequence[int] | None = None,
+    rules: Sequence[str] = ("token",),
+) -> list[SpeculativeEnsemble]:
+    """An ensemble under `standard`, and with its drafter and lengths under those that suit its number of members.
+
+    fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
+    without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule. A drafter that is no
+    member is compared under `fixed` alone. Raises ValueError for a lone member without such a drafter, and for trees
+    where a member's cache cannot hold them.
+    """
+    plan, members = ensemble.plan, ensemble.models
+    is_member = isinstance(plan.drafter, int)
+    if plan.num_members < 2 and is_member:
+        raise ValueError("models: expected two members or more to compare schedules, got 1")
+    fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
+    lens: dict[str, Any] = {"fixed": fixed_lens, "alternate": plan.draft_lens}
+    if tree is not None:
+        lens["tree"] = None
+    if not is_member:  # it takes one length, and has no part in "alternate"
+        lens = {name: own[0] for name, own in lens.items() if name != "alternate"}
+    what = (members, ensemble.tokenizer, ensemble.ensemble)
+    standard = SpeculativeEnsemble(*what, schedule="standard", rule=rules[0])
+    drafters = dict.fromkeys(lens, plan.drafter) | {"alternate": plan.proposes_first}
+    trees = {"tree": tree}
+    others = [
+        SpeculativeEnsemble(*what, lens[name], name, drafter=drafters[name], tree=trees.get(name), rule=rule)
+        for name in lens
+        for rule in rules
+    ]
+    return [standard, *others]
+
+
+def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[Statistics]) -> Row:
+    name, plan = ensemble.schedule_name, ensemble.plan
+    rates = [run.tokens_per_second for run in runs]
+    tested = sum(sum(run.tested) for run in runs)
+    acceptance = sum(sum(run.accepted) for run in runs) / tested if tested else None
+    ideal, paper = _ideals(ensemble, acceptance, runs, baseline)
+    return Row(
+        schedule=name,
+        rule=str(plan.rule),
+        draft_lens=[length if isinstance(length, int) else str(length) for length in plan.draft_lens],
+        tokens_per_second=statistics.median(rates),
+        tokens_per_second_range=(min(rates), max(rates)),
+        speedup=statistics.median(rates) / statistics.median(run.tokens_per_second for run in baseline),
+        ideal_speedup=ideal,
+        paper_speedup=paper,
+        acceptance_rate=acceptance,
+        forwards=[statistics.mean(counts) for counts in zip(*(run.forwards for run in runs), strict=True)],
+        model_calls=statistics.mean(run.model_calls for run in runs),
+        forward_ms=1000 * statistics.median(run.seconds_per_forward for run in runs),
+        other_share=statistics.median(run.overhead_seconds / run.seconds for run in runs),
+        prompt_share=statistics.median(run.prompt_seconds / run.seconds for run in runs),
+        tree=str(plan.tree) if ensemble.uses_trees else None,
+        runs=[run.to_dict() for run in runs],
+    )
+
+
+def _ideals(
+    ensemble: SpeculativeEnsemble, acceptance: float | None, runs: list[Statistics], baseline: list[Statistics]
+) -> tuple[float | None, float | None]:
+    """The ideal speed-up of the schedule as it runs, and that of the paper where it is another."""
+    name, plan = ensemble.schedule_name, ensemble.plan
+    if name == "standard":
+        return 1.0, None
+    if acceptance is None or ensemble.uses_trees:
+        return None, None
+    if name == "alternate":
+        return (alternate_speedup(acceptance, plan.num_members) if set(plan.draft_lens) == {1} else None), None
+    draft_len = plan.draft_lens[plan.drafter] if isinstance(plan.drafter, int) else None
+    if not isinstance(plan.drafter, int) or not isinstance(draft_len, int):
+        return None, None
+    costs = [sum(run.forward_seconds[index] for run in baseline) for index in range(plan.num_members)]
+    if not plan.drafter_counts:  # then the baseline does without it
+        forwards = sum(run.forwards[plan.drafter] for run in runs)
+        own = sum(run.forward_seconds[plan.drafter] for run in runs) / forwards
+        return outside_speedup(draft_len, acceptance, own * sum(run.emitted for run in baseline) / sum(costs)), None
+    cost = costs[plan.drafter] / (sum(costs) - costs[plan.drafter])
+    return fixed_speedup(draft_len, acceptance, cost), fixed_speedup_without_bonus(draft_len, acceptance, cost)
+
+
+def _findings(rows: list[Row]) -> list[str]:
+    """What a reader should take from the numbers, in sentences; the first says whether speculation pays."""
+    if len(rows) < 2:
+        return []
+    standard, *others = rows
+    several = len({row.rule for row in rows}) > 1
+
+    def name(row: Row) -> str:
+        return f"{row.schedule} by rule {row.rule}" if several else row.schedule
+
+    best = max(others, key=lambda row: row.tokens_per_second)
+    if best.speedup >= WORTHWHILE:
+        found = [f"{name(best)} writes {best.speedup:.2f} times as many tokens a second as {standard.schedule}."]
+    else:
+        speed = f"runs at {best.speedup:.2f} times the speed of {standard.schedule}"
+        found = [f"Speculation does not pay here: the best of it, {name(best)}, {speed}."]
+    if standard.model_calls < sum(standard.forwards):
+        found.append(f"Members share weights, so {standard.schedule} forwards them as one batch: hard to beat.")
+    found += [_explanation(name(row), row, standard) for row in others if _share_of_ideal(row) < 1 - EXPLAINED]
+    return found + [
+        f"Without bonus tokens, as in the paper, the ideal of {name(row)} would be {row.paper_speedup:.2f}."
+        for row in others
+        if row.paper_speedup is not None
+    ]
+
+
+def _share_of_ideal(row: Row) -> float:
+    return 1.0 if row.ideal_speedup is None else row.speedup / row.ideal_speedup
+
+
+def _explanation(name: str, row: Row, standard: Row) -> str:
+    return (
+        f"{name} reaches {_share_of_ideal(row):.0%} of its ideal: "
+        f"one of its forwards, which read several tokens, takes {row.forward_ms:.1f} ms "
+        f"({standard.schedule}: {standard.forward_ms:.1f} ms); {row.other_share:.1%} of its time is outside forwards "
+        f"({standard.schedule}: {standard.other_share:.1%})."
+    )

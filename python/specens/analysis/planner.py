@@ -1,0 +1,230 @@
+"""Which schedule pays: tokens a second of each, predicted from what forwards cost and how often drafts are accepted.
+
+A text's acceptance is known at each of its positions for each member as a drafter: the chance that its draft is taken
+there, sum(min(member, target)) over the vocabulary. Along these positions the rules of a schedule are followed step by
+step, with as many members as there are and every draft length, and each forward costs what one of so many tokens costs.
+At one acceptance and one cost everywhere the results are those of `specens.decoding.ideal`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from specens.analysis.simulation import Simulation
+from specens.settings.arguments import places_read_together
+
+REPEATS = 16
+MOST_COMBINATIONS = 100
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """Seconds of a forward of the members at some places, who share weights; of one member in most cases.
+
+    seconds: by the number of tokens; between the numbers measured, and beyond them, it is taken to grow evenly.
+    prompt: of the forward that reads the prompt.
+    """
+
+    seconds: dict[int, float]
+    prompt: float
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds of a forward of so many tokens."""
+        counts = sorted(self.seconds)
+        if num_tokens in self.seconds or len(counts) == 1:
+            return self.seconds.get(num_tokens, self.seconds[counts[0]])
+        above = next((place for place, count in enumerate(counts) if count > num_tokens), len(counts) - 1)
+        low, high = counts[max(above, 1) - 1], counts[max(above, 1)]
+        share = (num_tokens - low) / (high - low)
+        return self.seconds[low] + share * (self.seconds[high] - self.seconds[low])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What predictions are made from.
+
+    costs: by the places that are read together. outside: seconds outside forwards for each forward.
+    acceptance: of each text, and each member as the drafter, the chance of acceptance at every position.
+    counted: the places with a weight. weights: of the places; of members that share weights the heaviest drafts.
+    groups: the places of members that share weights. least: of each member as the drafter, the acceptance that theorem
+    3.2 of Fu et al. promises for any text, or None where it does not hold. looked_up: of each text, at every position,
+    how many tokens a lookup drafts there, and how many of them are those that follow; empty where none was asked for.
+    """
+
+    costs: dict[tuple[int, ...], GroupCost]
+    outside: float
+    acceptance: list[list[list[float]]]
+    counted: tuple[int, ...]
+    weights: tuple[float, ...]
+    groups: list[list[int]]
+    least: tuple[float, ...] | None = None
+    looked_up: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    @property
+    def num_members(self) -> int:
+        """How many members there are."""
+        return len(self.weights)
+
+    def mean_acceptance(self) -> list[float]:
+        """Of each member as the drafter."""
+        joined = [list(itertools.chain(*texts)) for texts in zip(*self.acceptance, strict=True)]
+        return [sum(chances) / len(chances) for chances in joined]
+
+    def to_dict(self) -> dict:
+        """Plain values for JSON, with the places that are read together as text: "0", "0,1"."""
+        costs = {",".join(map(str, places)): asdict(cost) for places, cost in self.costs.items()}
+        means = self.mean_acceptance()
+        return {"costs": costs, "outside": self.outside, "acceptance": means, "groups": self.groups}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule with its settings, as `SpeculativeEnsemble` takes them.
+
+    drafter: a member, or what the command line calls a lookup, for which the lengths are all the same.
+    """
+
+    schedule: str
+    draft_lens: tuple[int, ...]
+    drafter: int | str | None = None
+
+    def __str__(self) -> str:
+        if self.schedule == "standard":
+            return self.schedule
+        lens = ",".join(map(str, self.draft_lens if self.schedule == "alternate" else self.draft_lens[:1]))
+        return f"{self.schedule} {lens}" + ("" if self.drafter is None else f", drafter {self.drafter}")
+
+    @property
+    def reads_alone(self) -> int | None:
+        """The member that is fed before the others, the drafter of `fixed`; None under other schedules."""
+        return None if self.schedule != "fixed" or isinstance(self.drafter, str) else self.drafter or 0
+
+    def read_together(self, groups: list[list[int]]) -> list[list[int]]:
+        """The places that the same forwards score. groups: those of members that share weights."""
+        return places_read_together(self.schedule, groups, self.reads_alone)
+
+    @property
+    def options(self) -> str:
+        """For the command line."""
+        counted = self.draft_lens[:1] if isinstance(self.drafter, str) else self.draft_lens
+        lens = "" if self.schedule == "standard" else f" --draft-lens {','.join(map(str, counted))}"
+        return f"--schedule {self.schedule}{lens}" + ("" if self.drafter is None else f" --drafter {self.drafter}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a candidate is expected to reach.
+
+    speedup: by the tokens a second of `standard`. forwards: of each member, for one token of the text, those that read
+    prompts aside. acceptance: accepted among tested drafts; None for `standard`. least_speedup: what the weights alone
+    promise, for any text, at these costs; None where they promise nothing.
+    """
+
+    candidate: Candidate
+    tokens_per_second: float
+    speedup: float
+    forwards: list[float] = field(default_factory=list)
+    acceptance: float | None = None
+    least_speedup: float | None = None
+
+    def to_dict(self) -> dict:
+        """Everything as plain values for JSON."""
+        return asdict(self) | {"options": self.candidate.options}
+
+
+def candidates(num_members: int, longest: int, lookup: str | None = None) -> Iterator[Candidate]:
+    """Every schedule of chains with draft lengths up to `longest`; of many members' lengths only the small ones mix.
+
+    lookup: what the command line calls a drafter that looks up, which then drafts too.
+    """
+    yield Candidate("standard", (1,) * num_members)
+    members = range(num_members) if num_members > 1 else ()
+    for drafter in [*members, *([] if lookup is None else [lookup])]:
+        for draft_len in range(1, longest + 1):
+            yield Candidate("fixed", (draft_len,) * num_members, drafter)
+    if num_members < 2:
+        return
+    mixed = max((top for top in range(1, longest + 1) if top**num_members <= MOST_COMBINATIONS), default=1)
+    even = [(draft_len,) * num_members for draft_len in range(mixed + 1, longest + 1)]
+    for lens in [*itertools.product(range(1, mixed + 1), repeat=num_members), *even]:
+        yield Candidate("alternate", lens)
+    for drafter in range(num_members):
+        for draft_len in range(1, longest + 1):
+            yield Candidate("alternate", (draft_len,) * num_members, drafter)
+
+
+def predict_all(measured: Measured, chosen: Sequence[Candidate], *, seed: int = 0) -> list[Prediction]:
+    """The predictions of some candidates, the fastest first; speed-ups are over `standard`, chosen or not."""
+    baseline = predict(measured, Candidate("standard", (1,) * measured.num_members), seed=seed)
+    found = [predict(measured, candidate, baseline.tokens_per_second, seed=seed) for candidate in chosen]
+    return sorted(found, key=lambda prediction: -prediction.tokens_per_second)
+
+
+def predict(measured: Measured, candidate: Candidate, baseline: float | None = None, *, seed: int = 0) -> Prediction:
+    """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
+    places = candidate.read_together(measured.groups)
+    costs = [measured.costs[tuple(group)] for group in places]
+    random_numbers = random.Random(seed)
+
+    def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
+        lookups = measured.looked_up or [[]] * len(texts)
+        pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
+        runs = [simulate(measured, candidate, places, text, random_numbers, found) for text, found in pairs]
+        seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
+        return runs, sum(run.num_tokens for run in runs) / seconds
+
+    runs, rate = run_all(measured.acceptance)
+    num_tokens = sum(run.num_tokens for run in runs)
+    tested = sum(run.num_tested for run in runs)
+    later = [sum(len(run.reads[group]) for run in runs) for group in range(len(places))]
+    group_of = {place: number for number, group in enumerate(places) for place in group}
+    least = None
+    if measured.least is not None and tested and not isinstance(candidate.drafter, str):
+        least = run_all([[[chance] * runs[0].num_tokens for chance in measured.least]])[1] / (baseline or rate)
+    return Prediction(
+        candidate,
+        rate,
+        rate / (baseline or rate),
+        [later[group_of[place]] / num_tokens for place in range(measured.num_members)],
+        sum(run.num_accepted for run in runs) / tested if tested else None,
+        least,
+    )
+
+
+def simulate(
+    measured: Measured,
+    candidate: Candidate,
+    places: list[list[int]],
+    text: list[list[float]],
+    random_numbers: random.Random,
+    looked_up: Sequence[tuple[int, int]] = (),
+) -> Simulation:
+    """One text under a candidate. places: that are read together; text: the acceptance of each member."""
+    run = Simulation(places, text, measured.counted, random_numbers)
+    if candidate.schedule == "standard":
+        run.standard()
+    elif isinstance(candidate.drafter, str):
+        run.looked_up(looked_up, candidate.draft_lens[0])
+    elif candidate.schedule == "fixed":
+        drafter = candidate.reads_alone or 0
+        run.fixed(drafter, candidate.draft_lens[drafter])
+    elif candidate.schedule != "alternate":
+        raise ValueError(f"schedule: expected standard, fixed or alternate to predict, got {candidate.schedule!r}")
+    else:
+        proposers = [
+            max(group, key=lambda place: (place == candidate.drafter, abs(measured.weights[place]))) for group in places
+        ]
+        run.alternate(proposers, candidate.draft_lens, candidate.drafter)
+    return run
+
+
+def _seconds(run: Simulation, costs: Sequence[GroupCost], outside: float) -> float:
+    total = 0.0
+    for group, (reads, cost) in enumerate(zip(run.reads, costs, strict=True)):
+        total += sum(times * (cost.of(num_tokens) + outside) for num_tokens, times in Counter(reads).items())
+        total += (cost.prompt + outside) * run.has_read(group)
+    return total

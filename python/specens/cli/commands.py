@@ -1,0 +1,119 @@
+"""What the commands do once models are loaded: generate, compare or plan, and print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specens.analysis.compare import with_other_schedules
+from specens.analysis.measure import measure, measure_weights
+from specens.analysis.planner import candidates, predict_all
+from specens.analysis.speedup_plot import check_picture, picture_title, plot_speedups
+from specens.cli import display
+from specens.cli.exits import Output, errors, print_json
+from specens.cli.progress import progress
+from specens.decoding.request import Event
+from specens.drafters import PromptLookup
+from specens.files.trace_file import traced
+from specens.generate import SpeculativeEnsemble
+from specens.schedules import TreePlan
+
+__all__ = ["PlanFor", "check_picture", "compare", "describe", "generate", "plan", "with_chat_of"]
+
+
+def describe(models: list[str], ensemble: SpeculativeEnsemble) -> dict[str, Any]:
+    """What a trace says about the run."""
+    lens = [length if isinstance(length, int) else str(length) for length in ensemble.plan.draft_lens]
+    trees = {"tree": str(ensemble.plan.tree)} if ensemble.uses_trees else {}
+    schedule, target = ensemble.schedule_name, str(ensemble.ensemble)
+    return {"models": models, "schedule": schedule, "draft_lens": lens, "ensemble": target} | trees
+
+
+def generate(
+    models: list[str], ensemble: SpeculativeEnsemble, job: dict, trace: Path | None, stream: bool, json: bool
+) -> bool:
+    """Generate one text and print it; True if it was interrupted."""
+    output = Output()
+    num_shown = 0
+
+    def show(events: list[Event]) -> None:
+        nonlocal num_shown
+        display.print_events(output, events)
+        num_shown += len(events)
+
+    with traced(trace, describe(models, ensemble)) as (on_round, on_text):
+        generation = ensemble.generate(**job, on_tokens=show if stream and not json else None, on_round=on_round)
+        on_text(generation)
+    if json:
+        print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
+    else:
+        if stream:
+            display.print_events(output, generation.events[num_shown:])  # where Ctrl-C came while they were printed
+        output.print("" if stream else generation.text, soft_wrap=True, highlight=False, markup=False)
+        errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
+    return generation.interrupted
+
+
+def compare(
+    models: list[str],
+    standard: SpeculativeEnsemble,
+    job: dict,
+    fixed_draft_len: int | None,
+    tree: TreePlan | None,
+    json: bool,
+    rules: Sequence[str],
+) -> bool:
+    """Compare and print; True if it was interrupted."""
+    ensembles = with_other_schedules(standard, fixed_draft_len, tree, rules)
+    comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(standard, job))
+    if json:
+        print_json({"models": models} | comparison.to_dict())
+    else:
+        display.show_comparison(Output(), comparison)
+    return comparison.interrupted
+
+
+@dataclass(frozen=True)
+class PlanFor:
+    """What is planned for beside members: lengths up to `longest`, and a lookup, on the command line `drafter`."""
+
+    longest: int
+    lookup: PromptLookup | None
+    drafter: str
+
+
+def plan(
+    models: list[str], ensemble: SpeculativeEnsemble, job: dict, wanted: PlanFor, plot: Path | None, json: bool
+) -> None:
+    """Measure, predict and print, and then draw the picture where a path for it is given."""
+    job = with_chat_of(ensemble, job)
+    outside = None if wanted.lookup is None else wanted.drafter
+    chosen = list(candidates(ensemble.plan.num_members, wanted.longest, outside))
+    with progress(errors, "measuring") as shown:
+        measured = measure(ensemble, **job, candidates=chosen, lookup=wanted.lookup, on_step=shown.say)
+        shown.say("predicting")
+        predictions = predict_all(measured, chosen)
+    if json:
+        found = {"measured": measured.to_dict(), "predictions": [one.to_dict() for one in predictions]}
+        print_json({"models": models, "best": predictions[0].candidate.options} | found)
+    else:
+        display.show_plan(Output(), measured, predictions, _names(models))
+    if plot is not None:  # at the end, so that Ctrl-C only costs the picture
+        with progress(errors, "measuring other weights") as shown:
+            texts = {name: value for name, value in job.items() if name != "repeats"}
+            by_weight = measure_weights(ensemble, measured, **texts, on_step=shown.say)
+            shown.say("predicting other weights")
+            title = picture_title(models, job["sampling"], ensemble)
+            plot_speedups(plot, predictions, by_weight, _names(models), title)
+
+
+def _names(models: list[str]) -> list[str]:
+    return [f"member {place}" for place in range(len(models))]
+
+
+def with_chat_of(ensemble: SpeculativeEnsemble, job: dict[str, Any]) -> dict[str, Any]:
+    """The job with the chat template in use, unless it says otherwise, where the tokenizer has one."""
+    has_template = getattr(ensemble.tokenizer, "chat_template", None) is not None
+    return job | {"chat": has_template if job["chat"] is None else job["chat"]}

@@ -1,0 +1,330 @@
+"""The command `specens`: generate text from an ensemble, compare schedules, examine an installation."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specens.__main__ import INTERRUPTED
+from specens.cli import options
+from specens.cli.exits import Command, Output, errors, print_json
+from specens.cli.openmp import wait_briefly
+from specens.cli.progress import loading
+from specens.files.json_lines import STANDARD, is_stream
+
+if TYPE_CHECKING:
+    from specens.generate import SpeculativeEnsemble
+
+app = typer.Typer(
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes leave 20 columns of 80 for the words, and cut longer ones
+)
+
+# The prompts of a file are checked for themselves, and so is the seed.
+WITHOUT_EFFECT_ON_TEXTS = {"input", "output", "trace", "batch_size", "device", "threads", "stream", "json", "seed"}
+PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight: NAME.png, .svg, .pdf, ..."
+PLANNED_HELP = "lookup[:LONGEST]: plan for prompt lookup, and not for members only. Of a lone model the default."
+DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
+
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        help="standard, fixed, alternate or tree. Default: alternate, or what --tree and --drafter say; of a lone "
+        "member fixed, with prompt lookup."
+    ),
+]
+Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
+Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
+Question = Annotated[list[str] | None, typer.Option("--prompt", help="Once for all members, or once for each.")]
+RunLength = Annotated[int, typer.Option(min=1, help="Every run writes exactly so many.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Interleaved runs of each schedule; medians are shown.")]
+Longest = Annotated[int, typer.Option(min=1, help="Draft lengths are tried up to this one.")]
+Planned = Annotated[str | None, typer.Option("--drafter", help=PLANNED_HELP)]
+Traced = Annotated[
+    Path,
+    typer.Argument(help="A file that generate --trace wrote. Standard input: -"),
+]
+FixedDraftLen = Annotated[int | None, typer.Option(min=1, help="Of the schedule fixed. Default: as --draft-lens.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        Output().print(f"specens {metadata.version('specens-kernels')}", highlight=False)
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+]
+
+
+@app.callback()
+def about(version: Version = False) -> None:
+    """Text from speculative ensembles of language models."""
+
+
+@app.command(cls=Command, short_help="Generate text from an ensemble of models.")
+def generate(
+    context: typer.Context,
+    models: options.Models,
+    weights: options.Weights = None,
+    logit_weights: options.LogitWeights = None,
+    contrast: options.Contrast = None,
+    plausibility: options.Plausibility = None,
+    schedule: Schedule = None,
+    draft_lens: options.DraftLens = None,
+    tree: options.Tree = None,
+    tree_nodes: options.TreeNodes = None,
+    drafter: options.Drafter = None,
+    rule: options.Rule = "token",
+    prompt: options.Prompt = None,
+    chat: options.Chat = None,
+    temperature: options.ModelTemperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    min_new_tokens: options.MinNewTokens = None,
+    stop: options.Stop = None,
+    generation_config: options.GenerationConfig = "model",
+    seed: Seed = None,
+    input: options.Input = None,
+    output: options.Output = None,
+    batch_size: options.BatchSize = 8,
+    samples: options.Samples = 1,
+    exact: options.Exact = False,
+    trace: options.Trace = None,
+    dtype: options.Dtype = "bf16",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    stream: Stream = True,
+    json: options.Json = False,
+) -> None:
+    """Generate text from the ensemble of MODELS, by speculation among them.
+
+    With --input, --output or --samples, texts are JSON lines, each on the disk as soon as it is finished.
+    """
+    from specens.cli import commands
+    from specens.cli.file_run import FileRun, Files
+
+    files = Files(input, output, trace, batch_size, samples, exact)
+    files.check()
+    if json and files.are_many:
+        raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    others: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "stop_strings": stop,
+        "generation_config": options.parse_generation_config(generation_config),
+    }
+    options.as_sampling(**sampling)  # raises before any model is loaded
+    given = {name: value for name, value in (sampling | others).items() if value is not None}
+    job = _job(prompt, chat, input, seed=seed, **given)
+    mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    trees = options.parse_tree(tree, tree_nodes)
+    if trees is not None and schedule not in (None, "tree"):
+        raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
+    run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
+    placement = options.Placement(dtype, device, threads)
+    how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}
+    ensemble = _load(models, placement, mixture, draft_lens, **how)
+    job = commands.with_chat_of(ensemble, job)
+    if run is not None:
+        run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
+        return
+    interrupted = commands.generate(models, ensemble, job, trace, stream, json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(cls=Command, short_help="Measure the same job under every schedule.")
+def compare(
+    models: options.Models,
+    weights: options.Weights = None,
+    logit_weights: options.LogitWeights = None,
+    contrast: options.Contrast = None,
+    plausibility: options.Plausibility = None,
+    draft_lens: options.DraftLens = None,
+    fixed_draft_len: FixedDraftLen = None,
+    tree: options.Tree = None,
+    tree_nodes: options.TreeNodes = None,
+    drafter: options.Drafter = None,
+    rule: options.Rules = "token",
+    prompt: Question = None,
+    chat: options.Chat = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    max_new_tokens: RunLength = 128,
+    seed: int = 0,
+    dtype: options.Dtype = "bf16",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    repeats: Repeats = 3,
+    json: options.Json = False,
+) -> None:
+    """Do the same job under standard, fixed, alternate and, with --tree, tree, and show what speculation gives.
+
+    Without --prompt, the job is to answer a question about Python.
+    """
+    from specens.cli import commands
+
+    sampling = options.as_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "repeats": repeats}
+    job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
+    mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    placement = options.Placement(dtype, device, threads)
+    trees = options.parse_tree(tree, tree_nodes)
+    ensemble = _load(models, placement, mixture, draft_lens, drafter=drafter)
+    interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json, rule.split(","))
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(cls=Command, short_help="Predict which schedule is the fastest.")
+def plan(
+    models: options.Models,
+    weights: options.Weights = None,
+    logit_weights: options.LogitWeights = None,
+    contrast: options.Contrast = None,
+    plausibility: options.Plausibility = None,
+    longest: Longest = 8,
+    drafter: Planned = None,
+    prompt: Question = None,
+    chat: options.Chat = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    max_new_tokens: RunLength = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Texts that acceptance is measured on.")] = 2,
+    seed: int = 0,
+    dtype: options.Dtype = "bf16",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timings of each forward; medians are taken.")] = 5,
+    plot: Annotated[Path | None, typer.Option(help=PLOT_HELP)] = None,
+    json: options.Json = False,
+) -> None:
+    """Predict the speed of every schedule and draft length from measured costs and acceptance, and pick the best.
+
+    Without --prompt, the texts answer a question about Python.
+    """
+    from specens.cli import commands
+
+    sampling = options.as_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
+    job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
+    mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    placement = options.Placement(dtype, device, threads)
+    lookup = options.parse_planned(drafter, len(models))
+    if plot is not None:
+        commands.check_picture(plot)
+    ensemble = _load(models, placement, mixture, None, schedule="standard")
+    commands.plan(models, ensemble, job, commands.PlanFor(longest, lookup, drafter or "lookup"), plot, json)
+
+
+@app.command(cls=Command, short_help="Make an HTML page of a trace.")
+def show(
+    trace: Traced,
+    output: Annotated[Path | None, typer.Option(help="Default: TRACE.html. Standard output: -")] = None,
+) -> None:
+    """Make one HTML page of TRACE: who proposed each token, what was accepted, and where the time went."""
+    from specens.analysis.trace_page import render_page
+    from specens.analysis.trace_reader import read_trace
+
+    page = output or (STANDARD if is_stream(trace) else trace.with_suffix(".html"))
+    options.check_file("TRACE", trace)
+    options.check_place("--output", page)
+    if page.exists() and trace.exists() and page.samefile(trace):
+        raise ValueError(f"--output: expected another file than the trace, got {page}")
+    html = render_page(read_trace(trace))
+    if page == STANDARD:
+        sys.stdout.write(html)
+        return
+    page.write_text(html, encoding="utf-8")
+    Output().print(str(page), highlight=False, soft_wrap=True)
+
+
+@app.command(cls=Command, short_help="List the published methods.")
+def methods(json: options.Json = False) -> None:
+    """List published methods by what they choose on five axes; `SpeculativeEnsemble.from_preset` builds each."""
+    from specens.cli.display import methods_table
+    from specens.presets import PRESETS
+
+    if json:
+        print_json({name: method.to_dict() for name, method in PRESETS.items()})
+    else:
+        Output().print(methods_table(PRESETS))
+
+
+@app.command(cls=Command, short_help="Show versions, backends and hardware.")
+def doctor(json: options.Json = False) -> None:
+    """Show versions, backends and hardware, and why something is missing."""
+    from specens.cli.doctor import examine, report_dict, report_table
+
+    facts = examine()
+    if json:
+        print_json(report_dict(facts))
+    else:
+        Output().print(report_table(facts))
+
+
+def main() -> None:
+    """The entry point of the command."""
+    wait_briefly()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # rather than lose a text that the terminal cannot show
+    warnings.showwarning = _show_warning  # type: ignore[assignment]
+    app(prog_name="specens")
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    errors.print(f"Warning: {message}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None, **settings: Any) -> dict[str, Any]:
+    """The arguments of one generation; no prompt where a file has them."""
+    if input is not None and prompts:
+        raise ValueError("--prompt: expected none beside --input, which names a file of prompts")
+    prompt = None if input is not None else options.read_prompt(prompts)
+    return settings | {"prompt": prompt, "chat": chat}
+
+
+def _settings_of_texts(context: typer.Context) -> dict[str, Any]:
+    """The options that the texts depend on, as they were given."""
+    return {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS}
+
+
+def _load(
+    models: list[str],
+    placement: options.Placement,
+    mixture: Any,
+    draft_lens: str | None,
+    drafter: str | None = None,
+    **settings: Any,
+) -> SpeculativeEnsemble:
+    lens = None if draft_lens is None else options.parse_draft_lens(draft_lens)
+    with loading(errors, f"loading {', '.join(models)}"):
+        from specens import SpeculativeEnsemble
+
+        return SpeculativeEnsemble(
+            models,
+            ensemble=mixture,
+            draft_lens=lens,
+            drafter=None if drafter is None else options.parse_drafter(drafter, placement),
+            **settings,
+            **placement.apply(),
+        )

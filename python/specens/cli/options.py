@@ -1,0 +1,288 @@
+"""The options that the commands share, and how their texts become arguments."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specens.files.json_lines import is_stream
+
+if TYPE_CHECKING:
+    from specens.decoding.draft_lens import DraftLen
+    from specens.decoding.request import Ensemble
+    from specens.drafters import Drafter as Drafters
+    from specens.drafters import PromptLookup
+    from specens.schedules.plan import TreePlan
+    from specens.settings.prompts import MemberPrompts
+    from specens_kernels import Sampling
+
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        help="Members: a Hugging Face folder or name (ORGANISATION/NAME[@REVISION]), a .gguf file or package:NAME, "
+        "each with an optional +ADAPTER."
+    ),
+]
+Weights = Annotated[str | None, typer.Option(help="Mix probabilities with these weights: 0.5,0.5. Default: equal.")]
+LogitWeights = Annotated[str | None, typer.Option(help="Mix logits with these weights, of any sign: 1.5,-0.5.")]
+Contrast = Annotated[float | None, typer.Option(help="Contrastive decoding: the weight of member 1, the amateur.")]
+Plausibility = Annotated[float | None, typer.Option(help="With --contrast: the share of the best probability needed.")]
+DraftLens = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens that a member drafts in a row: one number, or one a member: 5,1. Or a length that adapts: "
+        "confidence:THRESHOLD:MOST or acceptance:MOST:COST. Default: 1, and 8 of lookup."
+    ),
+]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="Who drafts under the schedules fixed and tree: the number of a member; and under fixed also model:MODEL, "
+        "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]. Default: 0."
+    ),
+]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="How drafts are accepted: token; gumbel (a seed is a text, whatever drafts it); under the schedule fixed "
+        "also block or typical."
+    ),
+]
+Rules = Annotated[str, typer.Option("--rule", help="token, gumbel, or both: token,gumbel.")]
+Tree = Annotated[str | None, typer.Option(help="Draft trees, with so many children on each level: 4,2,2.")]
+TreeNodes = Annotated[int | None, typer.Option(help="Draft trees of so many nodes, grown by probability.")]
+Prompt = Annotated[
+    list[str] | None, typer.Option(help="Once for all members, or once for each. Default: standard input.")
+]
+Chat = Annotated[bool | None, typer.Option(help="Use the chat template. Default: where the tokenizer has one.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16, fp16, torch's name for it, or auto, as stored.")]
+ModelTemperature = Annotated[
+    float | None,
+    typer.Option(help="0 takes the most likely token. Default: of the model's generation config, else 1."),
+]
+MaxNewTokens = Annotated[
+    int | None, typer.Option(min=0, help="Default: of the model's generation config, else 256.", show_default=False)
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(help="model: what no option says is as the model's generation config says. none: leave that out."),
+]
+Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
+Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the generation; may be repeated.")]
+MinNewTokens = Annotated[int | None, typer.Option(min=0, help="No end of sequence before so many tokens.")]
+Input = Annotated[
+    Path | None,
+    typer.Option(
+        "--input",
+        help="Prompts: JSON lines with a field prompt, or messages. Standard input: -",
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        help="Texts: JSON lines. The same command continues a run that ended. Standard output: -",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Texts that are generated at a time.")]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="The same text in any batch: a forward for each text, so that none saves another."),
+]
+Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more than one are JSON lines.")]
+Trace = Annotated[Path | None, typer.Option("--trace", help="Write what happens in each round, for specens show.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def parse_numbers(text: str, kind: type, option: str) -> list[Any]:
+    """Numbers between commas. Raises ValueError naming the option."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{option}: expected numbers between commas, got {text!r}") from None
+
+
+def parse_ensemble(
+    num_models: int,
+    weights: str | None,
+    logit_weights: str | None,
+    contrast: float | None,
+    plausibility: float | None,
+) -> Ensemble | None:
+    """The ensemble that the options name, or None.
+
+    Raises ValueError where they contradict each other, or are not for so many models.
+    """
+    from specens_kernels import Contrastive, LogitMixture, Mixture
+
+    given = {"--weights": weights, "--logit-weights": logit_weights, "--contrast": contrast}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{named[1]}: expected at most one of {', '.join(given)}; got {' and '.join(named)}")
+    if plausibility is not None and contrast is None:
+        raise ValueError("--plausibility: expected --contrast beside it")
+    if contrast is not None:
+        if num_models != 2:
+            raise ValueError(f"--contrast: expected two MODELS, an expert and an amateur; got {num_models}")
+        return Contrastive(contrast, plausibility)
+    if logit_weights is not None:
+        return LogitMixture(_parse_weights(logit_weights, "--logit-weights", num_models))
+    return None if weights is None else Mixture(_parse_weights(weights, "--weights", num_models))
+
+
+def _parse_weights(text: str, option: str, num_models: int) -> list[float]:
+    weights = parse_numbers(text, float, option)
+    if len(weights) != num_models:
+        raise ValueError(f"{option}: expected {num_models} numbers, one for each of MODELS; got {len(weights)}")
+    return weights
+
+
+def as_sampling(**parameters: float | int | None) -> Sampling:
+    """The sampling parameters that were given. Raises ValueError where one is out of range."""
+    from specens_kernels import Sampling
+
+    return Sampling(**{name: value for name, value in parameters.items() if value is not None})  # type: ignore[arg-type]
+
+
+def parse_generation_config(text: str) -> str | None:
+    """As `generate` takes it. Raises ValueError where it is neither."""
+    if text not in ("model", "none"):
+        raise ValueError(f"--generation-config: expected model or none, got {text!r}")
+    return None if text == "model" else text
+
+
+def parse_drafter(text: str, placement: Placement) -> int | Drafters:
+    """The number of a member, or a drafter that is none. Raises ValueError where the text names neither."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    from specens import drafters
+
+    kind, _, setting = text.partition(":")
+    numbers = [int(part) for part in setting.split(",")] if setting.replace(",", "").isdigit() else []
+    if kind == "model" and setting:
+        return drafters.DraftModel(setting, **placement.apply())
+    if kind == "lookup" and (not setting or len(numbers) == 1):
+        return drafters.PromptLookup(max_match=numbers[0]) if numbers else drafters.PromptLookup()
+    if kind == "lookahead" and (not setting or len(numbers) == 1):
+        return drafters.Lookahead(*numbers[:1])
+    if kind == "skip" and numbers:
+        return drafters.LayerSkip(numbers)
+    if kind == "exit" and len(numbers) == 1:
+        return drafters.LayerSkip(exit_layer=numbers[0])
+    if text == "jacobi":
+        return drafters.Jacobi()
+    expected = "the number of a member, model:MODEL, lookup[:N], skip:N,N,..., exit:N, jacobi or lookahead[:N]"
+    raise ValueError(f"--drafter: expected {expected}; got {text!r}")
+
+
+def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:
+    """The lookup that `plan` looks at beside members. Raises ValueError where the text names another drafter."""
+    from specens.drafters import PromptLookup
+
+    if text is None:
+        return PromptLookup() if num_models == 1 else None
+    kind, _, longest = text.partition(":")
+    if kind != "lookup" or (":" in text and not longest.isdigit()):
+        raise ValueError(
+            f"--drafter: expected lookup or lookup[:LONGEST], got {text!r}; every member is planned for, and a model "
+            "that only drafts is a member of weight 0"
+        )
+    return PromptLookup(max_match=int(longest)) if longest else PromptLookup()
+
+
+def parse_draft_lens(text: str) -> DraftLen | list[int]:
+    """One length for all members, a number or one that adapts, or a list with a number for each."""
+    kind, _, setting = text.partition(":")
+    if kind in ("confidence", "acceptance"):
+        from specens.decoding.draft_lens import ByAcceptance, ByConfidence
+
+        parts = setting.split(":")
+        try:
+            first, second = parts
+            made = (float(first), int(second)) if kind == "confidence" else (int(first), float(second))
+        except ValueError:
+            form = "THRESHOLD:MOST" if kind == "confidence" else "MOST:COST"
+            raise ValueError(f"--draft-lens: expected {kind}:{form}, got {text!r}") from None
+        return ByConfidence(*made) if kind == "confidence" else ByAcceptance(*made)
+    lens = parse_numbers(text, int, "--draft-lens")
+    return lens[0] if len(lens) == 1 else lens
+
+
+def parse_tree(tree: str | None, tree_nodes: int | None) -> TreePlan | None:
+    """The draft trees that the options name, or None. Raises ValueError where both do."""
+    from specens.schedules.plan import TreePlan
+
+    if tree is not None and tree_nodes is not None:
+        raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")
+    if tree_nodes is not None:
+        return TreePlan(nodes=tree_nodes)
+    return None if tree is None else TreePlan(branches=tuple(parse_numbers(tree, int, "--tree")))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how models compute, as the options say."""
+
+    dtype: str
+    device: str | None
+    threads: int | None
+
+    def apply(self) -> dict[str, Any]:
+        """Set the threads of torch; `dtype` and `device` as arguments. Raises ValueError where the dtype is unknown."""
+        import torch
+
+        from specens.engines.transformers.load import as_dtype
+
+        dtype = as_dtype(self.dtype, "--dtype")
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return {"dtype": dtype, "device": self.device}
+
+
+def read_prompt(prompts: Sequence[str] | None) -> str | MemberPrompts:
+    """The prompt of all members, or one for each; without the option, standard input. Raises ValueError on none."""
+    if prompts:
+        from specens.settings.prompts import MemberPrompts
+
+        return prompts[0] if len(prompts) == 1 else MemberPrompts(prompts)
+    data = b"" if sys.stdin.isatty() else sys.stdin.buffer.read()
+    try:
+        text = data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        got = f"the byte 0x{data[error.start]:02x} at {error.start}"
+        raise ValueError(f"--prompt: expected text in UTF-8 on standard input, got {got}") from None
+    if not text:
+        raise ValueError("--prompt: expected a text, here or on standard input; got none")
+    return text
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raise ValueError where there is no file to be read."""
+    if is_stream(path):
+        return
+    if not path.exists() or path.is_dir():
+        raise ValueError(
+            f"{option}: expected a file, got {path}, which {'is a folder' if path.is_dir() else 'is not there'}"
+        )
+
+
+def check_place(option: str, path: Path) -> None:
+    """Raise ValueError where no file can be written at a path."""
+    if is_stream(path):
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option}: expected a file in a folder that there is, got {path}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option}: expected a place that can be written to, got {path}")

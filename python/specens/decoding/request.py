@@ -1,0 +1,381 @@
+"""One generation under way: what is settled, what is drafted, and where its text ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from specens.decoding.logit_rows import LogitRows
+from specens.decoding.masks import Constraint, Masks
+from specens.decoding.processors import LogitsProcessor
+from specens.decoding.statistics import OUTSIDE, Statistics
+from specens.decoding.text_stream import TextStream
+from specens.engines.token_ids import TokenIds
+from specens.targets import DenseTarget
+from specens_kernels import (
+    Contrastive,
+    DecisionTree,
+    LogitMixture,
+    Mixture,
+    Processing,
+    Replacement,
+    Sampling,
+    Status,
+)
+
+Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
+
+
+@dataclass
+class Event:
+    """One emitted token.
+
+    kind: "draft accepted", "recovered" (drawn after a rejection), "bonus" (drawn after a fully accepted chain) or
+        "standard" (drawn without speculation). proposer: the member whose draft it was, else None.
+    text: what the token adds to the text. logprob: under the target distribution, None unless asked for.
+    """
+
+    token: int
+    kind: str
+    proposer: int | None
+    text: str
+    logprob: float | None = None
+
+    def to_dict(self) -> dict:
+        """The fields as plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft token as it was tested.
+
+    proposer: the member, None for a drafter that is none. accepted: by the test, also where the text ended before it.
+    parent: in a tree, by its place among the drafts, -1 for the text itself.
+    """
+
+    token: int
+    proposer: int | None
+    accepted: bool
+    parent: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a generation has to do: the target distribution, the seed and where to stop.
+
+    prompts: token ids for each member. processing: logit bias and penalties of this request, without token tables.
+    logits_processors: called with ids [1, tokens] and logits [1, vocab] of a member, as those of transformers.
+    model_processors: in their place, a function of a prompt's length that makes those of its member.
+    constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next, or None.
+    rule: how drafts are accepted and tokens drawn, a rule of `specens_kernels.verify_chain`.
+    index: the number of the prompt, sample: of the text among those of its prompt.
+    """
+
+    prompts: Sequence[list[int]]
+    ensemble: Ensemble | None
+    sampling: Sampling
+    seed: int
+    max_new_tokens: int
+    stop_tokens: frozenset[int]
+    logprobs: bool = False
+    min_new_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    processing: Processing | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    model_processors: Callable[[int], Sequence[LogitsProcessor]] | None = None
+    constraint: Constraint | None = None
+    rule: Any = "token"
+    index: int = 0
+    sample: int = 0
+
+
+@dataclass
+class Chain:
+    """Draft tokens under test behind the settled ones: who proposed each."""
+
+    proposers: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.proposers)
+
+
+def counted_places(ensemble: Ensemble | None, num_places: int) -> tuple[int, ...]:
+    """The places whose weight is not 0; the others can only draft."""
+    if isinstance(ensemble, Mixture | LogitMixture) and ensemble.plausibility is None:
+        return tuple(place for place, weight in enumerate(ensemble.weights) if weight != 0)
+    return tuple(range(num_places))
+
+
+class Request:
+    """The state of one generation that schedules, drafters and tests work on.
+
+    sequence: the settled tokens, then the drafts. counted: the places in the ensemble with a part in the target.
+    rows: for each place the logits that its member has computed at the positions behind the settled tokens; one entry
+    more, `rows[OUTSIDE]`, for those of an outside drafter. lanes: where each set of weights reads it
+    (`decoding.scorer`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
+    hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
+    texts: what the logits processors of each place see.
+    num_readable: tokens below it have an embedding in every member. num_turns: how many turns an alternating schedule
+    has given it, last_turns: in which each lane read last.
+    """
+
+    def __init__(self, task: Task, tokenizer: Any | None, num_readable: int) -> None:
+        num_places = len(task.prompts)
+        self.task = task
+        self.num_readable = num_readable
+        self.statistics = Statistics.of(num_places)
+        self.sequence: list[int] = []
+        self.num_settled = 0
+        self.drafts = Chain()
+        self.rows = [LogitRows() for _ in range(num_places + 1)]
+        self.counted = counted_places(task.ensemble, num_places)
+        self.lanes: dict[int, Any] = {}
+        self.drafter_state: Any = None
+        self.measured: dict[int, Any] = {}
+        self.hidden: dict[int, tuple[int, Tensor]] = {}
+        self.texts: dict[int, TokenIds] = {}
+        self.events: list[Event] = []
+        self.num_turns = 0
+        self.last_turns: dict[int, int] = {}
+        self._started = time.perf_counter()
+        self._text = TextStream(tokenizer, task.stop_strings, skip_special_tokens=task.skip_special_tokens)
+        self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
+        self._processors: dict[int, Sequence[LogitsProcessor]] = {}
+        self._excluded_at: int | None = None
+        self._num_delivered = 0
+        self._tested: list[Draft] = []
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be settled."""
+        return self.task.max_new_tokens - self.num_settled
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text has come to its end, or to the number of tokens that was asked for."""
+        return self.remaining <= 0 or self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the settled tokens end with an end of sequence or a stop string, or complete the constraint."""
+        ended = self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1])
+        return self._text.stopped or ended or not self.may_follow(self.num_settled)
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether a token behind the last one could ever be used."""
+        if self.finished or len(self.drafts) >= self.remaining:
+            return False
+        unread = len(self.drafts) > 0 and self.sequence[-1] >= self.num_readable
+        return not unread and self.may_follow(len(self.sequence))
+
+    @property
+    def readable(self) -> list[int]:
+        """The sequence without a last draft that some member has no embedding for: it is tested, but never read."""
+        hidden = len(self.drafts) > 0 and self.sequence[-1] >= self.num_readable
+        return self.sequence[:-1] if hidden else self.sequence
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, at temperature 0."""
+        return float(self.task.sampling.temperature) == 0.0
+
+    def processors(self, prompt_len: int) -> Sequence[LogitsProcessor]:
+        """The logits processors of a member whose prompt has so many tokens."""
+        make = self.task.model_processors
+        if make is None:
+            return self.task.logits_processors
+        if prompt_len not in self._processors:
+            self._processors[prompt_len] = make(prompt_len)
+        return self._processors[prompt_len]
+
+    @property
+    def draws_by_gumbel(self) -> bool:
+        """Whether tokens are those of the best Gumbel scores, so that a seed is a text."""
+        return self.task.rule == "gumbel"
+
+    def ends_at(self, token: int) -> bool:
+        """Whether a text stops with this token."""
+        return token in self.task.stop_tokens
+
+    def may_follow(self, position: int) -> bool:
+        """Whether a token can stand at a position: not behind an end, nor behind a draft that cannot be accepted."""
+        if self._excluded_at is not None and self.num_settled <= self._excluded_at < position:
+            return False
+        if self._masks is not None:
+            return self._masks.at(position, self.sequence, self.num_settled) is not None
+        return not any(map(self.ends_at, self.sequence[self.num_settled : position]))
+
+    def note_processed(self, position: int, given: Tensor, edited: Tensor) -> None:
+        """Remember where processors exclude a draft: nothing stands behind it, so none is asked about that.
+
+        given, edited: the logits [vocab] of a member at a position. Members with prompts of their own may exclude
+        different tokens, and CoSD's rules and dense targets may keep a draft that each member excludes.
+        """
+        task = self.task
+        if isinstance(task.rule, Replacement | DecisionTree) or isinstance(task.ensemble, DenseTarget):
+            return
+        if position >= len(self.sequence):
+            return
+        token, alike = self.sequence[position], all(prompt == task.prompts[0] for prompt in task.prompts)
+        if alike and token < len(given) and given[token] > -math.inf and edited[token] == -math.inf:
+            self._excluded_at = position
+
+    def mask(self, position: int) -> Tensor:
+        """The bit mask of the tokens that may stand at a position, by the request's constraint.
+
+        Where none may follow, all of them: what such a row gives is dropped with the draft before it, or the end.
+        """
+        assert self._masks is not None
+        mask = self._masks.at(position, self.sequence, self.num_settled)
+        return self._masks.all_tokens if mask is None else mask
+
+    def add_draft(self, token: int, proposer: int, row: Tensor | None = None) -> None:
+        """Append a draft token.
+
+        proposer: the member from whose distribution it was drawn, or OUTSIDE: then row [vocab] are the logits that it
+        was drawn from, unless `rows[OUTSIDE]` has them already; without either it was not drawn at all.
+        """
+        if row is not None:
+            self.rows[OUTSIDE].add(len(self.sequence), row[None])
+        self.sequence.append(token)
+        self.drafts.proposers.append(proposer)
+        self.statistics.drafted[proposer] += 1
+
+    def drop_excluded_drafts(self) -> None:
+        """Take back the drafts from the first that the constraint excludes on: some rules would let it stand."""
+        if self._masks is None:
+            return
+        places = range(self.num_settled, len(self.sequence))
+        first = next((at for at in places if not self._masks.allows(at, self.sequence, self.num_settled)), None)
+        if first is not None:
+            del self.sequence[first:], self.drafts.proposers[first - self.num_settled :]
+            self.rows[OUTSIDE].forget_from(first)
+
+    def settle_chain(self, tokens: list[int], num_accepted: int, num_tested: int, logprobs: list[float] | None) -> None:
+        """Settle what the test of the first `num_tested` drafts emitted: accepted ones, and perhaps a token behind.
+
+        Drafts behind accepted ones stay under test, and members forget what was rejected. Whatever comes behind the end
+        of the text is dropped.
+        """
+        tested = self.sequence[self.num_settled :][:num_tested]
+        self.note_tested(
+            tested, [None if who == OUTSIDE else who for who in self.drafts.proposers[:num_tested]], range(num_accepted)
+        )
+        proposers = self.drafts.proposers[:num_accepted]
+        rejected = self.drafts.proposers[num_accepted:num_tested][:1]
+        num_next = len(tokens) - num_accepted
+        kinds = ["draft accepted"] * num_accepted + ["recovered" if rejected else "bonus"] * num_next
+        known, left = self.num_settled + num_accepted, self.sequence[self.num_settled + num_accepted :]
+        settled = self.settle(tokens, kinds, [*proposers, *[OUTSIDE] * num_next], logprobs)
+        for proposer in proposers[:settled] + (rejected if settled > num_accepted else []):
+            self.statistics.tested[proposer] += 1
+        if num_next or self.finished:
+            self.forget_drafts()
+            for lane in self.lanes.values():
+                lane.roll_back(min(known, self.num_settled))
+        else:
+            self._keep_drafts(left)
+
+    def _keep_drafts(self, left: list[int]) -> None:
+        self.sequence += left
+        del self.drafts.proposers[: len(self.drafts) - len(left)]
+        for rows in self.rows:
+            rows.forget_before(self.num_settled)
+        for lane in self.lanes.values():
+            lane.settle(self.num_settled)
+
+    def settle_path(
+        self, tokens: list[int], path: list[int], at_leaf: bool, drafter: int, logprobs: list[float] | None
+    ) -> list[int]:
+        """Settle the tokens of an accepted path and the one behind it; the nodes of the path that were settled.
+
+        at_leaf: whether the path goes to the end of its tree. What comes behind the end of the text is dropped.
+        """
+        kinds = ["draft accepted"] * len(path) + ["bonus" if at_leaf else "recovered"]
+        settled = self.settle(tokens, kinds, [*[drafter] * len(path), OUTSIDE], logprobs)
+        rejected = settled > len(path) and not at_leaf
+        self.statistics.tested[drafter] += min(settled, len(path)) + rejected
+        self.forget_drafts()
+        return path[:settled]
+
+    def forget_drafts(self) -> None:
+        """Drop the drafts under test, and every row: the text in front of them is another one now."""
+        self.drafts = Chain()
+        self._excluded_at = None
+        if self._masks is not None:
+            self._masks.keep(self.num_settled)
+        for rows in self.rows:
+            rows.forget_all()
+
+    def settle(self, tokens: list[int], kinds: list[str], proposers: list[int], logprobs: list[float] | None) -> int:
+        """Append tokens to the settled ones, up to the end of the text; how many there were until then."""
+        drafts = self.sequence[self.num_settled :]
+        del self.sequence[self.num_settled :]
+        for place, (token, kind, proposer) in enumerate(zip(tokens, kinds, proposers, strict=True)):
+            if self.finished:
+                return place
+            if self._masks is not None and drafts[place : place + 1] != [token]:
+                self._masks.keep(self.num_settled)
+            self.sequence.append(token)
+            self.num_settled += 1
+            text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
+            owner = None if proposer == OUTSIDE else proposer
+            self.events.append(Event(token, kind, owner, text, None if logprobs is None else logprobs[place]))
+            self._count(kind, proposer)
+            if self.finished:
+                self.events[-1].text += self._text.finish()
+        return len(tokens)
+
+    def _count(self, kind: str, proposer: int) -> None:
+        if kind == "draft accepted":
+            self.statistics.accepted[proposer] += 1
+        elif kind == "recovered":
+            self.statistics.recovered += 1
+        elif kind == "bonus":
+            self.statistics.bonus += 1
+
+    def finish(self) -> None:
+        """Close the statistics, and give out text that was held back, where something else than its end ends it."""
+        if self.events:
+            self.events[-1].text += self._text.finish()
+        self.statistics.emitted = self.num_settled
+        self.statistics.seconds = time.perf_counter() - self._started
+
+    def take_new_events(self) -> list[Event]:
+        """The events since the last call."""
+        new = self.events[self._num_delivered :]
+        self._num_delivered = len(self.events)
+        return new
+
+    def note_tested(
+        self,
+        tokens: Sequence[int],
+        proposers: Sequence[int | None],
+        accepted: Collection[int],
+        parents: Sequence[int] | None = None,
+    ) -> None:
+        """Remember the drafts of a test until the next one. accepted: their places; parents: of the nodes of a tree."""
+        above = [None] * len(tokens) if parents is None else parents
+        verdicts = [place in accepted for place in range(len(tokens))]
+        self._tested = [Draft(*draft) for draft in zip(tokens, proposers, verdicts, above, strict=True)]
+
+    def take_tested(self) -> tuple[list[Draft], bool]:
+        """The drafts that have been tested since the last call, and whether they are a tree."""
+        tested, self._tested = self._tested, []
+        return tested, any(draft.parent is not None for draft in tested)
+
+    def note_status(self, status: int, *, emitted: bool) -> None:
+        """Keep the status bits; a distribution without any token ends the generation with a RuntimeError."""
+        flags = Status(status)
+        self.statistics.status |= flags
+        if not emitted:
+            names = ", ".join(flag.name or str(flag.value) for flag in Status if flag and flag in flags)
+            raise RuntimeError(f"no token can be drawn at generated token {self.num_settled}: {names}")

@@ -1,0 +1,160 @@
+"""The settings of several requests as the arguments of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.decoding.request import OUTSIDE, Request
+from specens.targets import DenseTarget
+from specens_kernels import LogitMixture, Mixture, Processing, Sampling
+
+PADDING = -1  # in tables of tokens
+
+
+def alike(requests: Sequence[Request]) -> list[list[Request]]:
+    """The requests whose settings go into one call, together: they differ in numbers only."""
+    groups: dict[tuple, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(_kind(request), []).append(request)
+    return list(groups.values())
+
+
+def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
+    """The sampling parameters of the requests, which are alike; drafts are drawn with them too."""
+    return _common([request.task.sampling for request in requests], _merge_sampling, device)
+
+
+def edits(requests: Sequence[Request], device: torch.device, *, behind_drafts: bool = False) -> dict[str, Any]:
+    """The processing of the requests, which are alike, at the first position not settled, or behind their drafts."""
+    if not _edits(requests[0]):
+        return {}
+    texts = [request.sequence if behind_drafts else request.sequence[: request.num_settled] for request in requests]
+    return {"processing": _merge_processing(requests, texts, device)}
+
+
+def target_arguments(
+    requests: Sequence[Request], places: Sequence[int], logits: list[Tensor], counts: Sequence[int]
+) -> dict[str, Any]:
+    """member_logits, ensemble and sampling of the requests, which are alike.
+
+    logits: of these places, the others having no weight: [..., vocab], `counts` rows in all of each request.
+    """
+    device = logits[0].device
+    tasks = [request.task for request in requests]
+    sampling = sampling_of(requests, device)
+    target = tasks[0].ensemble
+    if not isinstance(target, DenseTarget):
+        ensembles = [_restricted(task.ensemble, places) for task in tasks]
+        return {
+            "member_logits": logits,
+            "ensemble": _common(ensembles, _merge_ensembles, device),
+            "sampling": sampling,
+        }
+    temperatures = [float(task.sampling.temperature) for task in tasks]
+    of_rows = torch.tensor([value or 1.0 for value in temperatures], device=device).repeat_interleave(
+        torch.tensor(counts, device=device)
+    )
+    shape = logits[0].shape[:-1]
+    combined = target.combine([rows.flatten(0, -2).float() for rows in logits], of_rows)
+    done = torch.tensor([float(value > 0) for value in temperatures], device=device)
+    return {
+        "member_logits": [combined.unflatten(0, shape)],
+        "ensemble": None,
+        "sampling": replace(sampling, temperature=done),
+    }
+
+
+def _restricted(ensemble: Any, places: Sequence[int]) -> Any:
+    if not isinstance(ensemble, Mixture | LogitMixture) or ensemble.plausibility is not None:
+        return ensemble
+    weights = tuple(float(ensemble.weights[place]) for place in places)
+    alone = len(weights) == 1 and (isinstance(ensemble, Mixture) or weights == (1.0,))
+    return None if alone else replace(ensemble, weights=weights)
+
+
+def row_masks(requests: Sequence[Request], positions: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """The bit masks [positions, words] of each request at these positions; empty where the requests have none."""
+    if requests[0].task.constraint is None:
+        return []
+    return [
+        torch.stack([request.mask(position) for position in own]).to(device)
+        for request, own in zip(requests, positions, strict=True)
+    ]
+
+
+def _kind(request: Request) -> tuple:
+    task = request.task
+    sampling, ensemble = task.sampling, task.ensemble
+    mixing = [getattr(ensemble, name, None) for name in ("filter", "plausibility", "amateur_weight")]
+    mixing += [ensemble] if isinstance(ensemble, DenseTarget) else []
+    edits = (_edits(request), task.constraint is not None)
+    outside = request.rows[OUTSIDE].end > 0
+    return type(ensemble), *mixing, request.counted, sampling.filter_order, task.logprobs, *edits, outside
+
+
+def _common(values: list[Any], merge: Callable[[list[Any], torch.device], Any], device: torch.device) -> Any:
+    """The one value that all share, or all of them in one."""
+    first = values[0]
+    return first if all(value == first for value in values) else merge(values, device)
+
+
+def _merge_sampling(values: list[Sampling], device: torch.device) -> Sampling:
+    def column(name: str, off: float, dtype: torch.dtype = torch.float64) -> Tensor | None:
+        numbers = [getattr(value, name) for value in values]
+        if all(number is None for number in numbers):
+            return None
+        return torch.tensor([off if number is None else float(number) for number in numbers], device=device).to(dtype)
+
+    temperature = column("temperature", 1.0)
+    assert temperature is not None
+    filters = {"top_k": column("top_k", 0, torch.int64), "top_p": column("top_p", 1.0), "min_p": column("min_p", 0.0)}
+    return Sampling(temperature, **filters, filter_order=values[0].filter_order)
+
+
+def _merge_ensembles(values: list[Any], device: torch.device) -> Any:
+    weights = torch.tensor([value.weights for value in values], dtype=torch.float64, device=device)
+    return replace(values[0], weights=weights)
+
+
+def _edits(request: Request) -> bool:
+    return request.task.processing is not None or request.task.min_new_tokens > request.num_settled
+
+
+def _merge_processing(requests: Sequence[Request], texts: list[list[int]], device: torch.device) -> Processing:
+    """What is done to the logits of each request behind its text, the generated tokens so far."""
+    own = [request.task.processing or Processing() for request in requests]
+    penalties = {
+        name: torch.tensor([float(getattr(processing, name)) for processing in own], device=device)
+        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    }
+    tasks = [request.task for request in requests]
+    waiting = [max(task.min_new_tokens - len(text), 0) for task, text in zip(tasks, texts, strict=True)]
+    return Processing(
+        **penalties,
+        logit_bias=_merge_biases(own, device),
+        min_tokens=torch.tensor(waiting, device=device),
+        end_tokens=padded([sorted(task.stop_tokens) for task in tasks], PADDING, device),
+        prompt_tokens=padded([task.prompts[0] for task in tasks], PADDING, device),
+        output_tokens=padded(texts, PADDING, device),
+    )
+
+
+def _merge_biases(own: list[Processing], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    biases = [processing.logit_bias for processing in own]
+    if all(bias is None for bias in biases):
+        return None
+    tokens = [[] if bias is None else bias[0].flatten().tolist() for bias in biases]
+    values = [[] if bias is None else bias[1].flatten().tolist() for bias in biases]
+    return padded(tokens, PADDING, device), padded(values, 0.0, device)
+
+
+def padded(lists: Sequence[Sequence[int | float]], value: int | float, device: torch.device) -> Tensor:
+    """Lists of numbers as the rows of one tensor [lists, longest]."""
+    most = max(map(len, lists))
+    dtype = torch.int64 if isinstance(value, int) else torch.float32
+    return torch.tensor([[*line, *[value] * (most - len(line))] for line in lists], dtype=dtype, device=device)

@@ -1,0 +1,53 @@
+"""What a model needs to read draft tree nodes in one forward: who sees whom, and where each token stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.engines.transformers.causal_lm import CausalLM
+from specens_kernels import tree_mask
+from specens_kernels.backend import backend_for
+
+
+def tree_arguments(
+    parents: Sequence[int], num_chain: int, num_cached: int, num_fed: int, cache: Any, model: CausalLM
+) -> dict[str, Tensor]:
+    """Attention mask and position ids of `num_chain` tokens in a line and the nodes of a tree behind them.
+
+    parents: of all nodes, -1 below the last token before the tree. num_cached: slots in use before the chain and the
+        nodes; num_fed: of the nodes, how many lie in the cache already, and are not fed again.
+    Returns attention_mask [1, 1, new, slots], 0 where a token is seen, else -inf, and position_ids [1, new].
+    """
+    chain = range(-1, num_chain - 1)
+    tree = [parent + num_chain for parent in parents]  # a chain is a tree too
+    table = torch.tensor([[*chain, *tree]], device=model.device)
+    prefix = torch.tensor([num_cached], device=model.device)
+    backend = backend_for("tree_mask", table)
+    mask, positions = tree_mask(
+        table, prefix, layout="additive", max_prefix=num_cached, dtype=model.dtype, backend=backend
+    )
+    new = slice(num_fed, None)
+    mask = mask[:, :, new]
+    slots, _ = cache.get_mask_sizes(mask.shape[2], 0)  # static caches show all their slots
+    unused = slots - mask.shape[3]
+    return {
+        "attention_mask": torch.nn.functional.pad(mask, (0, unused), value=float("-inf")),
+        "position_ids": positions[:, new],
+    }
+
+
+def paths_to_read(parents: Sequence[int], num_known: int) -> list[list[int]]:
+    """Paths from the root to nodes, which end at a leaf and together hold all nodes from `num_known` on."""
+    inner = set(parents)
+    paths = []
+    for leaf in (node for node in range(num_known, len(parents)) if node not in inner):
+        path, node = [], leaf
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        paths.append(path[::-1])
+    return paths

@@ -1,0 +1,1 @@
+"""What a user asks for, checked and turned into tasks."""
