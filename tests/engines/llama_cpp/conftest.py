@@ -16,15 +16,10 @@ WIDTH = 32  # of a tiny model
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def pytest_sessionstart() -> None:
-    """Fail, rather than skip, where the program is not built: `make test-llamacpp` does that."""
-    if not PROGRAM.exists():
-        pytest.exit(f"these tests need {PROGRAM}, see `make test-llamacpp`", returncode=4)
-
-
 @pytest.fixture(scope="session")
 def speculate() -> Run:
-    """Runs the program with options."""
+    """Runs the program with options. `make test-llamacpp` builds it; where it is not, its tests fail."""
+    assert PROGRAM.exists(), f"these tests need {PROGRAM}, see `make test-llamacpp`"
 
     def run(*options: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [str(PROGRAM), *map(str, options)]

@@ -1,0 +1,5 @@
+"""Members that llama.cpp runs, from GGUF files."""
+
+from specens.engines.llama_cpp.engine import LlamaCpp
+
+__all__ = ["LlamaCpp"]

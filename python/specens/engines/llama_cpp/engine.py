@@ -1,0 +1,162 @@
+"""A GGUF file as a member: llama.cpp reads what is new of several texts, and of their draft trees, together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specens.engines.llama_cpp.context import LlamaContext
+from specens.engines.llama_cpp.model import GGUFModel
+from specens.engines.llama_cpp.tokenizer import GGUFTokenizer
+from specens.engines.protocol import Context, Engine, Needs, Read, Text
+
+
+class LlamaCpp(Engine):
+    """A model that llama.cpp runs, as its file quantises it.
+
+    path: a .gguf file. adapter: a LoRA in a .gguf file. gpu_layers: how many layers lie on the GPU, -1 all; None: all
+        where llama-cpp-python was built for one. Threads are those of torch, for one member after the other.
+    Raises ValueError as `GGUFModel`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        adapter: str | os.PathLike[str] | None = None,
+        *,
+        gpu_layers: int | None = None,
+    ) -> None:
+        self.model = GGUFModel(path, adapter, gpu_layers=gpu_layers)
+        self.tokenizer = GGUFTokenizer(self.model)
+        self.vocab_size, self.max_length = self.model.num_tokens, self.model.max_positions
+        self.end_tokens = self.model.end_of_sequence
+
+    def open(self, needs: Needs) -> GGUFContext:
+        """A context of its own for each batch, which grows with its texts."""
+        self.check(needs)
+        return GGUFContext(self.model, needs)
+
+    def check(self, needs: Needs) -> None:
+        """Raise ValueError where tokens may have to be taken back, and the model has a recurrent state."""
+        if needs.rollback and not self.model.cuts:
+            raise ValueError(
+                f"members: expected a model that can take back tokens, got {self.model.path.name} of the architecture "
+                f"{self.model.metadata.get('general.architecture')}; use schedule='standard'"
+            )
+
+
+class GGUFText(Text):
+    """A text and the nodes of a draft tree after it, as cells of a context.
+
+    sequence: its number there. num_cells: tokens of the prompt and after it. paths: of each node a sequence that holds
+    its path; depths: its levels below the text. Nodes share a sequence where one is below the other.
+    """
+
+    def __init__(self, cells: LlamaContext, prompt: list[int]) -> None:
+        self.prompt = prompt
+        self.sequence = cells.take()[0]
+        self.num_cells = 0
+        self.paths: list[int] = []
+        self.depths: list[int] = []
+        self._cells = cells
+
+    def roll_back(self, length: int) -> None:
+        """Cut the cells after the first `length` generated tokens."""
+        self.keep_path([])
+        if len(self.prompt) + length < self.num_cells:
+            self.num_cells = len(self.prompt) + length
+            self._cells.cut(self.sequence, self.num_cells)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """Have the cells of the path, and empty those of other nodes; none is moved."""
+        held = [node for node in path if node < len(self.paths)]
+        end = self.num_cells + len(held)
+        if held:
+            self._cells.share(self.paths[held[-1]], self.sequence, self.num_cells, end)
+        self._cells.give_back(sorted(set(self.paths)))
+        self.num_cells, self.paths, self.depths = end, [], []
+
+    def new_tokens(self, sequence: Sequence[int]) -> list[int]:
+        """Those of the prompt and of all generated tokens that have no cells yet."""
+        if not self.num_cells:
+            return [*self.prompt, *sequence]
+        return list(sequence[self.num_cells - len(self.prompt) :])
+
+    def grow(self, parents: Sequence[int]) -> list[set[int]]:
+        """Begin new paths for new nodes; for each of these the sequences of the new paths through it.
+
+        parents: of each new node, as an index among all nodes, -1 for the text. A new node that has no new child ends a
+        path, which begins as the text does, or as the path to a node that was read before.
+        """
+        first = len(self.paths)
+        through: list[set[int]] = [set() for _ in parents]
+        for index in reversed(range(len(parents))):
+            if not through[index]:
+                through[index].add(self._cells.take()[0])
+            if parents[index] >= first:
+                through[parents[index] - first] |= through[index]
+            else:
+                self._follow(parents[index], through[index])
+        self.paths += [min(paths) for paths in through]
+        for parent in parents:
+            self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+        return through
+
+    def _follow(self, node: int, paths: set[int]) -> None:
+        source, end = self.sequence, self.num_cells
+        if node >= 0:
+            source, end = self.paths[node], self.num_cells + self.depths[node]
+        for path in paths:
+            self._cells.share(source, path, 0, end)
+
+
+class GGUFContext(Context):
+    """Texts in the cells of one cache, which holds 256 sequences: one for each text, and for each path of its tree."""
+
+    def __init__(self, model: GGUFModel, needs: Needs) -> None:
+        self.reads_trees = needs.trees
+        self._cells = LlamaContext(model)
+        self._vocab_size = model.num_tokens
+
+    def add(self, prompt: list[int]) -> GGUFText:
+        """A sequence without cells."""
+        return GGUFText(self._cells, prompt)
+
+    def remove(self, text: Text) -> None:
+        """Empty its cells."""
+        assert isinstance(text, GGUFText)
+        text.keep_path([])
+        self._cells.give_back([text.sequence])
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        """One forward of all, up to 512 tokens; logits of a row are copied, as the next forward overwrites them."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        owners: list[Sequence[int]] = []
+        wanted: list[bool] = []
+        for each in reads:
+            text = each.text
+            assert isinstance(text, GGUFText)
+            new, nodes = text.new_tokens(each.sequence), each.nodes[len(text.paths) :]
+            self._check([*new, *nodes])
+            through = text.grow(each.parents[len(text.paths) :])
+            depths = text.depths[len(text.depths) - len(nodes) :]
+            end = text.num_cells + len(new)
+            tokens += [*new, *nodes]
+            positions += [*range(text.num_cells, end), *(end + depth - 1 for depth in depths)]
+            owners += [[text.sequence, *sorted(set().union(*through))]] * len(new) + [sorted(own) for own in through]
+            count = len(new) + len(nodes)
+            wanted += [index >= count - each.num_rows for index in range(count)]
+            text.num_cells = end
+        rows = self._cells.read(tokens, positions, owners, wanted).clone()
+        return list(torch.split(rows, [each.num_rows for each in reads]))
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if tokens and max(tokens) >= self._vocab_size:
+            raise ValueError(
+                f"members: token {max(tokens)} was generated, but a member has embeddings only for ids below "
+                f"{self._vocab_size}; do the members share one tokenizer?"
+            )
