@@ -18,6 +18,7 @@ from specens_kernels.rules import *  # noqa: F403 -- all settings of rules
 from specens_kernels.rules import __all__ as settings_of_rules
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.warmup import warmup
+from specens_kernels.workspace import Workspace
 
 if TYPE_CHECKING:
     from specens_kernels._host import NgramIndex, TokenTree, TreeGrowth
@@ -39,6 +40,7 @@ __all__ = [
     "TreeGrowth",
     "TreeMask",
     "Verdict",
+    "Workspace",
     "__version__",
     "backends",
     "compact_kv",

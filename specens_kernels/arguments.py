@@ -9,7 +9,8 @@ rows: tensors with a number for each request, None or one for each of: temperatu
     [batch, members], and the draft's own temperature, top-k, top-p and min-p.
 processing: repetition, frequency and presence penalty, min_tokens. processing_rows: tensors for the same four, then
     bias_tokens, bias_values, end_tokens, prompt_tokens and output_tokens.
-draft_logits: [logits], or [logits, slots]. random: [uniforms], or [seeds, positions].
+draft_logits: [logits], or [logits, slots]. parents: [parents], or [parents, num_nodes]. random: [uniforms], or [seeds,
+    positions].
 rule: its kind (`RuleKind`), then its settings. logprobs: which are told (TARGET_LOGPROBS, ...), and of how many tokens
     besides the emitted one.
 
@@ -181,12 +182,12 @@ class TreeArguments(NamedTuple):
 
     @classmethod
     def of(
-        cls, member_logits: list[Tensor], draft_tokens: Tensor, parents: Tensor, max_levels: int, **options: Any
+        cls, member_logits: list[Tensor], draft_tokens: Tensor, parents: list[Tensor], max_levels: int, **options: Any
     ) -> TreeArguments:
         """From what the operator was given."""
         target = target_of(member_logits, options)
-        draft = draft_of(draft_tokens, target, options | {"draft_lens": options.get("num_nodes")})
-        tree = Tree(parents, max_levels, int(options.get("without_replacement", False)))
+        draft = draft_of(draft_tokens, target, options | {"draft_lens": parents[1] if len(parents) == 2 else None})
+        tree = Tree(parents[0], max_levels, int(options.get("without_replacement", False)))
         return cls(target, draft, tree, uniforms_of(options), rule_of(options), report_of(options))
 
 

@@ -18,12 +18,13 @@ from specens_kernels import __path__ as package_folders
 from specens_kernels import instruction_set
 from specens_kernels.buffers import written
 from specens_kernels.triton_release import find_triton, import_triton, loaded_when_called
+from specens_kernels.workspace import Workspace, in_workspace
 
 Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
 
 
-OPERATOR_VERSION = 3  # of the schemas; csrc/operators has the same
+OPERATOR_VERSION = 4  # of the schemas; csrc/operators has the same
 TRITON_OPERATOR = "{}_triton"  # where the operator of the name is not Triton's
 
 
@@ -299,11 +300,15 @@ def backend_for(op_name: str, like: Tensor) -> str | None:
     return "reference"
 
 
-def select_for(table: Table, backend: str | None, like: Tensor, op_name: str, out: Any) -> tuple[str, Implementation]:
-    """The same of an operation that writes into the caller's buffers, where `out` has them."""
+def select_for(
+    table: Table, backend: str | None, like: Tensor, op_name: str, out: Any, workspace: Workspace | None
+) -> tuple[str, Implementation]:
+    """The same of an operation that writes into the caller's buffers, where `out` has them, with a workspace or none."""
     if out is None:
-        return select(table, backend, like, op_name)
-    return select(WRITING[op_name], backend, like, op_name + "_out")
+        name, operator = select(table, backend, like, op_name)
+    else:
+        name, operator = select(WRITING[op_name], backend, like, op_name + "_out")
+    return name, in_workspace(workspace, name, operator)
 
 
 def run_operator(
@@ -316,7 +321,7 @@ def run_operator(
 ) -> Any:
     """Run the implementation that a call takes; return what it returns, or None where it writes into `out`.
 
-    call: the public arguments, a named tuple with member_logits, out and backend. pack(call, members): what the
+    call: the public arguments, a named tuple with member_logits, out, workspace and backend. pack(call, members): what the
     operator takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError for
     an argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what was
     wrong, since looking at all arguments in Python would double a call's cost. names(call): the fields of `out` that
@@ -325,7 +330,7 @@ def run_operator(
     logits, out = call.member_logits, call.out
     try:
         members = [logits] if isinstance(logits, Tensor) else logits
-        name, operator = select_for(table, call.backend, members[0], op_name, out)
+        name, operator = select_for(table, call.backend, members[0], op_name, out, call.workspace)
         if name != "cpp" or torch.compiler.is_compiling():
             check(call)
         given, options = pack(call, members)

@@ -196,6 +196,9 @@ class Workspace:
         self.handle = ctypes.c_void_p()
         call("specens_workspace_create", threads, self.handle)
 
+    def reserve(self, **sizes: int) -> None:
+        call("specens_workspace_reserve", self.handle, Memory().struct("sizes", **sizes))
+
     def __del__(self) -> None:
         LIBRARY.specens_workspace_destroy(self.handle)
 

@@ -1,4 +1,4 @@
-"""The tests of the C ABI, with a workspace and every call made twice: what does the second one allocate?
+"""The tests of the C ABI, each call in a workspace that was told its sizes: what does it allocate?
 
 Run with ops/count_allocations.c preloaded and its path as the argument; prints JSON: of each function the number of
 calls, and the allocations of each that made some.
@@ -9,13 +9,18 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import c_abi
+import torch
+from cases import operator_arguments
 from ops import test_c_abi
-from torch import Tensor
 
-from specens_kernels import instruction_set
+from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, instruction_set, verify_chain
+from specens_kernels.arguments import ChainArguments
+from specens_kernels.ops import verify_chain as chain_operation
 
 MOST_WORDS = 6
 TESTS = (
@@ -29,10 +34,9 @@ TESTS = (
 
 
 class Counted(c_abi.Here):
-    """Calls in this process; those that take a workspace are made twice, in one workspace for all."""
+    """Calls in this process; those that take a workspace get one of their sizes."""
 
     def __init__(self, library: str) -> None:
-        self.workspace = c_abi.Workspace()
         self.counted = ctypes.CDLL(library).counted
         self.found: dict[str, dict[str, Any]] = {}
 
@@ -40,30 +44,74 @@ class Counted(c_abi.Here):
         kinds = c_abi.FUNCTIONS[name][1]
         if not kinds or "specens_workspace" not in kinds[-1] or name.startswith("specens_workspace"):
             return super().call(name, words, memory)
-        before = [(tensor, tensor.clone()) for tensor in _caches(name, memory)]
-        given = (*words[:-1], self.workspace.handle)
-        returned, message = super().call(name, list(given), memory)
-        for tensor, copy in before:
-            tensor.copy_(copy)
-        if returned == 0:
+        workspace = c_abi.Workspace()
+        workspace.reserve(**sizes_of(name, words))
+        super().call("specens_abi_version", [], [])  # takes the instruction set
+        returned, allocations = self._count(name, (*words[:-1], workspace.handle))
+        if returned == 0:  # a message may be allocated
             own = self.found.setdefault(name, {"calls": 0, "allocations": []})
             own["calls"] += 1
-            own["allocations"] += self._count(name, given)
-        return returned, message
+            own["allocations"] += [allocations] * (allocations > 0)
+        return returned, c_abi.LIBRARY.specens_last_error().decode()
 
-    def _count(self, name: str, words: tuple[Any, ...]) -> list[int]:
+    def _count(self, name: str, words: tuple[Any, ...]) -> tuple[int, int]:
         numbers = [getattr(word, "value", word) or 0 for word in words]
         padded = (ctypes.c_uint64 * MOST_WORDS)(*numbers, *[0] * (MOST_WORDS - len(numbers)))
         counts = (ctypes.c_int64 * 2)()
-        assert self.counted(ctypes.cast(getattr(c_abi.LIBRARY, name), ctypes.c_void_p), padded, counts) == 0
-        return [counts[0]] if counts[0] else []
+        function = ctypes.cast(getattr(c_abi.LIBRARY, name), ctypes.c_void_p)
+        return self.counted(function, padded, counts), counts[0]
 
 
-def _caches(name: str, memory: list[Any]) -> list[Tensor]:
-    """What a call changes in place."""
-    if name != "specens_compact_kv":
-        return []
-    return [value for values in memory if isinstance(values, list) for value in values if isinstance(value, Tensor)]
+def at(kind: str, address: int | None) -> Any:
+    return c_abi.STRUCTS[f"specens_{kind}"].from_address(address) if address else None
+
+
+def shape(address: int | None, index: int = 0) -> list[int]:
+    if not address:
+        return [0]
+    tensor = at("tensor", address + index * ctypes.sizeof(c_abi.STRUCTS["specens_tensor"]))
+    return list((ctypes.c_int64 * tensor.ndim).from_address(tensor.sizes)) if tensor.ndim else [1]
+
+
+def sizes_of(name: str, words: list[Any]) -> dict[str, int]:
+    """Just those of a call."""
+    if name == "specens_compact_kv":
+        moves = at("kv_moves", words[0])
+        return {"batch": shape(moves.prefix_lens)[0], "kept": shape(moves.kept)[-1]}
+    if name in ("specens_uniforms", "specens_tree_mask"):
+        return {}
+    if name == "specens_target_logprobs":
+        target, call = at("target", words[0]), None
+        sizes = {"draft_len": shape(target.member_logits)[1]}
+    else:
+        call = at({"specens_verify_chain": "chain", "specens_verify_tree": "tree"}.get(name, "draw"), words[0])
+        target, sizes = at("target", call.target), {"top": call.top_logprobs}
+    members = range(target.num_members)
+    sizes |= {"members": len(members), "vocab": max(shape(target.member_logits, index)[-1] for index in members)}
+    if edits := at("processing", target.processing):
+        tables = (edits.bias_tokens, edits.end_tokens, edits.prompt_tokens, edits.output_tokens)
+        sizes["edits"] = sum(shape(table)[-1] for table in tables)
+    if draft := at("draft", getattr(call, "draft", None)):
+        sizes["vocab"] = max(sizes["vocab"], shape(draft.logits)[-1])
+        length = draft.max_draft_len if draft.max_draft_len >= 0 else shape(draft.tokens)[-1]
+        sizes["nodes" if name == "specens_verify_tree" else "draft_len"] = length
+    return sizes
+
+
+def flat_rounds() -> Iterator[ChainArguments]:
+    """Of rows where no token is better than another, so that none is left away early."""
+    logits, tokens = torch.zeros(3, 2, 4, 5000), torch.zeros(2, 3, dtype=torch.int64)
+    numbers = {"seeds": torch.arange(2), "positions": torch.arange(2), "top_logprobs": 3}
+    ensembles = (None, Mixture((0.5, 0.3, 0.2)), Mixture((0.5, 0.3, 0.2), filter="members"), LogitMixture((1, 1, -1)))
+    for ensemble in (*ensembles, Contrastive(0.5, plausibility=0.1)):
+        own = [logits[0]] if ensemble is None else list(logits)[: 2 if isinstance(ensemble, Contrastive) else 3]
+        for settings in ({}, {"top_p": 0.99}, {"top_k": 4900, "min_p": 0.1}, {"temperature": 0.0}):
+            for more in ({"drafter": 0}, {"drafter": 0, "rule": "block"}, {"rule": "gumbel"}, {"rule": "typical"}):
+                edits = Processing(repetition_penalty=1.0, output_tokens=torch.arange(40).expand(2, -1))
+                given = {"ensemble": ensemble, "sampling": Sampling(**settings), "processing": edits, **more, **numbers}
+                call = partial(verify_chain, own, tokens, **given)
+                arguments, options = operator_arguments(chain_operation, lambda backend, call=call: call(backend=backend))
+                yield ChainArguments.of(*arguments, **options)
 
 
 if __name__ == "__main__":
@@ -73,4 +121,6 @@ if __name__ == "__main__":
     for test in TESTS:
         test()
     test_c_abi.test_masks_are_those_of_the_operator("full")
+    for arguments in flat_rounds():
+        c_abi.verify(arguments)
     print(json.dumps(c_abi.CALLER.found))

@@ -25,6 +25,9 @@ int32_t guarded(const Run& run) noexcept {
     } catch (const std::bad_alloc&) {
         set_last_error("out of memory");
         return SPECENS_OUT_OF_MEMORY;
+    } catch (const std::length_error&) {
+        set_last_error("out of memory: more than an address space holds");
+        return SPECENS_OUT_OF_MEMORY;
     } catch (const std::exception& error) {
         set_last_error(error.what());
         return SPECENS_INTERNAL_ERROR;

@@ -26,9 +26,9 @@ constexpr int64_t most_tokens_drafted = 65536;
 int64_t levels_of(int64_t max_levels) { return max_levels == 0 ? std::numeric_limits<int64_t>::max() : max_levels; }
 
 template <typename Element>
-void copy_to(const std::vector<Element>& values, Element* place) {
-    if (place != nullptr) {
-        std::copy(values.begin(), values.end(), place);
+void copy_to(const std::vector<Element>& values, Element* out) {
+    if (out != nullptr) {
+        std::copy(values.begin(), values.end(), out);
     }
 }
 
@@ -65,9 +65,9 @@ std::vector<double> probabilities_of(const specens_tensor* tensor, int64_t rows,
     copy.reserve(rows * columns);
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t column = 0; column < columns; ++column) {
-            const int64_t place = row * stride(*tensor, 0) + column * stride(*tensor, 1);
-            copy.push_back(tensor->dtype == SPECENS_FLOAT64 ? data_of<double>(*tensor)[place]
-                                                            : data_of<float>(*tensor)[place]);
+            const int64_t index = row * stride(*tensor, 0) + column * stride(*tensor, 1);
+            copy.push_back(tensor->dtype == SPECENS_FLOAT64 ? data_of<double>(*tensor)[index]
+                                                            : data_of<float>(*tensor)[index]);
         }
     }
     return copy;
@@ -106,7 +106,7 @@ int32_t specens_best_tree(const double* acceptance, int64_t ranks, int64_t nodes
 int32_t specens_growth_create(int64_t nodes, int64_t width, int64_t max_levels, int32_t newest_only,
                               specens_growth** growth) {
     return guarded([&] {
-        require(growth != nullptr, "growth: expected a place for it, got NULL");
+        require(growth != nullptr, "growth: expected a pointer to one, got NULL");
         *growth = new specens_growth{TreeGrowth(nodes, width, levels_of(max_levels), newest_only != 0)};
     });
 }
@@ -143,7 +143,7 @@ int32_t specens_growth_prune(const specens_growth* growth, int64_t* parents, int
 
 int32_t specens_ngram_index_create(int64_t max_match, specens_ngram_index** index) {
     return guarded([&] {
-        require(index != nullptr, "index: expected a place for it, got NULL");
+        require(index != nullptr, "index: expected a pointer to one, got NULL");
         if (max_match < 1 || max_match > max_index_tokens) {
             fail("max_match", "1 to " + std::to_string(max_index_tokens), std::to_string(max_match));
         }

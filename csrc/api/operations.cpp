@@ -4,7 +4,7 @@
 #include "compact_kv/arguments.h"
 #include "parts/overlap.h"
 #include "tree_mask/mask_row.h"
-#include "uniforms/coins.h"
+#include "uniforms/uniforms.h"
 #include "verify_chain/verify.h"
 #include "verify_tree/verify.h"
 
@@ -34,9 +34,8 @@ int32_t specens_verify_chain(const specens_chain* given, const specens_verdict* 
         const specens_verdict verdict = adopted("verdict", result, specens_verdict_init());
         const ChainArguments chain(call);
         check_verdict(verdict, chain.target.batch);
-        chain.report.check_places(chain.target.batch, verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
-        require_disjoint(results_of(verdict, chain.target.batch, chain.draft.draft_len + 1, chain.report.top),
-                         inputs_of(call));
+        chain.report.check_buffers(chain.target.batch, verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
+        memory_of(verdict, chain.target.batch, chain.draft.draft_len + 1, chain.report.top).require_apart(call);
         const InWorkspace scope(workspace);
         verify_chain(chain, verdict, workspace != nullptr ? &workspace->chains : nullptr);
     });
@@ -50,9 +49,8 @@ int32_t specens_verify_tree(const specens_tree* given, const specens_verdict* re
         check_verdict(verdict, tree.target.batch);
         require(verdict.path != nullptr || tree.tree.levels == 0 || tree.target.batch == 0,
                 "verdict: expected path, got NULL");
-        tree.report.check_places(tree.target.batch, verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
-        require_disjoint(results_of(verdict, tree.target.batch, tree.tree.levels + 1, tree.report.top),
-                         inputs_of(call));
+        tree.report.check_buffers(tree.target.batch, verdict.logprobs, verdict.top_tokens, verdict.top_logprobs);
+        memory_of(verdict, tree.target.batch, tree.tree.levels + 1, tree.report.top).require_apart(call);
         const InWorkspace scope(workspace);
         verify_tree(tree, verdict, workspace != nullptr ? &workspace->trees : nullptr);
     });
@@ -65,14 +63,14 @@ int32_t specens_sample(const specens_draw* given, const specens_drawn* result, s
         const SampleArguments draw(call);
         require(draw.target.batch == 0 || (drawn.tokens != nullptr && drawn.status != nullptr),
                 "drawn: expected tokens and status, got NULL");
-        draw.report.check_places(draw.target.batch, drawn.logprobs, drawn.top_tokens, drawn.top_logprobs);
-        Extents results;
+        draw.report.check_buffers(draw.target.batch, drawn.logprobs, drawn.top_tokens, drawn.top_logprobs);
+        ResultMemory results;
         results.add_results(drawn.tokens, draw.target.batch * draw.count());
         results.add_results(drawn.status, draw.target.batch);
         results.add_results(drawn.logprobs, draw.target.batch * draw.count());
         results.add_results(drawn.top_tokens, draw.target.batch * draw.report.top);
         results.add_results(drawn.top_logprobs, draw.target.batch * draw.report.top);
-        require_disjoint(results, inputs_of(call));
+        results.require_apart(call);
         const InWorkspace scope(workspace);
         sample(draw, drawn, workspace != nullptr ? &workspace->draws : nullptr);
     });
@@ -84,12 +82,10 @@ int32_t specens_target_logprobs(const specens_target* target, const specens_tens
         const LogprobArguments call(target, drafts);
         const int64_t numbers = call.target.batch * call.target.steps * call.target.vocab;
         require(logprobs != nullptr || numbers == 0, "logprobs: expected a buffer, got NULL");
-        Inputs inputs;
-        inputs.add_target(target);
-        inputs.add(drafts);
-        Extents results;
+        ResultMemory results;
         results.add_results(logprobs, numbers);
-        require_disjoint(results, inputs);
+        results.require_apart(target);
+        results.require_apart(drafts);
         const InWorkspace scope(workspace);
         target_logprobs(call, logprobs, workspace != nullptr ? &workspace->scores : nullptr);
     });
@@ -103,7 +99,7 @@ int32_t specens_uniforms(const specens_tensor* seeds, const specens_tensor* posi
         const int64_t count = count_elements(*seeds);
         require(uniforms != nullptr || count == 0, "uniforms: expected a buffer, got NULL");
         const InWorkspace scope(workspace);
-        write_coins(coin_arguments(*seeds, *positions, *steps, stream, uniforms), count);
+        write_uniforms(uniform_arguments(*seeds, *positions, *steps, stream, uniforms), count);
     });
 }
 

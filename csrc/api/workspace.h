@@ -16,4 +16,18 @@ struct specens_workspace {
     specens::ScratchPool<specens::Sampler> draws;
     specens::ScratchPool<specens::RowScorer> scores;
     specens::ScratchPool<specens::Spans> spans;
+
+    void reserve(const specens::Sizes& most) {
+        const int64_t count = std::max<int64_t>(threads.num_threads, 1);
+        const auto reserve = [&](int32_t operation, auto& pool, int64_t of_pool) {
+            if ((most.operations & operation) != 0) {
+                pool.reserve(of_pool, most);
+            }
+        };
+        reserve(SPECENS_CHAINS, chains, count);
+        reserve(SPECENS_TREES, trees, count);
+        reserve(SPECENS_DRAWS, draws, count);
+        reserve(SPECENS_LOGPROBS, scores, count);
+        reserve(SPECENS_MOVES, spans, 1);
+    }
 };

@@ -9,7 +9,7 @@
 namespace specens {
 
 // Where a slot lies: in a dense cache a request is a block.
-struct Place {
+struct Slot {
     int64_t block, offset;
 };
 
@@ -40,20 +40,20 @@ struct CacheView {
         }
         return begin;
     }
-    SPECENS_HOST_DEVICE int64_t offset(const Place& place) const {
-        return place.block * stride_block + place.offset * stride_slot;
+    SPECENS_HOST_DEVICE int64_t offset(const Slot& slot) const {
+        return slot.block * stride_block + slot.offset * stride_slot;
     }
 };
 
-// The place of a node of a request whose prefix_len is in range; false where it has none. No sum overflows.
-SPECENS_HOST_DEVICE inline bool find_place(const Moves& moves, int64_t request, int64_t node, Place& place) {
+// The slot of a node of a request whose prefix_len is in range; false where it has none. No sum overflows.
+SPECENS_HOST_DEVICE inline bool find_slot(const Moves& moves, int64_t request, int64_t node, Slot& slot) {
     if (node < 0 || moves.block_size == 0) {
         return false;
     }
     if (moves.slot_mapping.given) {
-        const int64_t slot = node < moves.slot_mapping.columns ? moves.slot_mapping(request, node) : -1;
-        place = {slot / moves.block_size, slot % moves.block_size};
-        return slot >= 0 && place.block < moves.blocks;
+        const int64_t index = node < moves.slot_mapping.columns ? moves.slot_mapping(request, node) : -1;
+        slot = {index / moves.block_size, index % moves.block_size};
+        return index >= 0 && slot.block < moves.blocks;
     }
     const int64_t prefix_len = moves.prefix_lens(request);
     const int64_t slots = moves.block_table.given ? moves.block_table.columns * moves.block_size : moves.block_size;
@@ -62,11 +62,11 @@ SPECENS_HOST_DEVICE inline bool find_place(const Moves& moves, int64_t request, 
     }
     const int64_t position = prefix_len + node;
     if (!moves.block_table.given) {
-        place = {request, position};
+        slot = {request, position};
         return true;
     }
-    place = {moves.block_table(request, position / moves.block_size), position % moves.block_size};
-    return place.block >= 0 && place.block < moves.blocks;
+    slot = {moves.block_table(request, position / moves.block_size), position % moves.block_size};
+    return slot.block >= 0 && slot.block < moves.blocks;
 }
 
 // Lanes count together: the least of what they return is the number of nodes to keep.
@@ -92,11 +92,11 @@ SPECENS_HOST_DEVICE inline bool is_sound(const Moves& moves, int64_t request, in
     if (count < 0 || count > moves.kept.columns || prefix_len < 0 || prefix_len > max_prefix_len) {
         return false;
     }
-    Place place;
+    Slot slot;
     for (int64_t index = lane; index < count; index += lanes) {
         const int64_t node = moves.kept(request, index);
         const int64_t before = index > 0 ? moves.kept(request, index - 1) : -1;
-        if (node <= before || !find_place(moves, request, node, place) || !find_place(moves, request, index, place)) {
+        if (node <= before || !find_slot(moves, request, node, slot) || !find_slot(moves, request, index, slot)) {
             return false;
         }
     }
@@ -108,17 +108,17 @@ SPECENS_HOST_DEVICE inline void write_result(const Moves& moves, int64_t request
     moves.status[request] = sound ? status_ok : status_invalid_parameter;
 }
 
-// The move that fills the place of a sound request's node `target`. Where nothing moves, both places are one.
+// The move that fills the slot of a sound request's node `target`. Where nothing moves, both slots are one.
 struct Move {
-    Place from, to;
+    Slot from, to;
 
     SPECENS_HOST_DEVICE bool moves() const { return from.block != to.block || from.offset != to.offset; }
 };
 
 SPECENS_HOST_DEVICE inline Move find_move(const Moves& moves, int64_t request, int64_t target) {
     Move move{};
-    find_place(moves, request, moves.kept(request, target), move.from);
-    find_place(moves, request, target, move.to);
+    find_slot(moves, request, moves.kept(request, target), move.from);
+    find_slot(moves, request, target, move.to);
     return move;
 }
 
@@ -147,7 +147,7 @@ struct __attribute__((may_alias)) Vector<1> {
 };
 
 // Does moves that follow each other, for one column of bytes. Several slots are read before one is written, for the
-// sake of latency: all of them lie at or behind the slots that were written before.
+// sake of latency: all of them lie at or after the slots that were written before.
 template <int bytes>
 SPECENS_HOST_DEVICE void move_column(const Move* moves, int64_t count, const CacheView& cache, char* column) {
     constexpr int together = 8;

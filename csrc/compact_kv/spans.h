@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "compact_kv/moves.h"
+#include "parts/scratch.h"
 
 namespace specens {
 
@@ -25,6 +26,10 @@ class Spans {
     std::vector<int64_t> ends;  // [batch]
     int64_t slots = 0;          // that move, of all requests
 
+    void reserve(const Sizes& most) {
+        reserve_all(most.batch * most.kept, spans);
+        reserve_all(most.batch, ends);
+    }
     // Judges the requests, writes their results and finds what is to move.
     void read(const Moves& moves) {
         slots = 0;

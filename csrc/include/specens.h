@@ -46,9 +46,8 @@
    instruction set, which is chosen once.
 
    Memory. Scratch memory is kept in the workspace from call to call, without one by the thread, and grows only where a
-   call needs more than all calls before it: the same call again allocates nothing, with up to 16 members or 256 caches.
-   What it needs depends on sizes and settings, and on the numbers too: how many tokens a filter keeps, whether a draft
-   is rejected.
+   call needs more than all calls before it. After specens_workspace_reserve no call within the sizes that it was told
+   allocates anything, whatever its settings and numbers are, unless it fails.
 
    Results are the same as those of the Python package, token for token, from the same seeds. */
 #ifndef SPECENS_H
@@ -127,6 +126,30 @@ typedef struct specens_workspace specens_workspace;
 /* threads: the caller's, which live as long as the workspace; NULL: calls run on the thread that makes them. */
 SPECENS_API int32_t specens_workspace_create(const specens_threads* threads, specens_workspace** workspace);
 SPECENS_API void specens_workspace_destroy(specens_workspace* workspace);
+
+enum { SPECENS_CHAINS = 1, SPECENS_TREES = 2, SPECENS_DRAWS = 4, SPECENS_LOGPROBS = 8, SPECENS_MOVES = 16 };
+
+/* The largest sizes of calls to come. */
+typedef struct specens_sizes {
+    size_t struct_size;
+    int32_t operations; /* a sum of SPECENS_CHAINS (specens_verify_chain), SPECENS_TREES (specens_verify_tree),
+                           SPECENS_DRAWS (specens_sample), SPECENS_LOGPROBS (specens_target_logprobs) and SPECENS_MOVES
+                           (specens_compact_kv); the others need no memory */
+    int64_t vocab;      /* of the widest member or draft logits */
+    int64_t members;
+    int64_t draft_len; /* of a chain; for specens_target_logprobs, steps */
+    int64_t nodes;     /* of a tree */
+    int64_t edits;     /* columns of a call's processing tables together: bias, end, prompt and output tokens */
+    int64_t top;       /* top_logprobs */
+    int64_t batch;     /* of specens_compact_kv, like kept, its columns; up to 256 caches */
+    int64_t kept;
+} specens_sizes;
+
+/* Allocates all that calls of these sizes need, so that none of them allocates: about 200 bytes for a token of the
+   vocabulary, for each of the workspace's threads and of chains, trees and draws; most of it is touched only by calls
+   that filter nearly nothing away. Larger calls are no error: the workspace grows with them, as without it. May be
+   called again, between calls. */
+SPECENS_API int32_t specens_workspace_reserve(specens_workspace* workspace, const specens_sizes* sizes);
 
 /* ---- what is drawn from ----------------------------------------------------------------------------------------- */
 
@@ -529,6 +552,15 @@ static inline specens_kv_moves specens_kv_moves_init(void) {
     kv_moves.batch_dim = -4;
     kv_moves.slot_dim = -2;
     return kv_moves;
+}
+
+static inline specens_sizes specens_sizes_init(void) {
+    specens_sizes sizes;
+    memset(&sizes, 0, sizeof sizes);
+    sizes.struct_size = sizeof sizes;
+    sizes.operations = 31;
+    sizes.members = 1;
+    return sizes;
 }
 
 static inline specens_threads specens_threads_init(void) {

@@ -37,10 +37,10 @@ struct Proposal {
 
 Tokens checked_tokens(const py::object& values, const std::string& argument) {
     Tokens tokens = to_vector(as_array<int64_t>(values, argument.c_str(), 1, "iu", "integers of shape [tokens]"));
-    for (size_t place = 0; place < tokens.size(); ++place) {
-        if (tokens[place] < 0 || tokens[place] > max_token) {
-            fail(argument + "[" + std::to_string(place) + "]", "an id from 0 to " + std::to_string(max_token),
-                 std::to_string(tokens[place]));
+    for (size_t index = 0; index < tokens.size(); ++index) {
+        if (tokens[index] < 0 || tokens[index] > max_token) {
+            fail(argument + "[" + std::to_string(index) + "]", "an id from 0 to " + std::to_string(max_token),
+                 std::to_string(tokens[index]));
         }
     }
     return tokens;
@@ -98,15 +98,15 @@ Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& 
 
 py::tuple as_tuple(const Proposal& proposal) { return py::make_tuple(to_array(proposal.tokens), proposal.match_len); }
 
-py::tuple propose_behind_text(const Index& index, int64_t draft_len, const py::object& tail, int64_t min_match,
-                              const std::string& choose) {
+py::tuple propose_after_text(const Index& index, int64_t draft_len, const py::object& tail, int64_t min_match,
+                             const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
     const Tokens more = checked_tokens(tail, "tail");
     return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, own.end(), more, drafting); }));
 }
 
-py::tuple propose_behind_context(const Index& index, const py::object& context, int64_t draft_len, int64_t min_match,
-                                 const std::string& choose) {
+py::tuple propose_after_context(const Index& index, const py::object& context, int64_t draft_len, int64_t min_match,
+                                const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
     const Tokens more = checked_tokens(context, "context");
     return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, {}, more, drafting); }));
@@ -157,23 +157,23 @@ py::tuple propose_batch(const std::vector<py::object>& given, int64_t draft_len,
         fail("tails", "one for each of " + std::to_string(batch) + " indices", std::to_string(tails->size()));
     }
     std::vector<Tokens> more(batch);
-    for (int64_t place = 0; tails && place < batch; ++place) {
-        more[place] = checked_tokens((*tails)[place], "tails[" + std::to_string(place) + "]");
+    for (int64_t index = 0; tails && index < batch; ++index) {
+        more[index] = checked_tokens((*tails)[index], "tails[" + std::to_string(index) + "]");
     }
     std::vector<Proposal> proposals(batch);
     {
         const py::gil_scoped_release released;
-        for (int64_t place = 0; place < batch; ++place) {
-            proposals[place] = propose_for(indices.pointers[place], store, more[place], drafting);
+        for (int64_t index = 0; index < batch; ++index) {
+            proposals[index] = propose_for(indices.pointers[index], store, more[index], drafting);
         }
     }
     py::array_t<int64_t> tokens({batch, draft_len}), draft_lens(batch), match_lens(batch);
     std::fill_n(tokens.mutable_data(), tokens.size(), int64_t{-1});
-    for (int64_t place = 0; place < batch; ++place) {
-        const Proposal& proposal = proposals[place];
-        std::copy(proposal.tokens.begin(), proposal.tokens.end(), tokens.mutable_data() + place * draft_len);
-        draft_lens.mutable_data()[place] = static_cast<int64_t>(proposal.tokens.size());
-        match_lens.mutable_data()[place] = proposal.match_len;
+    for (int64_t index = 0; index < batch; ++index) {
+        const Proposal& proposal = proposals[index];
+        std::copy(proposal.tokens.begin(), proposal.tokens.end(), tokens.mutable_data() + index * draft_len);
+        draft_lens.mutable_data()[index] = static_cast<int64_t>(proposal.tokens.size());
+        match_lens.mutable_data()[index] = proposal.match_len;
     }
     return py::make_tuple(tokens, draft_lens, match_lens);
 }
@@ -237,12 +237,12 @@ al., "SAM Decoding: Speculative Decoding via Suffix Automaton", 2024.)";
 constexpr const char* propose_doc =
     R"(Return (tokens, match_len): int64 [at most draft_len], and the length of the n-gram that the first one followed.
 
-draft_len: 0 to 65,536. tail: integers, tokens behind the open text that are not settled yet; the index stays as it is.
+draft_len: 0 to 65,536. tail: integers, tokens after the open text that are not settled yet; the index stays as it is.
 min_match: a shorter n-gram proposes nothing. 0 tokens and match_len 0 where none is found.
 choose: "recent": what followed the n-gram last; "frequent": what followed it most often, the latest on a tie.)";
 
 constexpr const char* after_doc =
-    R"(As `propose`, behind a context of the caller's instead of the open text: a datastore that requests share.
+    R"(As `propose`, after a context of the caller's instead of the open text: a datastore that requests share.
 
 context: integers [tokens]; its last max_match tokens decide.)";
 
@@ -260,9 +260,9 @@ constexpr const char* recent = "recent";
 
 void bind_proposals(py::class_<Index>& index) {
     index
-        .def("propose", &propose_behind_text, py::arg("draft_len"), py::arg("tail") = py::tuple(), py::kw_only(),
+        .def("propose", &propose_after_text, py::arg("draft_len"), py::arg("tail") = py::tuple(), py::kw_only(),
              py::arg("min_match") = 1, py::arg("choose") = recent, propose_doc)
-        .def("propose_after", &propose_behind_context, py::arg("context"), py::arg("draft_len"), py::kw_only(),
+        .def("propose_after", &propose_after_context, py::arg("context"), py::arg("draft_len"), py::kw_only(),
              py::arg("min_match") = 1, py::arg("choose") = recent, after_doc)
         .def_static("propose_batch", &propose_batch, py::arg("indices"), py::arg("draft_len"), py::kw_only(),
                     py::arg("tails") = py::none(), py::arg("store") = py::none(), py::arg("min_match") = 1,

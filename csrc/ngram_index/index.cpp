@@ -17,8 +17,8 @@ int64_t bytes_of(const std::vector<Element>& values) {
 NgramIndex::NgramIndex(int32_t max_match) : max_match_(max_match), table_(least_table, none) {}
 
 void NgramIndex::extend(const int64_t* tokens, int64_t count) {
-    for (int64_t place = 0; place < count; ++place) {
-        add(static_cast<int32_t>(tokens[place]));
+    for (int64_t index = 0; index < count; ++index) {
+        add(static_cast<int32_t>(tokens[index]));
     }
 }
 
@@ -35,12 +35,12 @@ void NgramIndex::add(int32_t token) {
     if (!text_is_open()) {
         ++num_texts_;
     }
-    const auto place = static_cast<int32_t>(tokens_.size());
+    const auto index = static_cast<int32_t>(tokens_.size());
     tokens_.push_back(token);
     last_ = state_after(token);
     end_ = settle(end_);
     for (int32_t state = end_.state; state != 0; state = states_[state].link) {
-        note_follower(state, token, place);
+        note_follower(state, token, index);
     }
     end_ = step(end_, token);
 }
@@ -93,10 +93,10 @@ int32_t NgramIndex::split(int32_t before, int32_t whole, int32_t token) {
     return part;
 }
 
-void NgramIndex::note_follower(int32_t state, int32_t token, int32_t place) {
+void NgramIndex::note_follower(int32_t state, int32_t token, int32_t index) {
     State& own = states_[state];
     const int32_t edge = find_edge(state, token);
-    own.follower = place;
+    own.follower = index;
     ++edges_[edge].count;
     if (own.likely_edge == none || edges_[edge].count >= edges_[own.likely_edge].count) {
         own.likely_edge = edge;
@@ -125,8 +125,8 @@ NgramIndex::Match NgramIndex::step(Match match, int32_t token) const {
 }
 
 NgramIndex::Match NgramIndex::after(Match match, const int64_t* tokens, int64_t count) const {
-    for (int64_t place = 0; place < count; ++place) {
-        match = step(match, static_cast<int32_t>(tokens[place]));
+    for (int64_t index = 0; index < count; ++index) {
+        match = step(match, static_cast<int32_t>(tokens[index]));
     }
     return match;
 }
@@ -179,14 +179,14 @@ int32_t NgramIndex::add_edge(int32_t state, int32_t token, int32_t target, int32
     if (2 * edges_.size() > table_.size()) {
         table_.assign(2 * table_.size(), none);
         for (int32_t known = 0; known < edge; ++known) {
-            place_in_table(known);
+            put_in_table(known);
         }
     }
-    place_in_table(edge);
+    put_in_table(edge);
     return edge;
 }
 
-void NgramIndex::place_in_table(int32_t edge) {
+void NgramIndex::put_in_table(int32_t edge) {
     size_t slot = slot_of(edges_[edge].state, edges_[edge].token);
     while (table_[slot] != none) {
         slot = (slot + 1) & (table_.size() - 1);

@@ -11,7 +11,7 @@ constexpr int64_t max_index_tokens = int64_t{1} << 29;  // at most 2 states and 
 
 class NgramIndex {
   public:
-    // The longest n-gram that the tokens before a place end with: `length` tokens, and the state that holds it.
+    // The longest n-gram that the tokens before a index end with: `length` tokens, and the state that holds it.
     struct Match {
         int32_t state = 0, length = 0;
     };
@@ -35,7 +35,7 @@ class NgramIndex {
     int64_t num_texts() const { return num_texts_; }
     int32_t max_match() const { return max_match_; }
     int64_t num_bytes() const;
-    // All texts, each behind the first after a separator.
+    // All texts, each but the first after a separator.
     const std::vector<int32_t>& tokens() const { return tokens_; }
 
     static constexpr int32_t separator = -1;
@@ -46,7 +46,7 @@ class NgramIndex {
     struct State {
         int32_t length;           // of its longest n-gram
         int32_t link = none;      // the state of the longest suffix that occurs elsewhere too
-        int32_t follower = none;  // the place of the token that followed last; for n-grams up to max_match
+        int32_t follower = none;  // the index of the token that followed last; for n-grams up to max_match
         int32_t first_edge = none, likely_edge = none;
     };
     struct Edge {
@@ -59,13 +59,13 @@ class NgramIndex {
     void add(int32_t token);
     int32_t state_after(int32_t token);
     int32_t split(int32_t before, int32_t whole, int32_t token);
-    void note_follower(int32_t state, int32_t token, int32_t place);
+    void note_follower(int32_t state, int32_t token, int32_t index);
     Match settle(Match match) const;
     Match step(Match match, int32_t token) const;
 
     int32_t find_edge(int32_t state, int32_t token) const;
     int32_t add_edge(int32_t state, int32_t token, int32_t target, int32_t count);
-    void place_in_table(int32_t edge);
+    void put_in_table(int32_t edge);
     size_t slot_of(int32_t state, int32_t token) const;
 
     int32_t max_match_;

@@ -109,11 +109,11 @@ class Call {
     static constexpr size_t most_others = 40;  // tensors of a call besides the members' logits
     static constexpr size_t weight_row = 4, draft_rows = 5;
 
-    static double at(const std::vector<double>& numbers, size_t place, double otherwise) {
-        return place < numbers.size() ? numbers[place] : otherwise;
+    static double at(const std::vector<double>& numbers, size_t index, double otherwise) {
+        return index < numbers.size() ? numbers[index] : otherwise;
     }
-    const Tensor* at(const Rows& rows, size_t place) {
-        return rows && place < rows->size() ? view((*rows)[place]) : nullptr;
+    const Tensor* at(const Rows& rows, size_t index) {
+        return rows && index < rows->size() ? view((*rows)[index]) : nullptr;
     }
     void set_ensemble(const TargetOptions& options) {
         constexpr size_t settings = 3;
@@ -156,12 +156,12 @@ class Call {
         processing_.frequency_penalty = (*numbers)[1];
         processing_.presence_penalty = (*numbers)[2];
         processing_.min_tokens = static_cast<int64_t>((*numbers)[3]);
-        const Tensor** const places[] = {
+        const Tensor** const fields[] = {
             &processing_.repetition_penalties, &processing_.frequency_penalties, &processing_.presence_penalties,
             &processing_.min_tokens_rows,      &processing_.bias_tokens,         &processing_.bias_values,
             &processing_.end_tokens,           &processing_.prompt_tokens,       &processing_.output_tokens};
-        for (size_t place = 0; place < std::size(places); ++place) {
-            *places[place] = at(rows, place);
+        for (size_t index = 0; index < std::size(fields); ++index) {
+            *fields[index] = at(rows, index);
         }
         return &processing_;
     }

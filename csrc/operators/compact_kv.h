@@ -42,13 +42,7 @@ void make_compact_kv(Results& results, const std::vector<TorchTensor>& caches, c
     call.slot_mapping = optional(slot_mapping);
     call.lengths = results.add<int64_t>({prefix_lens.numel()}, ScalarType::Long, &prefix_lens);
     call.status = results.add<int32_t>({prefix_lens.numel()}, ScalarType::Int, &prefix_lens);
-    results.finish([&] {
-        Inputs inputs(views.all());
-        for (const Tensor& cache : cache_views) {
-            inputs.add(&cache);
-        }
-        return inputs;
-    });
+    results.finish(views.all(), cache_views);
     move(CompactArguments(call));
 }
 

@@ -26,7 +26,7 @@ std::tuple<int64_t, int64_t> instruction_set(int64_t code) {
 }
 
 // Changes with the schemas of operators; `specens_kernels.backend` takes those of its own version alone.
-int64_t operator_version() { return 3; }
+int64_t operator_version() { return 4; }
 
 }  // namespace
 }  // namespace specens

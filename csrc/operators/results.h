@@ -28,19 +28,19 @@ class Results {
         require(fits && own.scalar_type() == dtype && own.is_contiguous() &&
                     (like == nullptr ? own.is_cpu() : own.get_device_index() == like->get_device_index()),
                 "out: expected contiguous tensors of the shapes and dtypes of the results, got others");
-        extents_.add_bytes(own.mutable_data_ptr(), own.numel() * static_cast<int64_t>(own.element_size()));
+        memory_.add_bytes(own.mutable_data_ptr(), own.numel() * static_cast<int64_t>(own.element_size()));
         return own.mutable_data_ptr();
     }
     template <typename Element>
     Element* add(std::initializer_list<int64_t> sizes, ScalarType dtype, const TorchTensor* like = nullptr) {
         return static_cast<Element*>(add(sizes, dtype, like));
     }
-    // When all are added: throws where the caller's share memory with inputs(), or with each other.
-    template <typename Inputs>
-    void finish(const Inputs& inputs) const {
+    // When all are added: throws where the caller's share memory with inputs, which are tensors or structs of them.
+    template <typename... Inputs>
+    void finish(const Inputs&... inputs) const {
         if (given_ != nullptr) {
             require(used_ == given_->size(), "out: expected fewer results, got one too many");
-            require_disjoint(extents_, inputs());
+            (memory_.require_apart(inputs), ...);
         }
     }
     std::vector<TorchTensor> take() { return std::move(tensors_); }
@@ -48,7 +48,7 @@ class Results {
   private:
     const std::vector<TorchTensor>* given_ = nullptr;
     size_t used_ = 0;  // of the given ones
-    Extents extents_;
+    ResultMemory memory_;
     std::vector<TorchTensor> tensors_;
 };
 
@@ -77,11 +77,11 @@ struct Operator<body, void (*)(Results&, Arguments...)> {
 // What is told of emitted tokens, [batch, width] or, with width 0, [batch].
 template <typename Struct>
 void add_report(Results& results, Struct& written, const ReportArguments& report, int64_t batch, int64_t width) {
-    const auto add = [&]<typename Element>(Element*& place, ScalarType dtype, bool top) {
-        place = width == 0
-                    ? top ? results.add<Element>({batch, report.top}, dtype) : results.add<Element>({batch}, dtype)
-                : top ? results.add<Element>({batch, width, report.top}, dtype)
-                      : results.add<Element>({batch, width}, dtype);
+    const auto add = [&]<typename Element>(Element*& data, ScalarType dtype, bool top) {
+        data = width == 0
+                   ? top ? results.add<Element>({batch, report.top}, dtype) : results.add<Element>({batch}, dtype)
+               : top ? results.add<Element>({batch, width, report.top}, dtype)
+                     : results.add<Element>({batch, width}, dtype);
     };
     if (report.kind != ReportArguments::Kind::none) {
         add(written.logprobs, ScalarType::Float, false);

@@ -20,8 +20,8 @@ void sample_cpu(Results& results, const Members& member_logits, const OptionalTe
     Call::set_report(draw, logprobs);
     const SampleArguments call(draw);
     const int64_t batch = call.target.batch, best = call.best;
-    const auto add = [&]<typename Element>(Element*& place, ScalarType dtype) {
-        place = best > 0 ? results.add<Element>({batch, best}, dtype) : results.add<Element>({batch}, dtype);
+    const auto add = [&]<typename Element>(Element*& data, ScalarType dtype) {
+        data = best > 0 ? results.add<Element>({batch, best}, dtype) : results.add<Element>({batch}, dtype);
     };
     specens_drawn drawn = specens_drawn_init();
     add(drawn.tokens, ScalarType::Long);
@@ -33,7 +33,7 @@ void sample_cpu(Results& results, const Members& member_logits, const OptionalTe
         drawn.top_tokens = results.add<int64_t>({batch, call.report.top}, ScalarType::Long);
         drawn.top_logprobs = results.add<float>({batch, call.report.top}, ScalarType::Float);
     }
-    results.finish([&] { return inputs_of(draw); });
+    results.finish(draw);
     const TorchThreads threads;
     sample(call, drawn);
 }

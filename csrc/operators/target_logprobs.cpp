@@ -12,12 +12,7 @@ void target_logprobs_cpu(Results& results, const Members& member_logits, const O
     const Tensor* drafts = given.view(draft_tokens);
     const LogprobArguments call(&given.target, drafts);
     float* logprobs = results.add<float>({call.target.batch, call.target.steps, call.target.vocab}, ScalarType::Float);
-    results.finish([&] {
-        Inputs inputs;
-        inputs.add_target(&given.target);
-        inputs.add(drafts);
-        return inputs;
-    });
+    results.finish(&given.target, drafts);
     const TorchThreads threads;
     target_logprobs(call, logprobs);
 }

@@ -21,7 +21,7 @@ void make_tree_mask(Results& results, const TorchTensor& parents, const TorchTen
                  : layout == SPECENS_MASK_ADDITIVE ? results.add({batch, 1, nodes, keys}, dtype, &parents)
                                                    : results.add({batch, nodes, keys}, ScalarType::Bool, &parents);
     arguments.positions = results.add<int64_t>({batch, nodes}, ScalarType::Long, &parents);
-    results.finish([&] { return Inputs(views.all()); });
+    results.finish(views.all());
     write(arguments, layout, dtype_code(dtype), mask);
 }
 

@@ -5,9 +5,9 @@ namespace {
 
 void uniforms_cpu(Results& results, const TorchTensor& seeds, const TorchTensor& positions, const TorchTensor& steps,
                   int64_t stream) {
-    const CoinArguments arguments = add_uniforms(results, seeds, positions, steps, stream);
+    const UniformArguments arguments = add_uniforms(results, seeds, positions, steps, stream);
     const TorchThreads threads;
-    write_coins(arguments, seeds.numel());
+    write_uniforms(arguments, seeds.numel());
 }
 
 }  // namespace

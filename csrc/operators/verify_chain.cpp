@@ -28,7 +28,7 @@ void verify_chain_cpu(Results& results, const Members& member_logits, const Torc
     const ChainArguments arguments(chain);
     const specens_verdict verdict =
         add_verdict(results, arguments.report, arguments.target.batch, arguments.draft.draft_len + 1, false);
-    results.finish([&] { return inputs_of(chain); });
+    results.finish(chain);
     const TorchThreads threads;
     verify_chain(arguments, verdict);
 }

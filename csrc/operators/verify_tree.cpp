@@ -6,12 +6,14 @@ namespace specens {
 namespace {
 
 void verify_tree_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
-                     const TorchTensor& parents, int64_t max_levels, bool without_replacement,
-                     const OptionalTensor& num_nodes, int64_t drafter, const OptionalTensor& drafters,
-                     const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
-                     const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
-                     const Numbers& processing, const Rows& processing_rows, const OptionalTensors& random,
-                     const Numbers& rule, const Integers& logprobs) {
+                     const std::vector<TorchTensor>& parents, int64_t max_levels, bool without_replacement,
+                     int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                     const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                     const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                     const Rows& processing_rows, const OptionalTensors& random, const Numbers& rule,
+                     const Integers& logprobs) {
+    require(parents.size() == 1 || parents.size() == 2, "parents: expected them, perhaps num_nodes");
+    const OptionalTensor num_nodes = parents.size() == 2 ? OptionalTensor(parents[1]) : std::nullopt;
     Call call(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
     call.set_draft(draft_tokens, num_nodes, drafter, drafters, draft_logits, draft_sampling, rows, process_drafts);
     call.set_random(random);
@@ -21,14 +23,14 @@ void verify_tree_cpu(Results& results, const Members& member_logits, const Torch
     tree.draft = &call.draft;
     tree.random = &call.random;
     tree.rule = &call.rule;
-    tree.parents = call.view(parents);
+    tree.parents = call.view(parents[0]);
     tree.max_levels = max_levels;
     tree.without_replacement = without_replacement ? 1 : 0;
     Call::set_report(tree, logprobs);
     const TreeCall arguments(tree);
     const specens_verdict verdict =
         add_verdict(results, arguments.report, arguments.target.batch, arguments.tree.levels + 1, true);
-    results.finish([&] { return inputs_of(tree); });
+    results.finish(tree);
     const TorchThreads threads;
     verify_tree(arguments, verdict);
 }
@@ -36,9 +38,9 @@ void verify_tree_cpu(Results& results, const Members& member_logits, const Torch
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_TREE_ARGUMENTS                                                                                   \
-    "Tensor[] member_logits, Tensor draft_tokens, Tensor parents, int max_levels, *, "                           \
-    "bool without_replacement=False, Tensor? num_nodes=None, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS \
+#define SPECENS_TREE_ARGUMENTS                                                           \
+    "Tensor[] member_logits, Tensor draft_tokens, Tensor[] parents, int max_levels, *, " \
+    "bool without_replacement=False, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS \
     ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {

@@ -155,6 +155,10 @@ class DraftArguments {
 // The distribution of one draft token: a softmax, or one-hot.
 class DraftRow {
   public:
+    void reserve(const Sizes& most) {
+        own_.reserve(most);
+        search_.reserve(most);
+    }
     // As one-hot.
     void read_token(const DraftArguments& draft, int64_t request, int64_t step) {
         token_ = draft.token(request, step);
@@ -188,7 +192,7 @@ class DraftRow {
                 draft.logits ? draft.logit_row(request, row_index) : target.row(member, request, row_index, nullptr);
             row.edits = edits;
             source_.reset(row);
-            own_.read(source_, temperature, filter, roughly);
+            own_.read(source_, temperature, filter, search_, roughly);
             status_ = source_.status();
             softmax_ = &own_;
         }
@@ -225,6 +229,7 @@ class DraftRow {
     const Softmax* softmax_ = nullptr;
     MemberSource source_;
     Softmax own_;
+    ThresholdSearch search_;
 };
 
 }  // namespace specens

@@ -9,21 +9,21 @@
 
 namespace specens {
 
-// The lowest token whose cumulative mass exceeds coin * total mass, -1 where no token has mass.
+// The lowest token whose cumulative mass exceeds uniform * total mass, -1 where no token has mass.
 // tile_masses: of each tile. fill(tile, out): writes the masses, >= 0, of a tile's tokens to `out`.
 template <typename Fill>
-int64_t draw(const std::vector<double>& tile_masses, int64_t vocab, double coin, Fill fill);
+int64_t draw(const std::vector<double>& tile_masses, int64_t vocab, double uniform, Fill fill);
 
 // First token of `masses` at which the running sum exceeds `target`, else the last one with mass, else -1.
 int64_t first_exceeding(const float* masses, int64_t count, double target);
 
 template <typename Fill>
-int64_t draw(const std::vector<double>& tile_masses, int64_t vocab, double coin, Fill fill) {
+int64_t draw(const std::vector<double>& tile_masses, int64_t vocab, double uniform, Fill fill) {
     double total = 0;
     for (double mass : tile_masses) {
         total += mass;
     }
-    const double target = coin * total;
+    const double target = uniform * total;
     const auto tiles = static_cast<int64_t>(tile_masses.size());
     int64_t chosen = 0;
     double before = 0;

@@ -7,7 +7,7 @@ namespace specens {
 constexpr float exp2_coefficients[6] = {1.0f,           0x1.62e42ap-1f, 0x1.ebf9bcp-3f,
                                         0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba14p-10f};
 
-// The same on [0, 1/32], behind a table of 2^(i / 32); to 7e-8.
+// The same on [0, 1/32], after a table of 2^(i / 32); to 7e-8.
 constexpr float exp2_table_coefficients[3] = {1.0f, 0x1.62e11ep-1f, 0x1.f0f3e4p-3f};
 constexpr float exp2_table[32] = {
     0x1.000000p+0f, 0x1.059b0ep+0f, 0x1.0b5586p+0f, 0x1.11301ep+0f, 0x1.172b84p+0f, 0x1.1d4874p+0f, 0x1.2387a6p+0f,

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "parts/rows.h"
+#include "parts/scratch.h"
 
 namespace specens {
 
@@ -45,6 +45,11 @@ struct Kept {
 
 class ThresholdSearch {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.blocks(), maxima_);
+        reserve_all(2 * most.tokens() + tile_size, values_);
+        reserve_all(most.tokens(), masses_, candidates_);
+    }
     // Reads the groups of tokens that can hold kept values once, and `row.total_mass` at most once.
     Kept find(const SearchedRow& row, const FilterParameters& filter);
 

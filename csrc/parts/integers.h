@@ -28,8 +28,8 @@ struct IntegerTable {
         stride_row = last == 0 ? 0 : tensor->strides != nullptr ? tensor->strides[0] : columns;
     }
     SPECENS_HOST_DEVICE int64_t operator()(int64_t row, int64_t column) const {
-        const int64_t place = row * stride_row + column * stride_column;
-        return wide ? static_cast<const int64_t*>(data)[place] : static_cast<const int32_t*>(data)[place];
+        const int64_t at = row * stride_row + column * stride_column;
+        return wide ? static_cast<const int64_t*>(data)[at] : static_cast<const int32_t*>(data)[at];
     }
 };
 

@@ -1,24 +1,32 @@
 // Whether results would be written over what is still to be read.
 #pragma once
 
+#include <array>
 #include <span>
 
-#include "parts/inline_list.h"
-#include "parts/report.h"
 #include "verify_chain/arguments.h"
 #include "verify_tree/arguments.h"
 
 namespace specens {
 
-// The bytes from the first element to the last, in whatever order they lie.
-struct Extent {
-    uintptr_t begin, end;
-    bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
-};
-
-class Extents {
+// The memory of a call's results.
+class ResultMemory {
   public:
-    void add(const Tensor* tensor) {
+    // Throws where it meets that of a result before it.
+    void add_bytes(const void* data, int64_t bytes) {
+        if (data != nullptr && bytes > 0) {
+            const auto begin = reinterpret_cast<uintptr_t>(data);
+            const Extent own{begin, begin + static_cast<uintptr_t>(bytes)};
+            require_apart(own);
+            all_.at(count_++) = own;
+        }
+    }
+    template <typename Element>
+    void add_results(const Element* data, int64_t count) {
+        add_bytes(data, count * static_cast<int64_t>(sizeof(Element)));
+    }
+    // Throw where it meets what a call reads.
+    void require_apart(const Tensor* tensor) const {
         if (tensor == nullptr || count_elements(*tensor) == 0) {
             return;
         }
@@ -26,91 +34,70 @@ class Extents {
         for (int64_t dim = 0; dim < tensor->ndim; ++dim) {
             last += (size(*tensor, dim) - 1) * stride(*tensor, dim);
         }
-        add_bytes(tensor->data, (last + 1) * element_size(*tensor));
+        const auto begin = reinterpret_cast<uintptr_t>(tensor->data);
+        require_apart(Extent{begin, begin + static_cast<uintptr_t>((last + 1) * element_size(*tensor))});
     }
-    template <typename Element>
-    void add_results(const Element* data, int64_t count) {
-        if (data != nullptr) {
-            add_bytes(data, count * static_cast<int64_t>(sizeof(Element)));
-        }
-    }
-    void add_bytes(const void* data, int64_t bytes) {
-        const auto begin = reinterpret_cast<uintptr_t>(data);
-        if (bytes > 0) {
-            all_.push_back({begin, begin + static_cast<uintptr_t>(bytes)});
-        }
-    }
-    std::span<const Extent> all() const { return all_.all(); }
-
-  private:
-    InlineList<Extent, 48> all_;
-};
-
-// What a call reads.
-class Inputs : public Extents {
-  public:
-    Inputs() = default;
-    explicit Inputs(std::span<const Tensor> tensors) {
+    void require_apart(std::span<const Tensor> tensors) const {
         for (const Tensor& tensor : tensors) {
-            add(&tensor);
+            require_apart(&tensor);
         }
     }
-    void add_target(const specens_target* given) {
+    void require_apart(const specens_target* given) const {
         const specens_target own = adopted("target", given, specens_target_init());
-        for (int64_t member = 0; member < own.num_members; ++member) {
-            add(own.member_logits + member);
-        }
-        for (const Tensor* tensor : {own.weight_rows, own.row_offsets, own.allowed}) {
-            add(tensor);
-        }
-        add_sampling(own.sampling);
+        require_apart(std::span(own.member_logits, static_cast<size_t>(own.num_members)));
+        require_all_apart({own.weight_rows, own.row_offsets, own.allowed});
+        require_apart(own.sampling);
         const specens_processing edits = adopted("processing", own.processing, specens_processing_init());
-        for (const Tensor* tensor :
-             {edits.repetition_penalties, edits.frequency_penalties, edits.presence_penalties, edits.min_tokens_rows,
-              edits.bias_tokens, edits.bias_values, edits.end_tokens, edits.prompt_tokens, edits.output_tokens}) {
-            add(tensor);
-        }
+        require_all_apart({edits.repetition_penalties, edits.frequency_penalties, edits.presence_penalties,
+                           edits.min_tokens_rows, edits.bias_tokens, edits.bias_values, edits.end_tokens,
+                           edits.prompt_tokens, edits.output_tokens});
     }
-    void add_draft(const specens_draft* given) {
-        const specens_draft own = adopted("draft", given, specens_draft_init());
-        for (const Tensor* tensor : {own.tokens, own.drafters, own.logits, own.slots, own.lens}) {
-            add(tensor);
+    // A chain, a tree or a draw.
+    template <typename Call>
+        requires requires(const Call& call) { call.random; }
+    void require_apart(const Call& call) const {
+        require_apart(call.target);
+        const specens_random random = adopted("random", call.random, specens_random_init());
+        require_all_apart({random.seeds, random.positions, random.uniforms});
+        if constexpr (requires { call.draft; }) {
+            const specens_draft draft = adopted("draft", call.draft, specens_draft_init());
+            require_all_apart({draft.tokens, draft.drafters, draft.logits, draft.slots, draft.lens});
+            require_apart(draft.sampling);
         }
-        add_sampling(own.sampling);
-    }
-    void add_random(const specens_random* given) {
-        const specens_random own = adopted("random", given, specens_random_init());
-        for (const Tensor* tensor : {own.seeds, own.positions, own.uniforms}) {
-            add(tensor);
+        if constexpr (requires { call.parents; }) {
+            require_apart(call.parents);
         }
     }
 
   private:
-    void add_sampling(const specens_sampling* given) {
+    // The bytes from the first element to the last, in whatever order they lie.
+    struct Extent {
+        uintptr_t begin, end;
+        bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
+    };
+
+    void require_apart(const Extent& own) const {
+        require(
+            std::none_of(all_.begin(), all_.begin() + count_, [&](const Extent& other) { return own.meets(other); }),
+            "a result shares memory with an argument or with another result");
+    }
+    void require_apart(const specens_sampling* given) const {
         const specens_sampling own = adopted("sampling", given, specens_sampling_init());
-        for (const Tensor* tensor : {own.temperatures, own.top_ks, own.top_ps, own.min_ps}) {
-            add(tensor);
+        require_all_apart({own.temperatures, own.top_ks, own.top_ps, own.min_ps});
+    }
+    void require_all_apart(std::initializer_list<const Tensor*> tensors) const {
+        for (const Tensor* tensor : tensors) {
+            require_apart(tensor);
         }
     }
-};
 
-template <typename Call>
-Inputs inputs_of(const Call& call) {
-    Inputs inputs;
-    inputs.add_target(call.target);
-    inputs.add_random(call.random);
-    if constexpr (requires { call.draft; }) {
-        inputs.add_draft(call.draft);
-    }
-    if constexpr (requires { call.parents; }) {
-        inputs.add(call.parents);
-    }
-    return inputs;
-}
+    size_t count_ = 0;
+    std::array<Extent, 9> all_;  // a verdict has as many
+};
 
 // width: tokens of a request.
-inline Extents results_of(const specens_verdict& verdict, int64_t batch, int64_t width, int64_t top) {
-    Extents results;
+inline ResultMemory memory_of(const specens_verdict& verdict, int64_t batch, int64_t width, int64_t top) {
+    ResultMemory results;
     for (const int64_t* numbers : {verdict.num_accepted, verdict.num_tokens, verdict.next_token}) {
         results.add_results(numbers, batch);
     }
@@ -121,15 +108,6 @@ inline Extents results_of(const specens_verdict& verdict, int64_t batch, int64_t
     results.add_results(verdict.top_tokens, batch * width * top);
     results.add_results(verdict.top_logprobs, batch * width * top);
     return results;
-}
-
-inline void require_disjoint(const Extents& results, const Extents& inputs) {
-    for (size_t place = 0; place < results.all().size(); ++place) {
-        const auto meets = [&](const Extent& other) { return results.all()[place].meets(other); };
-        require(std::none_of(inputs.all().begin(), inputs.all().end(), meets) &&
-                    std::none_of(results.all().begin(), results.all().begin() + static_cast<int64_t>(place), meets),
-                "a result shares memory with an argument or with another result");
-    }
 }
 
 }  // namespace specens

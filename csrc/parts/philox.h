@@ -1,4 +1,4 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and the coin made from it.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and the uniform made from it.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ SPECENS_HOST_DEVICE inline PhiloxCounter philox4x32_10(PhiloxCounter counter, Ph
 
 // The number in [0, 1) that decides one question of one request: 53 bits of the first two words.
 // `seed` and `position` are read as two's complement, `step` and `stream` modulo 2^32.
-SPECENS_HOST_DEVICE inline double philox_coin(int64_t seed, int64_t position, int64_t step, int64_t stream) {
+SPECENS_HOST_DEVICE inline double philox_uniform(int64_t seed, int64_t position, int64_t step, int64_t stream) {
     const auto seed_bits = static_cast<uint64_t>(seed);
     const auto position_bits = static_cast<uint64_t>(position);
     const PhiloxKey key{{static_cast<uint32_t>(seed_bits), static_cast<uint32_t>(seed_bits >> 32)}};

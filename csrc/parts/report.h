@@ -26,10 +26,9 @@ struct ReportArguments {
                  std::to_string(top));
         }
     }
-    // Throws where a place for what is asked for is missing.
-    // Of a batch.
-    void check_places(int64_t batch, const float* logprobs, const int64_t* top_tokens,
-                      const float* top_logprobs) const {
+    // Throws where a buffer for what is asked for is missing.
+    void check_buffers(int64_t batch, const float* logprobs, const int64_t* top_tokens,
+                       const float* top_logprobs) const {
         if (batch == 0) {
             return;
         }
@@ -43,13 +42,13 @@ struct ReportArguments {
 };
 
 // Where the report of one emitted token goes, or of several that follow each other; nullptr where it is not asked for.
-struct ReportPlace {
+struct ReportBuffers {
     float* logprob;
     int64_t* top_tokens;  // [top], most likely first, -1 where fewer have mass
     float* top_logprobs;  // [top]
 
-    // The place so many tokens behind.
-    ReportPlace behind(int64_t tokens, int64_t top) const {
+    // Those of the tokens from one on.
+    ReportBuffers after(int64_t tokens, int64_t top) const {
         return {logprob != nullptr ? logprob + tokens : nullptr,
                 top_tokens != nullptr ? top_tokens + tokens * top : nullptr,
                 top_logprobs != nullptr ? top_logprobs + tokens * top : nullptr};
@@ -68,9 +67,14 @@ struct ReportPlace {
 
 class Reporter {
   public:
+    void reserve(const Sizes& most) {
+        row_.reserve(most);
+        reserve_all(most.members, logits_);
+        reserve_all(most.top, best_);
+    }
     // The report of a token emitted at a row. `edits` have entered the row.
     void write(const TargetArguments& target, const ReportArguments& report, int64_t request, int64_t step,
-               const RowEdits* edits, int64_t token, const ReportPlace& place) {
+               const RowEdits* edits, int64_t token, const ReportBuffers& buffers) {
         EnsembleParameters parameters = target.parameters(request);
         if (report.kind == ReportArguments::Kind::raw) {
             parameters.temperature = 1;
@@ -79,12 +83,12 @@ class Reporter {
         }
         target.rows(request, step, edits, logits_);
         row_.read(logits_, parameters, true);
-        *place.logprob = static_cast<float>(row_.logprob(token));
+        *buffers.logprob = static_cast<float>(row_.logprob(token));
         most_likely(report.top);
         for (int64_t rank = 0; rank < report.top; ++rank) {
             const bool there = rank < static_cast<int64_t>(best_.size());
-            place.top_tokens[rank] = there ? best_[rank].second : -1;
-            place.top_logprobs[rank] = there ? best_[rank].first : -std::numeric_limits<float>::infinity();
+            buffers.top_tokens[rank] = there ? best_[rank].second : -1;
+            buffers.top_logprobs[rank] = there ? best_[rank].first : -std::numeric_limits<float>::infinity();
         }
     }
     // Of another token of the row that was written last.

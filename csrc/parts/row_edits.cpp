@@ -12,12 +12,12 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 RowEdits::Edit& RowEdits::edit_of(int64_t token) {
-    int32_t& place = places_[token];
-    if (place == 0) {
+    int32_t& index = indices_[token];
+    if (index == 0) {
         edits_.push_back({token});
-        place = static_cast<int32_t>(edits_.size());
+        index = static_cast<int32_t>(edits_.size());
     }
-    return edits_[place - 1];
+    return edits_[index - 1];
 }
 
 template <typename Change>
@@ -33,11 +33,11 @@ void RowEdits::change_all(const IntegerTable& table, int64_t request, Change cha
 void RowEdits::start(const RequestProcessing& processing, int64_t request) {
     processing_ = processing;
     for (const Edit& edit : edits_) {
-        places_[edit.token] = 0;
+        indices_[edit.token] = 0;
     }
     edits_.clear();
-    if (static_cast<int64_t>(places_.size()) < processing.vocab) {
-        places_.resize(processing.vocab);
+    if (static_cast<int64_t>(indices_.size()) < processing.vocab) {
+        indices_.resize(processing.vocab);
     }
     change_all(processing.bias_tokens, request,
                [&](Edit& edit, int64_t index) { edit.bias += processing.bias_values[index]; });
@@ -57,9 +57,9 @@ void RowEdits::sort_by_tile() {
     }
     unsorted_ = edits_;
     for (const Edit& edit : unsorted_) {
-        const int32_t place = starts_[edit.token / tile_size]++;
-        edits_[place] = edit;
-        places_[edit.token] = place + 1;
+        const int32_t index = starts_[edit.token / tile_size]++;
+        edits_[index] = edit;
+        indices_[edit.token] = index + 1;
     }
     // each start has moved to the next tile's
     std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());
@@ -73,7 +73,7 @@ void RowEdits::enter_row(const int64_t* drafts, int64_t num_drafts, int64_t row,
         edit.drafts = 0;
     }
     while (static_cast<int32_t>(edits_.size()) > starts_.back()) {
-        places_[edits_.back().token] = 0;
+        indices_[edits_.back().token] = 0;
         edits_.pop_back();
     }
     for (int64_t step = 0; step < num_drafts; ++step) {
@@ -129,8 +129,8 @@ void RowEdits::apply_run(int64_t first, int64_t count, float* logits, bool upwar
 }
 
 double RowEdits::apply(int64_t token, double logit) const {
-    const int32_t place = token < processing_.vocab ? places_[token] : 0;
-    const double result = place != 0 ? edited(edits_[place - 1], logit) : logit;
+    const int32_t index = token < processing_.vocab ? indices_[token] : 0;
+    const double result = index != 0 ? edited(edits_[index - 1], logit) : logit;
     if (allowed_.words == nullptr) {
         return result;
     }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "parts/integers.h"
-#include "parts/rows.h"
+#include "parts/scratch.h"
 
 namespace specens {
 
@@ -26,6 +26,11 @@ struct TokenMask {
 
 class RowEdits {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.edits + most.steps(), edits_, unsorted_);
+        reserve_all(most.tokens(), indices_);
+        reserve_all(most.tiles() + 1, starts_);
+    }
     // Reads the tables of a request.
     void start(const RequestProcessing& processing, int64_t request);
     // Goes to a row, before which these drafts stand.
@@ -53,8 +58,8 @@ class RowEdits {
 
     RequestProcessing processing_{};
     std::vector<Edit> edits_, unsorted_;
-    std::vector<int32_t> places_;  // [vocab]: one more than a token's place among the edits, 0 without one
-    std::vector<int32_t> starts_;  // [tiles + 1]: the edits of each tile; behind the last those of drafts alone
+    std::vector<int32_t> indices_;  // [vocab]: one more than a token's index among the edits, 0 without one
+    std::vector<int32_t> starts_;   // [tiles + 1]: the edits of each tile; after the last those of drafts alone
     bool holds_ends_back_ = false;
     TokenMask allowed_;
 };

@@ -9,6 +9,8 @@ namespace specens {
 
 constexpr int64_t tile_size = 2048;
 
+inline int64_t tile_count(int64_t vocab) { return (vocab + tile_size - 1) / tile_size; }
+
 constexpr int64_t group_size = 128;  // neighbours whose largest number is kept for a search
 constexpr int64_t groups_per_tile = tile_size / group_size;
 
@@ -41,7 +43,7 @@ enum class LogitType { float32, bfloat16, float16 };
 struct TypedLogits {
     const void* data;
     LogitType type;
-    TypedLogits(const void* place, LogitType type_there) : data(place), type(type_there) {}
+    TypedLogits(const void* logits, LogitType type_there) : data(logits), type(type_there) {}
     TypedLogits(const float* values) : TypedLogits(values, LogitType::float32) {}
 };
 
@@ -89,7 +91,7 @@ struct RowKernels {
     float (*clamp_sum)(float* masses, int64_t count);
 };
 
-// The place of the first of `values` that equals `value`, or count.
+// The index of the first of `values` that equals `value`, or count.
 inline int64_t first_equal(const float* values, int64_t count, float value) {
     return std::find(values, values + count, value) - values;
 }

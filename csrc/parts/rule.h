@@ -93,10 +93,10 @@ struct RuleArguments {
     bool tests_greedy() const { return kind == RuleKind::synthetic; }
 
     // Throws where a source of random numbers is missing, or what plays no part is given.
-    void check_sources(const CoinView& coins, const DraftArguments& draft, bool greedy) const {
-        require(!by_scores() || (coins.uniforms == nullptr && !draft.has_distributions()),
+    void check_sources(const RandomNumbers& random, const DraftArguments& draft, bool greedy) const {
+        require(!by_scores() || (random.uniforms == nullptr && !draft.has_distributions()),
                 "rule: expected seeds and positions, and no drafter, draft_logits or uniforms, with gumbel");
-        require(coins.any() || compares() || (greedy && !tests_greedy()),
+        require(random.any() || compares() || (greedy && !tests_greedy()),
                 "random: expected uniforms, or seeds and positions, got neither");
     }
     // What the target probability of a typical token exceeds.

@@ -1,11 +1,28 @@
 // Scratch memory that is kept from call to call.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "include/specens.h"
+#include "parts/rows.h"
+
 namespace specens {
+
+// The largest sizes of calls to come.
+struct Sizes : specens_sizes {
+    int64_t tiles() const { return tile_count(vocab); }
+    int64_t tokens() const { return tiles() * tile_size; }  // of whole tiles
+    int64_t blocks() const { return tiles() * groups_per_tile; }
+    int64_t steps() const { return std::max(draft_len, nodes) + 1; }
+};
+
+template <typename... Lists>
+void reserve_all(int64_t count, Lists&... lists) {
+    (lists.reserve(static_cast<size_t>(count)), ...);
+}
 
 // Of a workspace: one for each thread that was ever at work in it at once.
 template <typename Scratch>
@@ -25,6 +42,18 @@ class ScratchPool {
     void give_back(std::unique_ptr<Scratch> scratch) {
         const std::lock_guard lock(mutex_);
         free_.push_back(std::move(scratch));
+    }
+
+    // So many, of which each call of these sizes finds all memory that it needs.
+    void reserve(int64_t count, const Sizes& most) {
+        const std::lock_guard lock(mutex_);
+        free_.reserve(count);
+        while (static_cast<int64_t>(free_.size()) < count) {
+            free_.push_back(std::make_unique<Scratch>());
+        }
+        for (const std::unique_ptr<Scratch>& own : free_) {
+            own->reserve(most);
+        }
     }
 
   private:

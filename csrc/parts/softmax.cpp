@@ -19,7 +19,8 @@ constexpr double smallest_scale = 0x1p-100, largest_scale = 0x1p100, widest_scal
 
 }  // namespace
 
-void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter, bool roughly) {
+void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter, ThresholdSearch& search,
+                   bool roughly) {
     source_ = &source;
     rough_ = false;
     const double scale = log2_e / temperature;
@@ -32,7 +33,7 @@ void Softmax::read(TileSource& source, double temperature, const FilterParameter
             read_groups();
         }
         offset_ = alive() ? max_ * scale_ : 0.0f;
-        apply(filter);
+        apply(filter, search);
     } else {
         read_all(roughly);
     }
@@ -148,10 +149,10 @@ bool Softmax::read_tile_maxima() {
     });
 }
 
-void Softmax::apply(const FilterParameters& filter) {
+void Softmax::apply(const FilterParameters& filter, ThresholdSearch& search) {
     tile_sum_.clear();
     if (alive()) {
-        const Kept kept = search_.find(*this, filter);
+        const Kept kept = search.find(*this, filter);
         threshold_ = kept.threshold;
         sum_ = kept.mass;
     }

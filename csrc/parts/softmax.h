@@ -20,9 +20,14 @@ struct Bounds {
 // softmax(logits / temperature) of a source, filtered.
 class Softmax final : private SearchedRow {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.tiles(), tile_max_, tile_sum_);
+        reserve_all(most.blocks(), group_max_);
+    }
     // One pass over the source, and for filters another over the tokens that may be kept. roughly: where there is no
     // filter and all numbers are usual ones, for `alive` and `bounds` alone until it is refined, in half the time.
-    void read(TileSource& source, double temperature, const FilterParameters& filter, bool roughly = false);
+    void read(TileSource& source, double temperature, const FilterParameters& filter, ThresholdSearch& search,
+              bool roughly = false);
     // As if it had not been read roughly.
     void refine();
     // Only for `alive` and `most_likely`: the largest logits of a source.
@@ -67,12 +72,12 @@ class Softmax final : private SearchedRow {
     bool read_rough_sums();
     bool read_groups();
     bool read_tile_maxima();
-    void apply(const FilterParameters& filter);
+    void apply(const FilterParameters& filter, ThresholdSearch& search);
     double exponent(float logit) const { return double{logit} * scale_ - offset_; }
     ScaledPowers powers(double share) const;
     bool filtered() const { return tile_sum_.empty(); }
     bool has_mass(int64_t tile) const { return tile < source_->tiles() && tile_max_[tile] >= threshold_; }
-    // Calls run(first, count) for the runs of a tile's tokens that may have mass, by their places in the tile.
+    // Calls run(first, count) for the runs of a tile's tokens that may have mass, by their indices in the tile.
     template <typename Run>
     void for_runs(int64_t tile, const Run& run) const;
     int64_t vocab() const override { return source_->vocab(); }
@@ -94,7 +99,6 @@ class Softmax final : private SearchedRow {
     float origin_ = 0;        // the largest logit of that tile
     bool rough_ = false;
     std::vector<float> tile_max_, tile_sum_, group_max_;  // tile_sum_: empty where a filter made it needless
-    ThresholdSearch search_;
 };
 
 }  // namespace specens

@@ -8,11 +8,10 @@
 
 #include "parts/row_edits.h"
 #include "parts/rows.h"
+#include "parts/scratch.h"
 #include "parts/status.h"
 
 namespace specens {
-
-inline int64_t tile_count(int64_t vocab) { return (vocab + tile_size - 1) / tile_size; }
 
 // One member's logits at one position.
 struct LogitRow {
@@ -80,6 +79,7 @@ class MemberSource final : public TileSource {
 // sum_i weight_i * logits_i, -inf at excluded tokens.
 class MixedSource final : public TileSource {
   public:
+    void reserve(const Sizes& most) { reserve_all(most.members, members_, weights_); }
     // `plausibility` > 0 excludes tokens whose probability under member 0 is below that share of its largest.
     void reset(const std::vector<LogitRow>& rows, const Weights& weights, double plausibility);
     bool splittable() const override { return false; }

@@ -97,14 +97,14 @@ struct ProcessingArguments {
 };
 
 // Random numbers: given, or from seeds and positions, or 0 where neither is (all requests are greedy).
-struct CoinView {
+struct RandomNumbers {
     const Tensor* uniforms;  // [batch, width], or [batch]
     IntegerRows seeds, positions;
     bool wide = true;  // float64, else float32
     int64_t stride_request = 0, stride_index = 0;
 
-    CoinView(const specens_random* given, int64_t batch, int64_t width)
-        : CoinView(adopted("random", given, specens_random_init()), batch, width) {}
+    RandomNumbers(const specens_random* given, int64_t batch, int64_t width)
+        : RandomNumbers(adopted("random", given, specens_random_init()), batch, width) {}
 
     bool any() const { return uniforms != nullptr || seeds.given(); }
     // Of a token's noise, at so many positions after the first; none where all requests are greedy.
@@ -115,21 +115,21 @@ struct CoinView {
         return NoiseKey{static_cast<uint64_t>(seeds(request)),
                         static_cast<uint64_t>(positions(request)) + static_cast<uint64_t>(step)};
     }
-    // `index` is the number's place among the given ones.
+    // `index`: which of the given ones.
     double operator()(int64_t request, int64_t index, int64_t step, int64_t stream) const {
         if (uniforms != nullptr) {
-            const int64_t place = request * stride_request + index * stride_index;
-            return wide ? data_of<double>(*uniforms)[place] : double{data_of<float>(*uniforms)[place]};
+            const int64_t at = request * stride_request + index * stride_index;
+            return wide ? data_of<double>(*uniforms)[at] : double{data_of<float>(*uniforms)[at]};
         }
-        return seeds.given() ? philox_coin(seeds(request), positions(request), step, stream) : 0.0;
+        return seeds.given() ? philox_uniform(seeds(request), positions(request), step, stream) : 0.0;
     }
     bool valid(int64_t request, int64_t index) const {
-        const double coin = uniforms != nullptr ? (*this)(request, index, 0, 0) : 0.0;
-        return coin >= 0 && coin < 1;
+        const double uniform = uniforms != nullptr ? (*this)(request, index, 0, 0) : 0.0;
+        return uniform >= 0 && uniform < 1;
     }
 
   private:
-    CoinView(const specens_random& own, int64_t batch, int64_t width)
+    RandomNumbers(const specens_random& own, int64_t batch, int64_t width)
         : uniforms(own.uniforms), seeds("seeds", own.seeds, batch), positions("positions", own.positions, batch) {
         if (uniforms != nullptr) {
             require_dtype("uniforms", *uniforms, {SPECENS_FLOAT64, SPECENS_FLOAT32}, "float64 or float32");
@@ -209,14 +209,14 @@ class TargetArguments {
         if (allowed == nullptr) {
             return {};
         }
-        const auto [outer, inner] = place(request, step);
+        const auto [outer, inner] = row_index(request, step);
         const int64_t last = allowed->ndim - 1;
         const int64_t offset = packed() || last == 1 ? (outer + inner) * stride(*allowed, 0)
                                                      : outer * stride(*allowed, 0) + inner * stride(*allowed, 1);
         return {data_of<int32_t>(*allowed) + offset, size(*allowed, last)};
     }
     LogitRow row(int64_t member, int64_t request, int64_t step, const RowEdits* edits) const {
-        const auto [outer, inner] = place(request, step);
+        const auto [outer, inner] = row_index(request, step);
         LogitRow row = LogitView(members[member], packed()).row(outer, inner);
         row.edits = edits;
         return row;
@@ -268,7 +268,7 @@ class TargetArguments {
             }
         }
     }
-    std::pair<int64_t, int64_t> place(int64_t request, int64_t step) const {
+    std::pair<int64_t, int64_t> row_index(int64_t request, int64_t step) const {
         return packed() ? std::pair(int64_t{0}, row_offsets(request) + step) : std::pair(request, step);
     }
 
@@ -277,12 +277,12 @@ class TargetArguments {
 };
 
 // Draws from a target row itself.
-inline int64_t draw_from(const TargetRow& target, double coin, std::vector<double>& tile_masses) {
+inline int64_t draw_from(const TargetRow& target, double uniform, std::vector<double>& tile_masses) {
     tile_masses.resize(target.tiles());
     for (int64_t tile = 0; tile < target.tiles(); ++tile) {
         tile_masses[tile] = target.tile_mass(tile);
     }
-    return draw(tile_masses, target.vocab(), coin,
+    return draw(tile_masses, target.vocab(), uniform,
                 [&](int64_t tile, float* masses) { target.write_tile(tile, masses); });
 }
 

@@ -17,6 +17,15 @@ TileSource& TargetRow::source(size_t index) {
     return members_[index];
 }
 
+void TargetRow::reserve(const Sizes& most) {
+    reserve_all(most.members, members_, shares_);
+    reserve_all(most.blocks(), group_max_);
+    softmaxes_.resize(std::max<size_t>(softmaxes_.size(), most.members));
+    std::ranges::for_each(softmaxes_, [&](Softmax& own) { own.reserve(most); });
+    mixed_.reserve(most);
+    search_.reserve(most);
+}
+
 void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
                      bool roughly) {
     const bool greedy = parameters.temperature == 0;
@@ -37,7 +46,7 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
         mixed_.reset(rows, parameters.weights, parameters.plausibility);
     }
     shares_.assign(mixture ? rows.size() : 1, 0.0);
-    softmaxes_.resize(shares_.size());
+    softmaxes_.resize(std::max(softmaxes_.size(), shares_.size()));
     double total = 0;
     bool dead_member = false;
     for (size_t index = 0; index < shares_.size(); ++index) {
@@ -46,7 +55,7 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
             continue;
         }
         if (mixture || !greedy || probabilities) {
-            softmaxes_[index].read(source(index), temperature_, member_filter_, roughly && !filtered_);
+            softmaxes_[index].read(source(index), temperature_, member_filter_, search_, roughly && !filtered_);
         } else {
             softmaxes_[index].read_maxima(source(index));
         }

@@ -25,6 +25,7 @@ struct EnsembleParameters {
 // The target distribution of one row.
 class TargetRow final : private SearchedRow {
   public:
+    void reserve(const Sizes& most);
     // Reads the logits of every member. A greedy row without `probabilities` knows only `most_likely`, unless a mixture
     // needs them for it. roughly: for `bounds` alone until it is refined, where that saves time.
     void read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
@@ -71,8 +72,8 @@ class TargetRow final : private SearchedRow {
 
     std::vector<MemberSource> members_;
     MixedSource mixed_;
-    std::vector<Softmax> softmaxes_;  // of each member in a mixture, else one
-    std::vector<double> shares_;      // of each softmax; 0: without weight or without a token
+    std::vector<double> shares_;      // of each member in a mixture, else one; 0: without weight or without a token
+    std::vector<Softmax> softmaxes_;  // of each share, and those that rows before had
     EnsembleKind kind_ = EnsembleKind::single;
     double temperature_ = 1;
     FilterParameters member_filter_;

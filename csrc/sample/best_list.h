@@ -7,6 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "parts/scratch.h"
+
 namespace specens {
 
 struct Scored {
@@ -21,6 +23,7 @@ struct Scored {
 // The `count` best, best first, and those which rounding may have put below the last of them.
 class BestList {
   public:
+    void reserve(const Sizes& most) { reserve_all(most.tokens() + 1, list_); }
     // margin: what rounding can change in the difference of two scores, and 2^-21 of them more; 0: nothing.
     void start(int64_t count, double margin) {
         count_ = static_cast<size_t>(count);
@@ -37,13 +40,13 @@ class BestList {
         if (own.score == -std::numeric_limits<double>::infinity() || own.score < limit()) {
             return;
         }
-        auto place = list_.begin();
-        for (; place != list_.end() && place->better_than(own); ++place) {
+        auto at = list_.begin();
+        for (; at != list_.end() && at->better_than(own); ++at) {
         }
-        if (place != list_.end() && place->token == own.token && place->score == own.score) {
+        if (at != list_.end() && at->token == own.token && at->score == own.score) {
             return;
         }
-        list_.insert(place, own);
+        list_.insert(at, own);
         while (list_.size() > count_ && (margin_ == 0 || list_.back().score < limit())) {
             list_.pop_back();
         }

@@ -11,6 +11,14 @@ namespace specens {
 
 class BestScores {
   public:
+    void reserve(const Sizes& most) {
+        logits_.reserve(most);
+        mixture_.reserve(most);
+        target_.reserve(most);
+        noise_.reserve(most);
+        best_.reserve(most);
+        reserve_all(most.tokens(), kept_);
+    }
     // The `count` best, best first; fewer where fewer tokens have positive probability. `rows` are looked at until the
     // next call. key: none for requests that are known to be greedy, which have no noise.
     const std::vector<Scored>& find(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters,

@@ -11,7 +11,7 @@ void RowNoise::start(const std::optional<NoiseKey>& key, int64_t vocab) {
     key_ = key;
     blocks_ = (vocab + block_size - 1) / block_size;
     bound_.resize(tile_count(vocab) * blocks_per_tile);
-    places_.resize(bound_.size());
+    argmax_.resize(bound_.size());
     if (!any()) {
         std::fill(bound_.begin(), bound_.end(), 0.0f);
     }
@@ -21,7 +21,7 @@ void RowNoise::draw_tiles(int64_t begin, int64_t end) {
     const int64_t first = begin * blocks_per_tile;
     const int64_t count = std::min(end * blocks_per_tile, static_cast<int64_t>(bound_.size())) - first;
     if (any() && count > 0) {
-        score_kernels().block_bounds(*key_, first, count, bound_.data() + first, places_.data() + first);
+        score_kernels().block_bounds(*key_, first, count, bound_.data() + first, argmax_.data() + first);
     }
 }
 

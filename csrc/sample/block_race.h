@@ -16,7 +16,7 @@ static_assert(block_size == group_size && tile_size % block_size == 0);
 
 constexpr int64_t blocks_per_tile = tile_size / block_size;
 
-// Calls visit(place) for the bits of 128 that are set.
+// Calls visit(index) for the bits of 128 that are set.
 template <typename Visit>
 inline void for_bits(const uint64_t* bits, const Visit& visit) {
     for (int64_t half = 0; half < 2; ++half) {
@@ -36,7 +36,8 @@ inline float float_below(double number) {
 // Tokens of which a random word each is still to be drawn, many at once.
 class WaitingTokens {
   public:
-    // How many more ids are written to the place that is returned, of which `added` then tells.
+    void reserve(const Sizes& most) { reserve_all(2 * most.tokens() + score_lanes, ids_, words_); }
+    // How many more ids are written to the buffer that is returned, of which `added` then tells.
     uint32_t* room(int64_t more) {
         if (static_cast<int64_t>(ids_.size()) < count_ + more + score_lanes) {
             ids_.resize(2 * (count_ + more) + score_lanes);
@@ -45,7 +46,7 @@ class WaitingTokens {
     }
     void added(int64_t more) { count_ += more; }
     int64_t count() const { return count_; }
-    uint32_t id(int64_t place) const { return ids_[place]; }
+    uint32_t id(int64_t index) const { return ids_[index]; }
     const uint32_t* draw(NoiseKey key) {
         std::fill_n(room(0), score_lanes, 0u);
         words_.resize(ids_.size());
@@ -62,6 +63,7 @@ class WaitingTokens {
 // The noise of a row's tokens; none for greedy requests.
 class RowNoise {
   public:
+    void reserve(const Sizes& most) { reserve_all(most.blocks(), bound_, argmax_); }
     void start(const std::optional<NoiseKey>& key, int64_t vocab);
     // Draws what bounds the noise of the blocks of some tiles, the faster the more there are; threads may do so for
     // different tiles at once.
@@ -73,7 +75,7 @@ class RowNoise {
     const float* bounds() const { return bound_.data(); }
     float bound(int64_t block) const { return bound_[block]; }
     // Which of its block's tokens has the largest noise.
-    uint32_t place(int64_t block) const { return places_[block]; }
+    uint32_t argmax(int64_t block) const { return argmax_[block]; }
     LargestNoise largest(int64_t block) const {
         return any() ? largest_noise(*key_, block) : LargestNoise{1, block * block_size};
     }
@@ -92,12 +94,16 @@ class RowNoise {
     std::optional<NoiseKey> key_;
     int64_t blocks_ = 0;
     std::vector<float> bound_;
-    std::vector<uint32_t> places_;
+    std::vector<uint32_t> argmax_;
 };
 
 // The bounds of a row's scores by block, and which blocks are still to be looked at.
 class BlockBounds {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.blocks(), bounds_);
+        reserve_all(most.tiles(), tile_bounds_);
+    }
     // maxima: not above the origin, with room for whole tiles of blocks.
     void start(const std::vector<float>& maxima, float origin, double temperature, const RowNoise& noise);
     // The block of the largest bound, which is taken out; -1 where none reaches the limit.
@@ -111,7 +117,7 @@ class BlockBounds {
             uint64_t bits[2];
             score_kernels().at_least(bounds_.data() + first, std::min(block_size, count - first), float_below(limit),
                                      bits);
-            for_bits(bits, [&](int64_t place) { visit(first + place); });
+            for_bits(bits, [&](int64_t index) { visit(first + index); });
         }
     }
 

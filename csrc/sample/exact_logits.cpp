@@ -5,7 +5,7 @@
 
 namespace specens {
 
-const void* ExactLogits::place(int64_t token) const {
+const void* ExactLogits::address(int64_t token) const {
     const int64_t element_size = row_.type == LogitType::float32 ? sizeof(float) : sizeof(uint16_t);
     return static_cast<const char*>(row_.data) + token * element_size;
 }
@@ -13,7 +13,7 @@ const void* ExactLogits::place(int64_t token) const {
 TypedLogits ExactLogits::tile(int64_t tile, float* scratch) const {
     const int64_t first = tile * tile_size;
     if (!edited(tile)) {
-        return {place(first), row_.type};
+        return {address(first), row_.type};
     }
     return run(first, std::min(tile_size, vocab() - first), scratch);
 }
@@ -21,7 +21,7 @@ TypedLogits ExactLogits::tile(int64_t tile, float* scratch) const {
 const float* ExactLogits::run(int64_t first, int64_t count, float* scratch) const {
     const bool changed = edited(first / tile_size);
     if (row_.type == LogitType::float32) {
-        const auto* logits = static_cast<const float*>(place(first));
+        const auto* logits = static_cast<const float*>(address(first));
         if (!changed) {
             return logits;
         }
@@ -29,7 +29,7 @@ const float* ExactLogits::run(int64_t first, int64_t count, float* scratch) cons
     } else {
         const RowKernels& kernels = row_kernels();
         const auto widen = row_.type == LogitType::bfloat16 ? kernels.widen_bf16 : kernels.widen_fp16;
-        widen(static_cast<const uint16_t*>(place(first)), count, scratch);
+        widen(static_cast<const uint16_t*>(address(first)), count, scratch);
     }
     if (changed) {
         row_.edits->apply_run(first, count, scratch, true);
@@ -40,11 +40,11 @@ const float* ExactLogits::run(int64_t first, int64_t count, float* scratch) cons
 double ExactLogits::logit(int64_t token) const {
     float raw;
     if (row_.type == LogitType::float32) {
-        raw = *static_cast<const float*>(place(token));
+        raw = *static_cast<const float*>(address(token));
     } else {
         const RowKernels& kernels = row_kernels();
         const auto widen = row_.type == LogitType::bfloat16 ? kernels.widen_bf16 : kernels.widen_fp16;
-        widen(static_cast<const uint16_t*>(place(token)), 1, &raw);
+        widen(static_cast<const uint16_t*>(address(token)), 1, &raw);
     }
     const double logit = row_.edits != nullptr ? row_.edits->apply(token, raw) : double{raw};
     constexpr double infinity = std::numeric_limits<double>::infinity();

@@ -21,7 +21,7 @@ class ExactLogits {
 
   private:
     bool edited(int64_t tile) const { return row_.edits != nullptr && row_.edits->touches(tile); }
-    const void* place(int64_t token) const;
+    const void* address(int64_t token) const;
     LogitRow row_;
 };
 

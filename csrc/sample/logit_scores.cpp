@@ -163,9 +163,9 @@ void LogitScores::find_plausible() {
         uint64_t bits[2];
         const int64_t count = std::min(block_size, vocab_ - first);
         score_kernels().at_least(all_[0].run(first, count, scratch), count, float_at_most(least), bits);
-        for_bits(bits, [&](int64_t place) {
-            if (all_[0].logit(first + place) >= least) {
-                plausible_.push_back(first + place);
+        for_bits(bits, [&](int64_t index) {
+            if (all_[0].logit(first + index) >= least) {
+                plausible_.push_back(first + index);
             }
         });
     }
@@ -204,7 +204,7 @@ void LogitScores::for_logits_at_least(int64_t block, double limit, const Conside
     uint64_t bits[2];
     score_kernels().at_least(parts_[0].logits.run(first, count, scratch), count,
                              std::max(float_at_most(limit), -float_max), bits);
-    for_bits(bits, [&](int64_t place) { consider(first + place); });
+    for_bits(bits, [&](int64_t index) { consider(first + index); });
 }
 
 // The least logit that is as good as a value.
@@ -234,10 +234,10 @@ void LogitScores::collect(int64_t block, const RowNoise& noise, BestList& best) 
         return;
     }
     uint32_t* first = tokens_.room(block_size);
-    uint32_t* place = first;
+    uint32_t* next = first;
     for_logits_at_least(block, logit_of(limit - noise.bound(block)),
-                        [&](int64_t token) { *place++ = static_cast<uint32_t>(token); });
-    tokens_.added(place - first);
+                        [&](int64_t token) { *next++ = static_cast<uint32_t>(token); });
+    tokens_.added(next - first);
 }
 
 // The least word of a token of a block that can reach the limit, unless it has the block's largest noise: its score is
@@ -297,7 +297,7 @@ void LogitScores::race_blocks(const RowNoise& noise, BestList& best) {
     const double factor = 1 / temperature_;
     for (size_t index = tried; noise.any() && index < candidates_.size(); ++index) {
         const int64_t block = candidates_[index];
-        const int64_t token = block * block_size + noise.place(block);
+        const int64_t token = block * block_size + noise.argmax(block);
         if (token < vocab_ && (logit(token) - origin_) * factor + noise.bound(block) >= best.limit()) {
             consider_lifted(block, noise, best);
         }

@@ -13,6 +13,14 @@ namespace specens {
 
 class LogitScores {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.members, parts_, all_, used_);
+        reserve_all(most.tiles(), first_maxima_, tile_maxima_);
+        reserve_all(most.blocks(), maxima_, mixed_maxima_, candidates_);
+        reserve_all(most.tokens(), logits_, plausible_);
+        bounds_.reserve(most);
+        tokens_.reserve(most);
+    }
     void start(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters);
     int64_t vocab() const { return vocab_; }
     // Reads the row once, then the blocks that can hold the best.

@@ -13,6 +13,13 @@ namespace specens {
 
 class MixtureScores {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.members, parts_, terms_, normalisers_);
+        reserve_all(most.members * tile_size, scratch_);
+        reserve_all(most.members * groups_per_tile, maxima_);
+        reserve_all(most.tiles(), tile_bounds_);
+        reserve_all(most.tokens(), known_);
+    }
     // target: the row as it has been read with these parameters.
     void find(const TargetRow& target, const std::vector<LogitRow>& rows, double temperature, RowNoise& noise,
               BestList& best);

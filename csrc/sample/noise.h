@@ -27,13 +27,13 @@ struct LargestNoise {
     int64_t token;
 };
 
-inline uint32_t place_of_largest(uint32_t word) { return word >> 25; }
+inline uint32_t argmax_of(uint32_t word) { return word >> 25; }
 
 inline LargestNoise largest_noise(NoiseKey key, int64_t block) {
     const PhiloxCounter words = noise_words(key, static_cast<uint32_t>(block), maximum_stream);
     const auto bits = static_cast<double>((uint64_t{words.word[0] >> 5} << 26) + (words.word[1] >> 6));
     const double unit = std::min((bits + 0.5) * 0x1p-53, 1 - 0x1p-53);
-    return {-std::log(unit) / static_cast<double>(block_size), block * block_size + place_of_largest(words.word[2])};
+    return {-std::log(unit) / static_cast<double>(block_size), block * block_size + argmax_of(words.word[2])};
 }
 
 // Where the random numbers of a token are.

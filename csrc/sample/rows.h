@@ -15,8 +15,8 @@ struct NoiseKey {
 constexpr int64_t score_lanes = 16;  // arrays have room for multiples of it
 
 struct ScoreKernels {
-    // out[i] = at least the largest noise of block first + i; places[i] = which of the block's tokens has it
-    void (*block_bounds)(NoiseKey key, int64_t first, int64_t count, float* out, uint32_t* places);
+    // out[i] = at least the largest noise of block first + i; argmax[i] = which of the block's tokens has it
+    void (*block_bounds)(NoiseKey key, int64_t first, int64_t count, float* out, uint32_t* argmax);
     // out[i] = the random word of a token that does not have its block's largest noise
     void (*token_words)(NoiseKey key, const uint32_t* tokens, int64_t count, uint32_t* out);
     // bits[i / 64] gets bit i % 64 where values[i] >= limit; up to block_size values, the rest of 2 words is 0

@@ -26,6 +26,12 @@ struct LogprobArguments {
 // The log-probabilities of one row; kept by a thread from call to call.
 class RowScorer {
   public:
+    void reserve(const Sizes& most) {
+        row_.reserve(most);
+        edits_.reserve(most);
+        reserve_all(most.steps(), before_);
+        reserve_all(most.members, logits_);
+    }
     void run(const LogprobArguments& call, int64_t request, int64_t step, float* out) {
         const TargetArguments& target = call.target;
         std::fill(out, out + target.vocab, -std::numeric_limits<float>::infinity());

@@ -66,8 +66,8 @@ TokenTree read_off(const std::vector<Descendants>& tables, int64_t nodes, bool f
     const int64_t size = std::max_element(worth.begin(), worth.end()) - worth.begin();
     std::vector<int64_t> parents, ranks;
     std::vector<Subtree> queue = {{-1, top, size}};
-    for (size_t place = 0; place < queue.size(); ++place) {
-        const Subtree subtree = queue[place];
+    for (size_t index = 0; index < queue.size(); ++index) {
+        const Subtree subtree = queue[index];
         const Descendants& table = tables[subtree.level];
         std::vector<int64_t> sizes(table.children[subtree.descendants]);
         int64_t left = subtree.descendants;

@@ -100,19 +100,19 @@ py::dict batch(const std::vector<py::object>& given) {
     int64_t nodes = 0, leaves = 0, levels = 0;
     const auto count = static_cast<int64_t>(trees.size());
     Int64Array num_nodes(count);
-    for (int64_t place = 0; place < count; ++place) {
-        if (trees[place] == nullptr) {
-            fail("trees[" + std::to_string(place) + "]", "a TokenTree", "None");
+    for (int64_t index = 0; index < count; ++index) {
+        if (trees[index] == nullptr) {
+            fail("trees[" + std::to_string(index) + "]", "a TokenTree", "None");
         }
-        num_nodes.mutable_data()[place] = trees[place]->num_nodes();
-        nodes = std::max(nodes, trees[place]->num_nodes());
-        leaves = std::max(leaves, trees[place]->num_leaves());
-        levels = std::max(levels, trees[place]->num_levels());
+        num_nodes.mutable_data()[index] = trees[index]->num_nodes();
+        nodes = std::max(nodes, trees[index]->num_nodes());
+        leaves = std::max(leaves, trees[index]->num_leaves());
+        levels = std::max(levels, trees[index]->num_levels());
     }
     Int64Array paths({count, leaves, levels});
     std::fill_n(paths.mutable_data(), paths.size(), int64_t{-1});
-    for (int64_t place = 0; place < count; ++place) {
-        trees[place]->write_paths(paths.mutable_data() + place * leaves * levels, levels);
+    for (int64_t index = 0; index < count; ++index) {
+        trees[index]->write_paths(paths.mutable_data() + index * leaves * levels, levels);
     }
     py::dict arrays;
     arrays["parents"] = padded(trees, nodes, padding_parent, &TokenTree::parents);
@@ -151,7 +151,7 @@ committed token as node 0 (SGLang, TensorRT-LLM, Medusa, EAGLE) take the arrays 
 TokenTree(parents, child_ranks=None)
 parents: integers [nodes], each -1 or an earlier node. At most 16,384 nodes; none is an empty draft.
 child_ranks: integers [nodes]: which of its parent's candidates a node is, ascending among siblings; by default the
-    place among the siblings.
+    index among the siblings.
 
 Every property is a new NumPy array. Trees compare by parents and ranks, pickle, and have no hash.
 Raises ValueError that names the argument.)";
@@ -242,7 +242,7 @@ void bind_properties(py::class_<TokenTree>& tree) {
             "children", [](const TokenTree& self, int64_t node) { return to_array(self.children(node)); },
             py::arg("node"), "int64 [children] of a node, or of the root position, -1.")
         .def("position_ids", &position_ids, py::arg("prefix_len"),
-             "int64 [nodes]: the absolute positions behind a prefix of so many tokens, prefix_len + depth.")
+             "int64 [nodes]: the absolute positions after a prefix of so many tokens, prefix_len + depth.")
         .def("expected_length", &expected_length, py::arg("acceptance"), WithoutGil(),
              "The expected number of accepted nodes, if the child of rank r is accepted with probability "
              "acceptance[r]:\n"

@@ -17,9 +17,9 @@ TreeGrowth::TreeGrowth(int64_t nodes, int64_t width, int64_t max_levels, bool ne
 
 void TreeGrowth::add(const int64_t* tokens, const double* probabilities, int64_t columns) {
     const auto rows = static_cast<int64_t>(frontier_.size());
-    for (int64_t place = 0; place < rows * columns; ++place) {
-        if (!(probabilities[place] >= 0 && probabilities[place] <= 1)) {
-            fail("probabilities", "numbers in [0, 1]", std::to_string(probabilities[place]));
+    for (int64_t index = 0; index < rows * columns; ++index) {
+        if (!(probabilities[index] >= 0 && probabilities[index] <= 1)) {
+            fail("probabilities", "numbers in [0, 1]", std::to_string(probabilities[index]));
         }
     }
     const auto newest_begin = static_cast<int64_t>(candidates_.size());
@@ -31,12 +31,12 @@ void TreeGrowth::add(const int64_t* tokens, const double* probabilities, int64_t
             candidates_[parent].expanded = true;
         }
         for (int64_t column = 0; column < columns; ++column) {
-            const int64_t place = row * columns + column;
-            const double path_probability = parent_probability * probabilities[place];
+            const int64_t index = row * columns + column;
+            const double path_probability = parent_probability * probabilities[index];
             if (path_probability > 0) {
                 best_.push_back(static_cast<int64_t>(candidates_.size()));
             }
-            candidates_.push_back({path_probability, parent, tokens[place], column, depth, false});
+            candidates_.push_back({path_probability, parent, tokens[index], column, depth, false});
         }
     }
     keep_best();

@@ -41,7 +41,7 @@ class TokenTree {
     std::vector<int64_t> children(int64_t node) const;
     TokenTree with_root() const;
     double expected_length(const std::vector<double>& acceptance) const;
-    // The path of the i-th leaf at matrix[i * stride], one node a level; what lies behind a path is left as it is.
+    // The path of the i-th leaf at matrix[i * stride], one node a level; what lies after a path is left as it is.
     void write_paths(int64_t* matrix, int64_t stride) const;
     // Little-endian bits, ceil(nodes / 8) bytes a node: the node and its ancestors.
     void write_ancestor_bits(uint8_t* rows) const;

@@ -6,10 +6,10 @@ namespace {
 
 constexpr int64_t threads_per_block = 256;
 
-__global__ void uniforms_kernel(CoinArguments arguments, int64_t batch) {
+__global__ void uniforms_kernel(UniformArguments arguments, int64_t batch) {
     const int64_t request = int64_t{blockIdx.x} * threads_per_block + threadIdx.x;
     if (request < batch) {
-        write_coin(arguments, request);
+        write_uniform(arguments, request);
     }
 }
 
@@ -17,7 +17,7 @@ void uniforms_cuda(Results& results, const TorchTensor& seeds, const TorchTensor
                    int64_t stream) {
     const CudaDevice device(seeds);
     const int64_t batch = seeds.numel();
-    const CoinArguments arguments = add_uniforms(results, seeds, positions, steps, stream);
+    const UniformArguments arguments = add_uniforms(results, seeds, positions, steps, stream);
     if (batch > 0) {
         const auto blocks = static_cast<unsigned int>((batch + threads_per_block - 1) / threads_per_block);
         device.launch("uniforms", uniforms_kernel, blocks, threads_per_block, arguments, batch);

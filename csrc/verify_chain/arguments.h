@@ -10,17 +10,17 @@ namespace specens {
 struct ChainArguments {
     TargetArguments target;
     DraftArguments draft;
-    CoinView coins;
+    RandomNumbers random;
     RuleArguments rule;
     ReportArguments report;
 
     explicit ChainArguments(const specens_chain& call)
         : target(call.target),
           draft(target, call.draft),
-          coins(call.random, target.batch, draft.draft_len + 1),
+          random(call.random, target.batch, draft.draft_len + 1),
           rule(call.rule, Taken::by_chains, draft.draft_len),
           report(call.logprobs, call.top_logprobs) {
-        rule.check_sources(coins, draft, target.greedy());
+        rule.check_sources(random, draft, target.greedy());
     }
 };
 

@@ -14,12 +14,22 @@ namespace specens {
 // Where a request's results go; of `draft_len + 1` tokens each.
 struct RequestOutput {
     int64_t* tokens;
-    ReportPlace report;  // nullptr where it is not asked for
+    ReportBuffers report;  // nullptr where it is not asked for
 };
 
 // One request of the batch; kept by a thread from call to call, so that nothing is allocated in between.
 class Verifier {
   public:
+    void reserve(const Sizes& most) {
+        edits_.reserve(most);
+        target_.reserve(most);
+        draft_.reserve(most);
+        scores_.reserve(most);
+        reporter_.reserve(most);
+        reserve_all(most.members, logits_);
+        reserve_all(most.tiles(), tile_masses_);
+        reserve_all(most.steps(), row_status_, row_logprobs_, drafts_);
+    }
     void run(const ChainArguments& chain, int64_t request, const RequestOutput& output) {
         chain_ = &chain;
         request_ = request;
@@ -60,7 +70,7 @@ class Verifier {
         const int64_t token = step < len_ ? chain_->draft.token(request_, step) : -1;
         return token >= 0 && token < chain_->draft.known_tokens;
     }
-    double coin(int64_t step) const { return chain_->coins(request_, step, step, 0); }
+    double uniform(int64_t step) const { return chain_->random(request_, step, step, 0); }
     bool valid() const {
         const int64_t draft_len = chain_->draft.draft_len;
         if (!chain_->target.valid(request_) || !chain_->draft.valid(request_)) {
@@ -69,13 +79,13 @@ class Verifier {
         if (chain_->rule.compares() || chain_->rule.by_scores()) {
             return true;
         }
-        const bool tests_with_coins = !greedy_ || chain_->rule.tests_greedy();
-        for (int64_t step = 0; tests_with_coins && step < chain_->draft.len(request_); ++step) {
-            if (!chain_->coins.valid(request_, step)) {
+        const bool tests_by_uniforms = !greedy_ || chain_->rule.tests_greedy();
+        for (int64_t step = 0; tests_by_uniforms && step < chain_->draft.len(request_); ++step) {
+            if (!chain_->random.valid(request_, step)) {
                 return false;
             }
         }
-        return greedy_ || chain_->coins.valid(request_, draft_len);
+        return greedy_ || chain_->random.valid(request_, draft_len);
     }
     void start_edits() {
         int64_t vocab = std::max(chain_->target.vocab, chain_->draft.known_tokens);
@@ -93,10 +103,10 @@ class Verifier {
         return &edits_;
     }
     // Whether the acceptance test of a draft is probably all that its rows are read for, and settled by bounds. Where
-    // target and draft agree, bounds settle coins up to 1 / rough_excess; larger ones often reject besides.
+    // target and draft agree, bounds settle uniforms up to 1 / rough_excess; larger ones often reject besides.
     bool reads_roughly(int64_t step) const {
         return chain_->rule.kind == RuleKind::token && !greedy_ && !chain_->report.only_chosen() && step < len_ &&
-               coin(step) * rough_excess < 1;
+               uniform(step) * rough_excess < 1;
     }
     // Reads the target's row, and the draft's where it has one; returns whether it has.
     bool read(int64_t step, bool roughly = false) {
@@ -112,7 +122,7 @@ class Verifier {
         return drafted;
     }
 
-    // Rules that look at one draft after the other, and at no row behind the first rejection.
+    // Rules that look at one draft after the other, and at no row after the first rejection.
     void run_in_order() {
         for (; num_accepted < num_rows_; ++num_accepted) {
             const bool tests = read(num_accepted, reads_roughly(num_accepted));
@@ -132,7 +142,7 @@ class Verifier {
             status |= !drafted && num_accepted < len_ ? status_invalid_draft_token : status_ok;
             chain_->target.rows(request_, num_accepted, edits_at(num_accepted), logits_);
             const int64_t token =
-                scores_.find_best(logits_, parameters_, chain_->coins.noise_key(request_, num_accepted));
+                scores_.find_best(logits_, parameters_, chain_->random.noise_key(request_, num_accepted));
             status |= scores_.status();
             if (token >= 0) {
                 emit_with(token, chain_->report.only_chosen() ? static_cast<float>(scores_.logprob(token)) : 0.0f);
@@ -145,7 +155,7 @@ class Verifier {
     }
     bool accepts() {
         if (chain_->rule.kind == RuleKind::synthetic) {
-            return coin(num_accepted) < chain_->rule.rates[num_accepted];
+            return uniform(num_accepted) < chain_->rule.rates[num_accepted];
         }
         if (!target_.alive()) {
             return false;
@@ -154,31 +164,31 @@ class Verifier {
             return draft_.token() == target_.most_likely();
         }
         if (chain_->rule.kind == RuleKind::token) {
-            return accepts_by(coin(num_accepted));
+            return accepts_by(uniform(num_accepted));
         }
         const double target = target_probability();
         return chain_->rule.compares() ? target > 0 && !gives_way() : chain_->rule.accepts(target, target_);
     }
-    bool accepts_by(double coin) {
-        std::optional<bool> settled = settled_by(coin);
+    bool accepts_by(double uniform) {
+        std::optional<bool> settled = settled_by(uniform);
         if (!settled) {
             draft_.refine();
-            settled = settled_by(coin);
+            settled = settled_by(uniform);
         }
         if (!settled) {
             target_.refine();
-            settled = settled_by(coin);
+            settled = settled_by(uniform);
         }
         return settled.value_or(false);
     }
     // Whether the draft is accepted, if the bounds of its probabilities tell.
-    std::optional<bool> settled_by(double coin) const {
+    std::optional<bool> settled_by(double uniform) const {
         const Bounds target = draft_.token() < target_.vocab() ? target_.bounds(draft_.token()) : Bounds{0, 0};
         const Bounds draft = draft_.bounds();
-        if (coin * draft.high < target.low) {
+        if (uniform * draft.high < target.low) {
             return true;
         }
-        return coin * draft.low < target.high ? std::nullopt : std::optional(false);
+        return uniform * draft.low < target.high ? std::nullopt : std::optional(false);
     }
     // Whether the target's most likely token replaces the draft.
     bool gives_way() const {
@@ -189,7 +199,7 @@ class Verifier {
         return draft_.token() < target_.vocab() ? target_.probability(draft_.token()) : 0.0;
     }
 
-    // Block verification: the last prefix whose coin is below the chance that it is kept as a whole.
+    // Block verification: the last prefix whose uniform is below the chance that it is kept as a whole.
     void run_block() {
         int64_t accepted = 0;
         double share = 1;
@@ -200,7 +210,7 @@ class Verifier {
         for (; share > 0 && has_draft(length); ++length) {
             read(length);
             row_status_[length] = target_.status() | draft_.status();
-            if (length > 0 && coin(length - 1) < kept_chance(share)) {
+            if (length > 0 && uniform(length - 1) < kept_chance(share)) {
                 accepted = length;
                 accepted_share = share;
             }
@@ -210,7 +220,7 @@ class Verifier {
                 row_logprobs_[length] = chosen_logprob(draft_.token());
             }
         }
-        if (length > 0 && !has_draft(length) && coin(length - 1) < share) {
+        if (length > 0 && !has_draft(length) && uniform(length - 1) < share) {
             accepted = length;
         }
         for (; num_accepted < accepted; ++num_accepted) {
@@ -223,7 +233,7 @@ class Verifier {
             finish(rejected, accepted_share);
         }
     }
-    // That a prefix with this share is kept, given the rows of the draft behind it.
+    // That a prefix with this share is kept, given the rows of the draft after it.
     double kept_chance(double share) {
         const double mass = target_.alive() ? residual_mass(share) : 0.0;
         const double rest = mass + 1 - share;
@@ -241,7 +251,7 @@ class Verifier {
             if (subtracts) {
                 draft_.refine();
             }
-            next_token = next(subtracts, share, chain_->coins(request_, chain_->draft.draft_len, num_accepted, 1));
+            next_token = next(subtracts, share, chain_->random(request_, chain_->draft.draft_len, num_accepted, 1));
             emit(next_token);
         }
     }
@@ -257,23 +267,23 @@ class Verifier {
     }
     void report() {
         for (int64_t step = 0; step < num_accepted + (next_token >= 0 ? 1 : 0); ++step) {
-            const ReportPlace place = output_.report.behind(step, chain_->report.top);
+            const ReportBuffers buffers = output_.report.after(step, chain_->report.top);
             reporter_.write(chain_->target, chain_->report, request_, step, edits_at(step), output_.tokens[step],
-                            place);
+                            buffers);
         }
     }
-    int64_t next(bool subtracts, double share, double coin) {
+    int64_t next(bool subtracts, double share, double uniform) {
         if (greedy_ || chain_->rule.compares()) {
             return target_.most_likely();
         }
         if (subtracts) {
             if (residual_mass(share) > empty_residual_mass) {
-                return specens::draw(tile_masses_, target_.vocab(), coin,
+                return specens::draw(tile_masses_, target_.vocab(), uniform,
                                      [&](int64_t tile, float* masses) { residual_tile(tile, share, masses); });
             }
             status |= status_empty_residual;
         }
-        return draw_from(target_, coin, tile_masses_);
+        return draw_from(target_, uniform, tile_masses_);
     }
     // masses = max(share * target - draft, 0), if they are asked for; returns their sum
     double residual_tile(int64_t tile, double share, float* masses) const {

@@ -8,7 +8,7 @@ namespace specens {
 
 class Verifier;
 
-// Writes the results, whose places are there. Scratch memory is the pool's, without one the thread's.
+// Writes the results, whose buffers are there. Scratch memory is the pool's, without one the thread's.
 void verify_chain(const ChainArguments& chain, const specens_verdict& verdict, ScratchPool<Verifier>* pool = nullptr);
 
 }  // namespace specens

@@ -12,7 +12,7 @@ struct TreeCall {
     TargetArguments target;
     DraftArguments draft;
     TreeArgument tree;
-    CoinView coins;
+    RandomNumbers random;
     RuleArguments rule;
     ReportArguments report;
 
@@ -20,21 +20,21 @@ struct TreeCall {
         : target(call.target),
           draft(target, call.draft, 1),
           tree(call, target.batch),
-          coins(call.random, target.batch, draft.draft_len + 1),
+          random(call.random, target.batch, draft.draft_len + 1),
           rule(call.rule, Taken::by_trees, draft.draft_len),
           report(call.logprobs, call.top_logprobs) {
         require(!target.packed(), "row_offsets: expected none, as trees are not packed");
         require(target.steps == draft.draft_len + 1, "member_logits: expected a row more than nodes, got others");
         require(tree.nodes() == draft.draft_len, "parents: expected one for each of draft_tokens, got others");
-        rule.check_sources(coins, draft, target.greedy());
+        rule.check_sources(random, draft, target.greedy());
     }
 };
 
 // Where a request's results go.
 struct TreeOutput {
-    int64_t* tokens;     // [levels + 1]
-    int64_t* path;       // [levels]
-    ReportPlace report;  // nullptr where it is not asked for
+    int64_t* tokens;       // [levels + 1]
+    int64_t* path;         // [levels]
+    ReportBuffers report;  // nullptr where it is not asked for
 };
 
 }  // namespace specens

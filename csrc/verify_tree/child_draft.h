@@ -10,6 +10,10 @@ namespace specens {
 
 class ChildDraft {
   public:
+    void reserve(const Sizes& most) {
+        draft_.reserve(most);
+        reserve_all(most.nodes, taken_);
+    }
     // The next child is the first one of a row.
     void enter_row() {
         taken_.clear();

@@ -32,6 +32,9 @@ struct TreeArgument {
 
 class TreeLinks {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.nodes + 1, parents_, depth_, first_child_, last_child_, next_sibling_);
+    }
     // Nodes that are padding, or below such, have no place in it.
     void build(const TreeArgument& tree, int64_t request, int64_t num_nodes) {
         const int64_t nodes = tree.nodes();

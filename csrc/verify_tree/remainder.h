@@ -13,6 +13,10 @@ namespace specens {
 
 class Remainder {
   public:
+    void reserve(const Sizes& most) {
+        reserve_all(most.tokens(), masses_);
+        reserve_all(most.tiles(), tile_masses_);
+    }
     // Of a row that the text gets to with this probability.
     void start(const TargetRow& target, double share) {
         target_ = &target;
@@ -36,11 +40,11 @@ class Remainder {
         lessened_ = left > empty_residual_mass;
         return !lessened_ && target_->alive();
     }
-    int64_t draw(double coin) {
+    int64_t draw(double uniform) {
         if (!lessened_) {
-            return draw_from(*target_, coin, tile_masses_);
+            return draw_from(*target_, uniform, tile_masses_);
         }
-        return specens::draw(tile_masses_, target_->vocab(), coin, [&](int64_t tile, float* masses) {
+        return specens::draw(tile_masses_, target_->vocab(), uniform, [&](int64_t tile, float* masses) {
             std::copy_n(masses_.data() + tile * tile_size, tile_size, masses);
         });
     }

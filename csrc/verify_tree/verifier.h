@@ -13,6 +13,17 @@ namespace specens {
 // One request of the batch; kept by a thread from call to call, so that nothing is allocated in between.
 class TreeVerifier {
   public:
+    void reserve(const Sizes& most) {
+        edits_.reserve(most);
+        links_.reserve(most);
+        target_.reserve(most);
+        scores_.reserve(most);
+        child_.reserve(most);
+        left_.reserve(most);
+        reporter_.reserve(most);
+        reserve_all(most.members, logits_);
+        reserve_all(most.nodes + 1, before_, next_child_, reached_, row_status_, node_status_, share_, kept_);
+    }
     void run(const TreeCall& call, int64_t request, const TreeOutput& output) {
         call_ = &call;
         request_ = request;
@@ -49,11 +60,11 @@ class TreeVerifier {
         }
         const int64_t num_nodes = call_->draft.len(request_);
         for (int64_t node = 0; !greedy_ && !by_scores() && node < num_nodes; ++node) {
-            if (!call_->coins.valid(request_, node)) {
+            if (!call_->random.valid(request_, node)) {
                 return false;
             }
         }
-        return greedy_ || by_scores() || call_->coins.valid(request_, call_->tree.nodes());
+        return greedy_ || by_scores() || call_->random.valid(request_, call_->tree.nodes());
     }
     bool by_scores() const { return call_->rule.by_scores(); }
     void start() {
@@ -70,7 +81,7 @@ class TreeVerifier {
         }
     }
     int64_t token(int64_t node) const { return call_->draft.token(request_, node); }
-    double coin(int64_t node) const { return call_->coins(request_, node, node, 0); }
+    double uniform(int64_t node) const { return call_->random(request_, node, node, 0); }
     const RowEdits* edits_at(int64_t row) {
         if (!edited_) {
             return nullptr;
@@ -87,7 +98,7 @@ class TreeVerifier {
         call_->target.rows(request_, row, row_edits_, logits_);
         at_row_ = row;
         if (by_scores()) {
-            picked_ = scores_.find_best(logits_, parameters_, call_->coins.noise_key(request_, links_.depth(row)));
+            picked_ = scores_.find_best(logits_, parameters_, call_->random.noise_key(request_, links_.depth(row)));
             row_status_[row] = scores_.status();
             alive_ = picked_ >= 0;
             return;
@@ -155,7 +166,7 @@ class TreeVerifier {
         while (node >= 0) {
             if (has_token(node)) {
                 const double target = offer(node);
-                if (coin(node) * child_.probability() < target) {
+                if (uniform(node) * child_.probability() < target) {
                     last_ = node + 1;
                     enter(last_, 1);
                     node = links_.first_child(last_);
@@ -167,7 +178,7 @@ class TreeVerifier {
         }
     }
 
-    // From the leaves to the root: the first row, children before parents, whose coin is below its share.
+    // From the leaves to the root: the first row, children before parents, whose uniform is below its share.
     void traverse() {
         share_.assign(links_.rows(), 0.0);
         kept_.assign(links_.rows(), 0.0);
@@ -182,7 +193,7 @@ class TreeVerifier {
                     last_ = node + 1;
                     offer_all(last_);
                 }
-            } else if (last_ == 0 || coin(last_ - 1) < kept_[last_]) {
+            } else if (last_ == 0 || uniform(last_ - 1) < kept_[last_]) {
                 break;
             } else {
                 last_ = links_.parent_row(last_ - 1);
@@ -220,8 +231,8 @@ class TreeVerifier {
             output.tokens[links_.depth(row) - 1] = token(row - 1);
         }
         if (alive_) {
-            const double coin = call_->coins(request_, call_->tree.nodes(), num_accepted, 1);
-            next_token = picked_ >= 0 ? picked_ : left_.draw(coin);
+            const double uniform = call_->random(request_, call_->tree.nodes(), num_accepted, 1);
+            next_token = picked_ >= 0 ? picked_ : left_.draw(uniform);
             output.tokens[num_accepted] = next_token;
         }
         collect_status(last_, -1);
@@ -243,8 +254,8 @@ class TreeVerifier {
     void report(const TreeOutput& output) {
         for (int64_t step = 0; step < num_accepted + (next_token >= 0 ? 1 : 0); ++step) {
             const int64_t row = step == 0 ? 0 : output.path[step - 1] + 1;
-            const ReportPlace place = output.report.behind(step, call_->report.top);
-            reporter_.write(call_->target, call_->report, request_, row, edits_at(row), output.tokens[step], place);
+            const ReportBuffers buffers = output.report.after(step, call_->report.top);
+            reporter_.write(call_->target, call_->report, request_, row, edits_at(row), output.tokens[step], buffers);
         }
     }
 

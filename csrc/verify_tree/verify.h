@@ -8,7 +8,7 @@ namespace specens {
 
 class TreeVerifier;
 
-// Writes the results, whose places are there. Scratch memory is the pool's, without one the thread's.
+// Writes the results, whose buffers are there. Scratch memory is the pool's, without one the thread's.
 void verify_tree(const TreeCall& call, const specens_verdict& verdict, ScratchPool<TreeVerifier>* pool = nullptr);
 
 }  // namespace specens

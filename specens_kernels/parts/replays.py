@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -21,11 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specens_kernels.parts.launches import ACTIVITY, ALIGNMENT, Launch
 from specens_kernels.parts.rules import KEPT_NODES
+from specens_kernels.workspace import CURRENT, Scratch, Step
 
 UNSEEN = object()
 MOST_RECORDINGS = 512  # of an operator; the oldest makes way. They hold no memory of a GPU
 UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
-Step = Callable[[list[Any]], None]  # takes the tensors so far, and adds those that it makes
+OF_NEW_TENSORS = ("dtype", "layout", "device", "pin_memory")
 
 
 class Slot(int):
@@ -39,6 +40,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.steps: list[Step] = []
         self._alive: list[Any] = []  # so that no identity is used twice
+        self._scratch: dict[int, Tensor] = {}  # by the index of the step that makes it
         self._slots: dict[int, Slot] = {}
         self._num_inputs, self._num_slots = len(inputs), 0
         for tensor in inputs:
@@ -57,13 +59,23 @@ class Recording(TorchDispatchMode):
                 result = launch(*given, **options)
         finally:
             ACTIVITY.record = None
-        self._fill_result = filler(self._template(list(result) if isinstance(result, (list, tuple)) else result))
+        results = list(result) if isinstance(result, (list, tuple)) else result
+        self._fill_result = filler(self._template(results))
+        self._keep_apart(results)
         self._alive.clear()
         return result
 
-    def replay(self, tensors: list[Any]) -> Any:
-        """Do it again for other arguments."""
-        for step in self.steps:
+    def _keep_apart(self, results: Any) -> None:
+        """Make what results are, or lie in, anew each time: no workspace lends memory for it."""
+        kept = {_storage_of(tensor) for tensor in (results if isinstance(results, list) else [results]) if tensor is not None}
+        for index, tensor in self._scratch.items():
+            if _storage_of(tensor) in kept:
+                self.steps[index] = self.steps[index].__call__
+        self._scratch.clear()
+
+    def replay(self, tensors: list[Any], steps: Sequence[Step]) -> Any:
+        """Do it again for other arguments. steps: its own, or a workspace's."""
+        for step in steps:
             step(tensors)
         return self._fill_result(tensors)
 
@@ -85,14 +97,21 @@ class Recording(TorchDispatchMode):
         for tensor in result if several else (result,):
             self._add(tensor)
 
-        if function in UNWRITTEN:  # four times as fast as the operation itself
-            like = {"dtype": result.dtype, "device": result.device}
-            new = partial(torch.empty_strided, tuple(result.shape), result.stride(), **like)
-            self.steps.append(lambda made: made.append(new()))
-        elif several:
+        if several:
             self.steps.append(lambda made: made.extend(function(*fill(made), **named)))
-        else:
-            self.steps.append(lambda made: made.append(function(*fill(made), **named)))
+            return result
+        step: Step = lambda made: made.append(function(*fill(made), **named))  # noqa: E731
+        layout, like = (tuple(result.shape), result.stride()), {"dtype": result.dtype, "device": result.device}
+        own = (*layout, *like.values(), result.untyped_storage().nbytes())
+        if function in UNWRITTEN:  # four times as fast as the operation itself
+            step = Scratch(*own, lambda _: torch.empty_strided(*layout, **like), None)
+        elif not _shares(result, args) and (writing := writing_form(function)) is not None:
+            rest = {name: value for name, value in named.items() if name not in OF_NEW_TENSORS}
+            fill_out = lambda made, out: writing(*fill(made), **rest, out=out)  # noqa: E731
+            step = Scratch(*own, lambda made: function(*fill(made), **named), fill_out)
+        if isinstance(step, Scratch):
+            self._scratch[len(self.steps)] = result
+        self.steps.append(step)
         return result
 
     def _launched(self, compiled: Any, launch: Launch) -> None:
@@ -123,6 +142,27 @@ class Recording(TorchDispatchMode):
             items = [self._template(item) for item in value]
             return value if all(new is old for new, old in zip(items, value, strict=True)) else items
         return value
+
+
+@cache
+def writing_form(function: Any) -> Any:
+    """The overload of an operation of torch that writes the same into `out`; None where there is none."""
+    wanted = [(own.name, str(own.type)) for own in function._schema.arguments if own.name not in OF_NEW_TENSORS]
+    for name in function.overloadpacket.overloads():
+        other = getattr(function.overloadpacket, name)
+        *own, out = other._schema.arguments or [None]
+        if out is not None and out.name == "out" and [(given.name, str(given.type)) for given in own] == wanted:
+            return other
+    return None
+
+
+def _storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _shares(result: Tensor, given: Sequence[Any]) -> bool:
+    """Whether a result is a view of an argument, or one."""
+    return any(isinstance(own, Tensor) and _storage_of(own) == _storage_of(result) for own in given)
 
 
 def filler(template: Any) -> Callable[[list[Any]], Any]:
@@ -188,20 +228,24 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
         if ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
             return launch(*given, **options)
         key, tensors = describe(given, options)
-        recording = recordings.get(key, UNSEEN)
+        recording, workspace = recordings.get(key, UNSEEN), CURRENT.workspace
         if recording is UNSEEN:
             with lock:
                 if len(recordings) >= MOST_RECORDINGS:
                     del recordings[next(iter(recordings))]
                 recordings[key] = None
-            return launch(*given, **options)
+            if workspace is None:
+                return launch(*given, **options)
+            recording = None
         if recording is None:
             recording = Recording(tensors)
             result = recording.record(launch, given, options)
             with lock:
                 recordings[key] = recording
+            if workspace is not None:
+                workspace.steps_of(recording)
             return result
         with torch.cuda.device_of(tensors[0]):
-            return recording.replay(tensors)
+            return recording.replay(tensors, recording.steps if workspace is None else workspace.steps_of(recording))
 
     return call

@@ -29,7 +29,9 @@ from specens_kernels import (
     Processing,
     Replacement,
     Sampling,
+    TokenTree,
     Verdict,
+    Workspace,
     backend,
     compact_kv,
     sample,
@@ -307,6 +309,91 @@ def test_a_second_call_copies_nothing_from_the_host_waits_for_nothing_and_alloca
         forbidden = {"lift_fresh", "_local_scalar_dense", "nonzero", "item", "equal", "is_nonzero"}
         assert not {name.removeprefix("aten::") for name in operations.names} & forbidden
         assert operations.allocated <= MOST_SCRATCH * 48 * 32768 * 2
+
+
+def calls_with_buffers(workspace: Workspace | None) -> dict[str, Callable[[], Any]]:
+    """Of every operation and kind of scratch memory."""
+    batch, nodes = 8, 5
+    logits = torch.zeros(batch, nodes + 1, 4096, dtype=torch.bfloat16)
+    tokens, parents = torch.zeros(batch, nodes, dtype=torch.int64), torch.arange(-1, nodes - 1).repeat(batch, 1)
+    numbers = torch.arange(batch)
+    random_numbers = {"seeds": numbers, "positions": numbers + 1}
+    filters = Sampling(torch.ones(batch), torch.full((batch,), 50), torch.full((batch,), 0.95))
+    short = {"seeds": numbers.int(), "positions": numbers.int() + 1}  # kernels read int64
+    tree = {"siblings": "without_replacement", "draft_logits": logits}
+    caches, kept = [torch.zeros(batch, 2, 16, 8) for _ in range(2)], torch.arange(nodes).expand(batch, -1)
+    step = {"step": numbers}
+    given: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+        "plain": (verify_chain, (logits, tokens), {"draft_logits": logits[:, 1:], **random_numbers}),
+        "filtered": (verify_chain, (logits, tokens), {"sampling": filters, "drafter": 0, **random_numbers}),
+        "block": (verify_chain, (logits, tokens), {"rule": "block", "drafter": 0, **random_numbers}),
+        "typical": (verify_chain, (logits, tokens), {"rule": "typical", "top_logprobs": 2, **random_numbers}),
+        "gumbel": (verify_chain, (logits, tokens), {"rule": "gumbel", "logprobs": True, **random_numbers}),
+        "replacement": (verify_chain, (logits, tokens), {"rule": Replacement(0.5, 2.0), "drafter": 0}),
+        "converted": (verify_chain, (logits, tokens.int()), {"draft_lens": numbers.int() % 5, **short}),
+        "tree": (verify_tree, (logits, tokens, parents), {**tree, **random_numbers}),
+        "token tree": (verify_tree, (logits, tokens, TokenTree.chains(1, nodes)), {"rule": "gumbel", **random_numbers}),
+        "sample": (sample, (logits[:, 0],), {"sampling": filters, **random_numbers}),
+        "sample, best": (sample, (logits[:, 0],), {"method": "gumbel", "count": 3, "logprobs": True, **random_numbers}),
+        "target_logprobs": (target_logprobs, (logits,), {"sampling": filters}),
+        "uniforms": (uniforms, tuple(random_numbers.values()), step),
+        "tree_mask": (tree_mask, (parents, numbers), {"layout": "packed"}),
+        "compact_kv": (compact_kv, (caches, kept, numbers % 4), {}),
+    }
+
+    def with_buffers(function: Callable[..., Any], arguments: Any, options: Any) -> Callable[[], Any]:
+        results = function(*arguments, **options, backend="triton")
+        lone = isinstance(results, Tensor)
+        out = torch.empty_like(results) if lone else type(results)(
+            *(None if own is None else torch.empty(own.shape, dtype=own.dtype) for own in results)
+        )
+        return lambda: function(*arguments, **options, out=out, workspace=workspace, backend="triton")
+
+    return {name: with_buffers(*own) for name, own in given.items()}
+
+
+def allocated_by(call: Callable[[], Any]) -> int:
+    with torch.profiler.profile(profile_memory=True) as profile:
+        call()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
+
+
+def test_with_buffers_and_a_workspace_a_second_call_allocates_nothing():
+    workspace = Workspace()
+    calls, without = calls_with_buffers(workspace), calls_with_buffers(None)
+    for call in calls.values():
+        call()
+    held = workspace.nbytes
+    assert {name: allocated_by(call) for name, call in calls.items() if allocated_by(call)} == {}
+    assert 0 < workspace.nbytes == held
+    for _ in range(2):
+        assert sum(map(allocated_by, without.values())) > 0  # the profiler would see it
+
+
+def test_what_calls_in_a_workspace_launch_does_not_overlap(launched):
+    workspace = Workspace()
+    for name, call in calls_with_buffers(workspace).items():
+        call()
+        launched.clear()
+        call()
+        seen: dict[int, Tensor] = {}
+        for tensor in tensors_in([arguments for _, _, arguments in launched]):
+            seen[tensor.data_ptr()] = max(seen.get(tensor.data_ptr(), tensor), tensor, key=lambda own: own.nbytes)
+        starts = sorted(start for start, tensor in seen.items() if tensor.nbytes and _lent(workspace, tensor))
+        assert all(start + seen[start].nbytes <= after for start, after in zip(starts, starts[1:], strict=False)), name
+
+
+def _lent(workspace: Workspace, tensor: Tensor) -> bool:
+    return any(own.data_ptr() <= tensor.data_ptr() < own.data_ptr() + own.nbytes for own in workspace._memory)
+
+
+def test_results_that_are_returned_lie_in_no_workspace():
+    workspace, seeds = Workspace(), torch.arange(3)
+    for method, count in (("inverse_cdf", None), ("gumbel", 2)):
+        for _ in range(3):
+            given = {"seeds": seeds, "positions": seeds, "logprobs": True, "top_logprobs": 2}
+            drawn = sample(torch.zeros(3, 4096), method=method, count=count, **given, workspace=workspace, backend="triton")
+            assert not any(_lent(workspace, tensor) for tensor in tensors_in(tuple(drawn)))
 
 
 def compilations(steps: int, step_of_engine: Callable[..., None], **more: Any) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""libspecens in a workspace: a call as large as one before it allocates nothing."""
+"""libspecens in a workspace that was told the sizes of a call: it allocates nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def counter(tmp_path_factory):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in glibc's allocator")
 @pytest.mark.parametrize("name", instruction_set.available())
-def test_a_second_call_allocates_nothing(counter, name):
+def test_a_call_of_sizes_that_were_reserved_allocates_nothing(counter, name):
     environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     command = [sys.executable, "-m", "counted_calls", str(counter), name]
     found = subprocess.run(command, env=environment, cwd=TESTS, capture_output=True, text=True, check=False)

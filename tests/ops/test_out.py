@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specens_kernels import (
     Sampling,
+    Workspace,
     compact_kv,
     sample,
     target_logprobs,
@@ -137,6 +138,24 @@ def test_a_buffer_that_shares_memory_with_an_argument_or_another_is_refused_by_n
     if not isinstance(result, Tensor) and hasattr(result, "num_tokens"):
         with pytest.raises(ValueError, match=r"^out.num_tokens: expected memory of its own.*out.num_accepted"):
             call_of(name, backend=backend, out=result._replace(num_tokens=result.num_accepted))
+
+
+@NAMES
+def test_a_workspace_is_taken_where_kernels_run_and_refused_elsewhere_by_name(name):
+    out, workspace = like(call_of(name)), Workspace()
+    call_of(name, backend="cpp", out=out, workspace=workspace)
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(out), tensors_of(call_of(name)), strict=True))
+    with pytest.raises(ValueError, match=r"^workspace: expected None with the backend 'reference'.*, got a Workspace"):
+        call_of(name, backend="reference", workspace=workspace)
+    with pytest.raises(ValueError, match=r"^workspace: expected a Workspace, got str"):
+        call_of(name, workspace="memory")
+
+
+def test_a_workspace_that_another_thread_is_in_is_refused():
+    workspace = Workspace()
+    with pytest.raises(ValueError, match=r"^workspace: expected one that no other thread is in, got one that is in use"):
+        workspace.run(lambda: call_of("sample", backend="cpp", workspace=workspace))
+    call_of("sample", backend="cpp", workspace=workspace)
 
 
 def test_buffers_are_written_in_a_traced_graph():

@@ -15,6 +15,7 @@ from specens_kernels.ops.compact_kv import reference
 from specens_kernels.ops.compact_kv.checks import check, check_choice
 from specens_kernels.results import Compaction
 from specens_kernels.values import fail
+from specens_kernels.workspace import Workspace
 
 # The CUDA C++ judges and moves all caches in one launch, several slots at a time; Triton takes one for 16 caches.
 IMPLEMENTATIONS = implementations("compact_kv", reference.compact_kv, cuda=True, cuda_first=True)
@@ -32,6 +33,7 @@ def compact_kv(
     batch_dim: int = -4,
     slot_dim: int | None = None,
     out: Compaction | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Compaction:
     """Keep the accepted nodes of each request's draft in its KV cache, in place, and drop the others.
@@ -62,6 +64,7 @@ def compact_kv(
     batch_dim, slot_dim: the dimension of requests (blocks) and of slots (offsets in a block), counted from the end.
         slot_dim None: -2, or -3 for paged caches.
     out: a Compaction of contiguous tensors to write into.
+    workspace: a Workspace to take scratch memory on a GPU from, as in `verify_chain`.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Autograd is told that the caches have changed, as by PyTorch's own in-place operations. A cache that requires grad
@@ -79,7 +82,7 @@ def compact_kv(
     nodes = _nodes_of(kept) if kept.dtype == torch.bool else kept
     prefix_lens = kept.new_zeros(len(kept), dtype=torch.int64) if prefix_lens is None else prefix_lens
     arguments = (nodes, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim)
-    name, function = select_for(IMPLEMENTATIONS, backend, tensors[0], "compact_kv", out)
+    name, function = select_for(IMPLEMENTATIONS, backend, tensors[0], "compact_kv", out, workspace)
     if name != "cpp" or torch.compiler.is_compiling():
         check(tensors, *arguments)
     if out is not None:

@@ -19,6 +19,7 @@ from specens_kernels.packing import Options, add_random, add_report, sampling_nu
 from specens_kernels.results import Draw
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail, is_integer
+from specens_kernels.workspace import Workspace
 
 METHODS = ("inverse_cdf", "gumbel")
 MOST_TOKENS = 4096  # of one row
@@ -43,6 +44,7 @@ class SampleCall(NamedTuple):
     logprobs: bool | str
     top_logprobs: int
     out: Draw | None
+    workspace: Workspace | None
     backend: str | None
 
 
@@ -63,6 +65,7 @@ def sample(
     logprobs: bool | str = False,
     top_logprobs: int = 0,
     out: Draw | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Draw:
     """Draw a token a request, by inverse CDF from one uniform number, or that of the best Gumbel score.
@@ -78,11 +81,12 @@ def sample(
         the draft exactly where the target picks the same token, as often as target and drafter are alike. Takes seeds
         and positions; uniforms and stream play no part. README.md beside this file has the mathematics.
     out: a Draw of contiguous tensors to write into, as in `verify_chain`.
+    workspace: a Workspace to take scratch memory on a GPU from, as in `verify_chain`.
     count: None, or with method="gumbel" so many tokens of the best scores, a sample without replacement: the siblings
         of a tree.
     """
     source = (seeds, positions, step, stream, uniforms, method, count)
-    told = (logprobs, top_logprobs, out, backend)
+    told = (logprobs, top_logprobs, out, workspace, backend)
     call = SampleCall(member_logits, ensemble, sampling, processing, allowed, *source, *told)
     one_column = method == "gumbel" and count is None
     if out is not None:

@@ -16,6 +16,7 @@ from specens_kernels.ops.target_logprobs import reference
 from specens_kernels.packing import Options, sampling_numbers, target_options
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail
+from specens_kernels.workspace import Workspace
 
 IMPLEMENTATIONS = implementations("target_logprobs", reference.target_logprobs, fake=reference.empty_logprobs)
 
@@ -30,6 +31,7 @@ class ScoreCall(NamedTuple):
     allowed: Tensor | None
     draft_tokens: Tensor | None
     out: Tensor | None
+    workspace: Workspace | None
     backend: str | None
 
 
@@ -42,6 +44,7 @@ def target_logprobs(
     allowed: Tensor | None = None,
     draft_tokens: Tensor | None = None,
     out: Tensor | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Log-probabilities of every token under the target distribution.
@@ -50,12 +53,13 @@ def target_logprobs(
     allowed: int32 [batch, words] or [batch, steps, words].
     draft_tokens: int64 or int32 [batch, steps - 1 or more]: the tokens before each row, for the penalties.
     out: a contiguous tensor like the result to write into, as in `verify_chain`.
+    workspace: a Workspace to take scratch memory on a GPU from, as in `verify_chain`.
     ensemble, sampling, processing, backend, errors: as in `verify_chain`. At temperature 0 the distribution is one-hot.
 
     Returns float32 like the widest member's logits. A row without any token, or of a request whose parameters are out
     of range, is -inf throughout.
     """
-    call = ScoreCall(member_logits, ensemble, sampling, processing, allowed, draft_tokens, out, backend)
+    call = ScoreCall(member_logits, ensemble, sampling, processing, allowed, draft_tokens, out, workspace, backend)
     if out is not None:
         steps = call._replace(out=out[:, None]) if isinstance(out, Tensor) and out.dim() == 2 else call
         run_operator(IMPLEMENTATIONS, "target_logprobs", steps, _pack, lambda _: _check(call))

@@ -14,6 +14,7 @@ from specens_kernels.ops.tree_mask import reference
 from specens_kernels.ops.tree_mask.reference import MAX_NODES, Layout
 from specens_kernels.results import TreeMask
 from specens_kernels.values import fail
+from specens_kernels.workspace import Workspace
 
 IMPLEMENTATIONS = implementations("tree_mask", reference.tree_mask, cuda=True)
 LAYOUTS = {layout.name.lower(): layout for layout in Layout}
@@ -30,6 +31,7 @@ def tree_mask(
     window: int | None = None,
     dtype: torch.dtype = torch.float32,
     out: TreeMask | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> TreeMask:
     """Return the attention mask of draft trees, a tree a request, and the positions of their nodes.
@@ -55,6 +57,7 @@ def tree_mask(
         "tree" and "packed" apply it to the nodes: the prefix is the caller's.
     dtype: float32, bfloat16 or float16, of "additive".
     out: a TreeMask of contiguous tensors to write into.
+    workspace: a Workspace to take scratch memory on a GPU from, as in `verify_chain`.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
@@ -68,7 +71,7 @@ def tree_mask(
     if out is not None:
         shapes = {"mask": _mask_kind(code, batch, nodes, slots, dtype), "positions": ((batch, nodes), torch.int64)}
         check_out(out, TreeMask, shapes, given, parents.device)
-    _, function = select_for(IMPLEMENTATIONS, backend, parents, "tree_mask", out)
+    _, function = select_for(IMPLEMENTATIONS, backend, parents, "tree_mask", out, workspace)
     arguments = (parents, prefix_lens, num_nodes, code, slots, window or 0, dtype)
     if out is None:
         return TreeMask(*function(*arguments))

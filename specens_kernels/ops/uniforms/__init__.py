@@ -10,6 +10,7 @@ from specens_kernels.buffers import check_out
 from specens_kernels.checks import check_integers
 from specens_kernels.ops.uniforms import reference
 from specens_kernels.values import fail, is_integer
+from specens_kernels.workspace import Workspace
 
 IMPLEMENTATIONS = implementations("uniforms", reference.uniforms, cuda=True)
 WORD_LIMIT = 2**32
@@ -22,6 +23,7 @@ def uniforms(
     step: int | Tensor = 0,
     stream: int = 0,
     out: Tensor | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Return the random number of each request for one question: float64 [batch], in [0, 1).
@@ -34,6 +36,7 @@ def uniforms(
     step: the offset in the round: an int in [0, 2^32), or int64 or int32 [batch] (taken modulo 2^32).
     stream: the question asked: 0 accept, 1 next token, 2 draft; an int in [0, 2^32).
     out: a contiguous float64 tensor [batch] to write into; with a tensor for step, nothing is allocated then.
+    workspace: a Workspace to take scratch memory on a GPU from, as in `verify_chain`.
     backend: None for the fastest one on the device, or "reference", "cpp" or "triton".
 
     Raises ValueError for an argument of another type, shape, dtype, device or range, RuntimeError for a backend that
@@ -53,7 +56,7 @@ def uniforms(
     _check_word("stream", stream)
     given = {"seeds": seeds, "positions": positions, "step": step}
     check_out(out, Tensor, {"": (shape, torch.float64)}, given, seeds.device)
-    _, function = select_for(IMPLEMENTATIONS, backend, seeds, "uniforms", out)
+    _, function = select_for(IMPLEMENTATIONS, backend, seeds, "uniforms", out, workspace)
     if out is None:
         return function(seeds, positions, step, stream)
     function([out], seeds, positions, step, stream)

@@ -25,6 +25,7 @@ from specens_kernels.packing import (
 from specens_kernels.results import Verdict
 from specens_kernels.rules import CHAIN, chosen
 from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.workspace import Workspace
 
 IMPLEMENTATIONS = implementations("verify_chain", reference.verify_chain, fake=reference.empty_verdict)
 
@@ -52,6 +53,7 @@ def verify_chain(
     logprobs: bool | str = False,
     top_logprobs: int = 0,
     out: Verdict | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Verdict:
     """Accept a prefix of each request's draft tokens and draw the token after it.
@@ -101,6 +103,8 @@ def verify_chain(
         GPU, scratch memory: less than 2 % of the logits' where the vocabulary is 32,768 or more, unless logits are
         processed. Its optional fields are those that are asked for. It shares no memory with an argument, nor its
         fields with each other; what lies between the rows of an argument counts as the argument's.
+    workspace: a Workspace to take scratch memory on a GPU from: with `out`, the second call of some shapes and settings
+        allocates nothing. Not in code that torch.compile traces, and not with the backend "reference".
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Under the rule "gumbel" each row has one token, that of the largest log-probability + Gumbel noise, which is a
@@ -145,6 +149,7 @@ def verify_chain(
         logprobs,
         top_logprobs,
         out,
+        workspace,
         backend,
     )
     results = run_operator(IMPLEMENTATIONS, "verify_chain", call, _pack, check, out_names)

@@ -26,6 +26,7 @@ from specens_kernels.results import Verdict
 from specens_kernels.rules import CHAIN, MOST_DRAFTS, DecisionTree, Replacement, Synthetic, Threshold, Typical
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail, is_integer
+from specens_kernels.workspace import Workspace
 
 VERDICT = ("tokens", "num_accepted", "num_tokens", "next_token", "status")
 ChainRule = str | Typical | Threshold | Synthetic | Replacement | DecisionTree
@@ -55,6 +56,7 @@ class ChainCall(NamedTuple):
     logprobs: bool | str
     top_logprobs: int
     out: Verdict | None
+    workspace: Workspace | None
     backend: str | None
 
 

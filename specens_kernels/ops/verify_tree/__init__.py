@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from specens_kernels.results import Verdict
 from specens_kernels.rules import TREE, Typical, chosen
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail
+from specens_kernels.workspace import Workspace
 
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
@@ -57,6 +59,7 @@ def verify_tree(
     logprobs: bool | str = False,
     top_logprobs: int = 0,
     out: Verdict | None = None,
+    workspace: Workspace | None = None,
     backend: str | None = None,
 ) -> Verdict:
     """Accept a path of each request's draft tree from the root down, and draw the token after it.
@@ -100,6 +103,7 @@ def verify_tree(
         last, one for the next token. Where every request is greedy (temperature 0.0), neither is needed: then the
         longest path of most likely tokens is accepted, whatever the rule.
     out: a Verdict of contiguous tensors to write into, with its path, as in `verify_chain`.
+    workspace: a Workspace to take scratch memory on a GPU from, as in `verify_chain`.
     backend: "reference", "cpp", "triton" or None (the fastest for the device).
 
     Returns a Verdict whose `path` tells the accepted nodes. Raises ValueError naming the argument that is wrong,
@@ -120,6 +124,7 @@ def verify_tree(
         logprobs,
         top_logprobs,
         out,
+        workspace,
         backend,
     )
     results = run_operator(IMPLEMENTATIONS, "verify_tree", call, _pack, check, out_names)
@@ -135,15 +140,14 @@ def _pack(call: TreeCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], O
     target = (sampling, call.processing, call.allowed, None, draft_sampling)
     options = target_options(members, call.ensemble, *target)
     add_draft(options, call.drafter, call.draft_logits, None, None, call.process_drafts)
-    if call.num_nodes is not None:
-        options["num_nodes"] = call.num_nodes
     add_random(options, call.uniforms, call.seeds, call.positions)
     add_rule(options, call, chosen(call.rule, TREE), call.draft_tokens.shape[1])
     add_report(options, call.logprobs, call.top_logprobs)
     parents, levels = _tree_part(call)
     if call.siblings is not None and SIBLINGS[call.siblings]:
         options["without_replacement"] = True
-    return (members, call.draft_tokens, parents, levels), options
+    tree = [parents] if call.num_nodes is None else [parents, call.num_nodes]
+    return (members, call.draft_tokens, tree, levels), options
 
 
 def _tree_part(call: TreeCall) -> tuple[Tensor, int]:
@@ -160,6 +164,18 @@ def _tree_part(call: TreeCall) -> tuple[Tensor, int]:
     return table, levels if call.max_levels is None else call.max_levels
 
 
+PARENTS: dict[tuple[int, torch.device], Tensor] = {}  # of trees, by identity, as long as they live
+
+
+def _kept_parents(tree: TokenTree, device: torch.device) -> Tensor:
+    """int64 [nodes], copied to the device once."""
+    key = id(tree), device
+    if key not in PARENTS:
+        PARENTS[key] = torch.from_numpy(tree.parents).to(device)
+        weakref.finalize(tree, PARENTS.pop, key, None)
+    return PARENTS[key]
+
+
 def parents_of_trees(trees: TokenTree | Sequence[TokenTree], draft_tokens: Tensor) -> tuple[Tensor, int]:
     """The parents of TokenTrees, int64 [batch, nodes], and the most nodes of a path."""
     from specens_kernels import TokenTree
@@ -168,8 +184,7 @@ def parents_of_trees(trees: TokenTree | Sequence[TokenTree], draft_tokens: Tenso
     if isinstance(trees, TokenTree):
         if len(trees) != nodes:
             fail("parents", f"a tree of {nodes} nodes", f"{len(trees)} nodes")
-        table = torch.from_numpy(trees.parents).expand(batch, nodes).contiguous()
-        return table.to(draft_tokens.device), trees.num_levels
+        return _kept_parents(trees, draft_tokens.device).expand(batch, nodes), trees.num_levels
     if not isinstance(trees, Sequence) or not all(isinstance(tree, TokenTree) for tree in trees):
         fail("parents", "a tensor [batch, nodes], a TokenTree or a sequence of TokenTrees", type(trees).__name__)
     if len(trees) != batch:

@@ -28,6 +28,7 @@ from specens_kernels.results import Verdict
 from specens_kernels.rules import TREE, Typical
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail
+from specens_kernels.workspace import Workspace
 
 if TYPE_CHECKING:
     from specens_kernels._host import TokenTree
@@ -59,6 +60,7 @@ class TreeCall(NamedTuple):
     logprobs: bool | str
     top_logprobs: int
     out: Verdict | None
+    workspace: Workspace | None
     backend: str | None
 
 
