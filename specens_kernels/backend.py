@@ -303,7 +303,7 @@ def backend_for(op_name: str, like: Tensor) -> str | None:
 def select_for(
     table: Table, backend: str | None, like: Tensor, op_name: str, out: Any, workspace: Workspace | None
 ) -> tuple[str, Implementation]:
-    """The same of an operation that writes into the caller's buffers, where `out` has them, with a workspace or none."""
+    """The same of an operation that writes into the caller's buffers, where `out` has them, in a workspace or none."""
     if out is None:
         name, operator = select(table, backend, like, op_name)
     else:
@@ -321,11 +321,11 @@ def run_operator(
 ) -> Any:
     """Run the implementation that a call takes; return what it returns, or None where it writes into `out`.
 
-    call: the public arguments, a named tuple with member_logits, out, workspace and backend. pack(call, members): what the
-    operator takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError for
-    an argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what was
-    wrong, since looking at all arguments in Python would double a call's cost. names(call): the fields of `out` that
-    the operator writes, in its order.
+    call: the public arguments, a named tuple with member_logits, out, workspace and backend. pack(call, members): what
+    the operator takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError
+    for an argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what
+    was wrong, since looking at all arguments in Python would double a call's cost. names(call): the fields of `out`
+    that the operator writes, in its order.
     """
     logits, out = call.member_logits, call.out
     try:

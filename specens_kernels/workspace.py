@@ -73,7 +73,7 @@ class Workspace:
     def run(self, operator: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """Call an operator with this scratch memory."""
         if not self._used.acquire(blocking=False):
-            fail("workspace", "one that no other thread is in", "one that is in use")
+            fail("workspace", "one that no other thread is in", "one in use")
         CURRENT.workspace = self
         try:
             return operator(*given, **options)
@@ -89,21 +89,23 @@ class Workspace:
         return steps
 
     def _placed(self, steps: Sequence[Step]) -> list[Step]:
-        needed = sum(_rounded(step.nbytes) for step in steps if isinstance(step, Scratch))
-        device = next((step.device for step in steps if isinstance(step, Scratch)), None)
-        memory = next((own for own in self._memory if own.device == device and own.nbytes >= needed), None)
-        if memory is None and device is not None:
-            memory = torch.empty(needed, dtype=torch.uint8, device=device)
-            self._memory.append(memory)
-        placed, first = [], 0
-        for step in steps:
-            if isinstance(step, Scratch):
-                own = memory[first : first + step.nbytes].view(step.dtype).as_strided(step.shape, step.stride)
-                placed.append(partial(step.take, tensor=own))
-                first += _rounded(step.nbytes)
-            else:
-                placed.append(step)
+        placed, scratch = list(steps), {index: step for index, step in enumerate(steps) if isinstance(step, Scratch)}
+        if not scratch:
+            return placed
+        first, (some, *_) = 0, scratch.values()
+        memory = self._memory_of(sum(_rounded(step.nbytes) for step in scratch.values()), some.device)
+        for index, step in scratch.items():
+            own = memory[first : first + step.nbytes].view(step.dtype).as_strided(step.shape, step.stride)
+            placed[index] = partial(step.take, tensor=own)
+            first += _rounded(step.nbytes)
         return placed
+
+    def _memory_of(self, nbytes: int, device: torch.device) -> Tensor:
+        memory = next((own for own in self._memory if own.device == device and own.nbytes >= nbytes), None)
+        if memory is None:
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self._memory.append(memory)
+        return memory
 
 
 def _rounded(nbytes: int) -> int:

@@ -1,7 +1,7 @@
 """The tests of the C ABI, each call in a workspace that was told its sizes: what does it allocate?
 
 Run with ops/count_allocations.c preloaded and its path as the argument; prints JSON: of each function the number of
-calls, and the allocations of each that made some.
+calls, and the allocations of each that made some; then the same of a call in a workspace that was told nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ TESTS = (
 class Counted(c_abi.Here):
     """Calls in this process; those that take a workspace get one of their sizes."""
 
-    def __init__(self, library: str) -> None:
+    def __init__(self, library: str, reserves: bool = True) -> None:
+        self.reserves = reserves
         self.counted = ctypes.CDLL(library).counted
         self.found: dict[str, dict[str, Any]] = {}
 
@@ -45,7 +46,8 @@ class Counted(c_abi.Here):
         if not kinds or "specens_workspace" not in kinds[-1] or name.startswith("specens_workspace"):
             return super().call(name, words, memory)
         workspace = c_abi.Workspace()
-        workspace.reserve(**sizes_of(name, words))
+        if self.reserves:
+            workspace.reserve(**sizes_of(name, words))
         super().call("specens_abi_version", [], [])  # takes the instruction set
         returned, allocations = self._count(name, (*words[:-1], workspace.handle))
         if returned == 0:  # a message may be allocated
@@ -110,7 +112,9 @@ def flat_rounds() -> Iterator[ChainArguments]:
                 edits = Processing(repetition_penalty=1.0, output_tokens=torch.arange(40).expand(2, -1))
                 given = {"ensemble": ensemble, "sampling": Sampling(**settings), "processing": edits, **more, **numbers}
                 call = partial(verify_chain, own, tokens, **given)
-                arguments, options = operator_arguments(chain_operation, lambda backend, call=call: call(backend=backend))
+                arguments, options = operator_arguments(
+                    chain_operation, lambda backend, call=call: call(backend=backend)
+                )
                 yield ChainArguments.of(*arguments, **options)
 
 
@@ -123,4 +127,7 @@ if __name__ == "__main__":
     test_c_abi.test_masks_are_those_of_the_operator("full")
     for arguments in flat_rounds():
         c_abi.verify(arguments)
-    print(json.dumps(c_abi.CALLER.found))
+    found = c_abi.CALLER.found
+    c_abi.CALLER = Counted(library, reserves=False)
+    c_abi.verify(next(flat_rounds()))
+    print(json.dumps([found, c_abi.CALLER.found]))

@@ -26,6 +26,7 @@ from specens_kernels.workspace import CURRENT, Scratch, Step
 UNSEEN = object()
 MOST_RECORDINGS = 512  # of an operator; the oldest makes way. They hold no memory of a GPU
 UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
+COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 OF_NEW_TENSORS = ("dtype", "layout", "device", "pin_memory")
 
 
@@ -67,7 +68,8 @@ class Recording(TorchDispatchMode):
 
     def _keep_apart(self, results: Any) -> None:
         """Make what results are, or lie in, anew each time: no workspace lends memory for it."""
-        kept = {_storage_of(tensor) for tensor in (results if isinstance(results, list) else [results]) if tensor is not None}
+        given = results if isinstance(results, list) else [results]
+        kept = {_storage_of(tensor) for tensor in given if tensor is not None}
         for index, tensor in self._scratch.items():
             if _storage_of(tensor) in kept:
                 self.steps[index] = self.steps[index].__call__
@@ -99,19 +101,11 @@ class Recording(TorchDispatchMode):
 
         if several:
             self.steps.append(lambda made: made.extend(function(*fill(made), **named)))
-            return result
-        step: Step = lambda made: made.append(function(*fill(made), **named))  # noqa: E731
-        layout, like = (tuple(result.shape), result.stride()), {"dtype": result.dtype, "device": result.device}
-        own = (*layout, *like.values(), result.untyped_storage().nbytes())
-        if function in UNWRITTEN:  # four times as fast as the operation itself
-            step = Scratch(*own, lambda _: torch.empty_strided(*layout, **like), None)
-        elif not _shares(result, args) and (writing := writing_form(function)) is not None:
-            rest = {name: value for name, value in named.items() if name not in OF_NEW_TENSORS}
-            fill_out = lambda made, out: writing(*fill(made), **rest, out=out)  # noqa: E731
-            step = Scratch(*own, lambda made: function(*fill(made), **named), fill_out)
-        if isinstance(step, Scratch):
+        elif _shares(result, args):
+            self.steps.append(lambda made: made.append(function(*fill(made), **named)))
+        else:
             self._scratch[len(self.steps)] = result
-        self.steps.append(step)
+            self.steps.append(_scratch_of(result, function, fill, named))
         return result
 
     def _launched(self, compiled: Any, launch: Launch) -> None:
@@ -142,6 +136,25 @@ class Recording(TorchDispatchMode):
             items = [self._template(item) for item in value]
             return value if all(new is old for new, old in zip(items, value, strict=True)) else items
         return value
+
+
+def _scratch_of(result: Tensor, function: Any, fill: Callable[[list[Any]], Any], named: dict[str, Any]) -> Scratch:
+    """The step that makes a new tensor by an operation of torch."""
+    layout, like = (tuple(result.shape), result.stride()), {"dtype": result.dtype, "device": result.device}
+    own = (*layout, *like.values(), result.untyped_storage().nbytes())
+    if function in UNWRITTEN:  # four times as fast as the operation itself
+        return Scratch(*own, lambda _: torch.empty_strided(*layout, **like), None)
+    writing, rest = writing_form(function), {name: value for name, value in named.items() if name not in OF_NEW_TENSORS}
+
+    def write(made: list[Any], out: Tensor) -> None:
+        if function in COPIES:  # whose writing forms allocate
+            out.copy_(fill(made)[0])
+        elif writing is not None:
+            writing(*fill(made), **rest, out=out)
+        else:
+            out.copy_(function(*fill(made), **named))
+
+    return Scratch(*own, lambda made: function(*fill(made), **named), write)
 
 
 @cache

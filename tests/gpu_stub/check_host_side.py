@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import os
 import random
 import weakref
@@ -344,8 +345,10 @@ def calls_with_buffers(workspace: Workspace | None) -> dict[str, Callable[[], An
     def with_buffers(function: Callable[..., Any], arguments: Any, options: Any) -> Callable[[], Any]:
         results = function(*arguments, **options, backend="triton")
         lone = isinstance(results, Tensor)
-        out = torch.empty_like(results) if lone else type(results)(
-            *(None if own is None else torch.empty(own.shape, dtype=own.dtype) for own in results)
+        out = (
+            torch.empty_like(results)
+            if lone
+            else type(results)(*(None if own is None else torch.empty(own.shape, dtype=own.dtype) for own in results))
         )
         return lambda: function(*arguments, **options, out=out, workspace=workspace, backend="triton")
 
@@ -380,7 +383,7 @@ def test_what_calls_in_a_workspace_launch_does_not_overlap(launched):
         for tensor in tensors_in([arguments for _, _, arguments in launched]):
             seen[tensor.data_ptr()] = max(seen.get(tensor.data_ptr(), tensor), tensor, key=lambda own: own.nbytes)
         starts = sorted(start for start, tensor in seen.items() if tensor.nbytes and _lent(workspace, tensor))
-        assert all(start + seen[start].nbytes <= after for start, after in zip(starts, starts[1:], strict=False)), name
+        assert all(start + seen[start].nbytes <= after for start, after in itertools.pairwise(starts)), name
 
 
 def _lent(workspace: Workspace, tensor: Tensor) -> bool:
@@ -392,7 +395,9 @@ def test_results_that_are_returned_lie_in_no_workspace():
     for method, count in (("inverse_cdf", None), ("gumbel", 2)):
         for _ in range(3):
             given = {"seeds": seeds, "positions": seeds, "logprobs": True, "top_logprobs": 2}
-            drawn = sample(torch.zeros(3, 4096), method=method, count=count, **given, workspace=workspace, backend="triton")
+            drawn = sample(
+                torch.zeros(3, 4096), method=method, count=count, **given, workspace=workspace, backend="triton"
+            )
             assert not any(_lent(workspace, tensor) for tensor in tensors_in(tuple(drawn)))
 
 

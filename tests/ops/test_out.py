@@ -153,7 +153,7 @@ def test_a_workspace_is_taken_where_kernels_run_and_refused_elsewhere_by_name(na
 
 def test_a_workspace_that_another_thread_is_in_is_refused():
     workspace = Workspace()
-    with pytest.raises(ValueError, match=r"^workspace: expected one that no other thread is in, got one that is in use"):
+    with pytest.raises(ValueError, match=r"^workspace: expected one that no other thread is in, got one in use"):
         workspace.run(lambda: call_of("sample", backend="cpp", workspace=workspace))
     call_of("sample", backend="cpp", workspace=workspace)
 
