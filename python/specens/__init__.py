@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from specens.decoding.request import Event
     from specens.decoding.statistics import Statistics
     from specens.decoding.trace import Round
+    from specens.drafters import TreePlan
     from specens.generate import Generation, SpeculativeEnsemble
-    from specens.schedules.plan import TreePlan
     from specens.settings.jobs import Job, Settings
     from specens.settings.prompts import MemberPrompts
     from specens.targets import Cascade, Custom
@@ -41,7 +41,7 @@ _HOMES = {
     "Settings": "specens.settings.jobs",
     "SpeculativeEnsemble": "specens.generate",
     "Statistics": "specens.decoding.statistics",
-    "TreePlan": "specens.schedules.plan",
+    "TreePlan": "specens.drafters",
 }
 
 

@@ -14,13 +14,13 @@ from specens.decoding.request import OUTSIDE, Ensemble, Event, Request, Task
 from specens.decoding.scorer import Scorer
 from specens.decoding.statistics import Statistics
 from specens.decoding.trace import Round, Tracer
-from specens.drafters import Drafter
+from specens.drafters import Drafter, TreePlan
 from specens.engines.reading import Reading
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.modes import evaluating
 from specens.engines.transformers.probing import reading_of
 from specens.presets import preset
-from specens.schedules import SCHEDULES, Tree, TreePlan
+from specens.schedules import SCHEDULES
 from specens.schedules.plan import Rule
 from specens.settings.arguments import (
     as_switch,
@@ -41,6 +41,8 @@ from specens.settings.prompts import MemberPrompts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from specens_kernels import TokenTree
 
 Report = Callable[[Request, list[Event]], None]
 
@@ -97,18 +99,19 @@ class SpeculativeEnsemble:
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member. A length that adapts to
         the text may stand for a number, see `specens.decoding.draft_lens`. None is 1, and 8 of a PromptLookup.
-    schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other) or "tree" (member
-        `drafter` drafts trees). None is "tree" beside `tree`, "fixed" beside a Drafter, else "alternate"; of a lone
-        member it is "fixed" with a PromptLookup, which needs no other model.
+    schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other), or "tree", which is
+        "fixed" with `tree`, by default (4, 2, 2). None is "fixed" beside `tree` or a Drafter, else "alternate"; of a
+        lone member it is "fixed" with a PromptLookup, which needs no other model.
     drafter: the index of the member that drafts (None: 0), or for "fixed" a `specens.drafters.Drafter`, which is none:
         then all members score, and there may be one. Under "alternate" the member that proposes after a rejection;
         None: that with the longest chains, of equal ones that whose last turn is longest ago.
-    tree: the trees of the schedule "tree": the number of children on each level, such as (4, 2, 2), or a TreePlan.
+    tree: draft trees in the place of chains, under "fixed", whoever drafts: the number of children on each level, such
+        as (4, 2, 2), a TokenTree, or a TreePlan, which may grow.
     rule: how drafts are accepted, as in `specens_kernels.verify_chain`: under every schedule "token" or "gumbel", by
         which a seed is a text: the same under `standard` and with any drafter, draft length, tree and batch, as far as
-        the members' logits are the same. Under "fixed" also "block", and what changes the text: "typical", Typical,
-        Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the drafter writes, and the ensemble of
-        the others, the assistant, replaces tokens where the rule says so.
+        the members' logits are the same. Under "fixed" also "block", of trees "traversal", and what changes the text:
+        "typical", Typical, of chains Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the drafter
+        writes, and the ensemble of the others, the assistant, replaces tokens where the rule says so.
     dtype, device, revision: for members given as specs, refused where there is none. A torch.dtype or its name, "auto"
         for that of each checkpoint, None for bfloat16; None is the GPU where there is one; a branch, tag or commit of
         names of the hub.
@@ -125,14 +128,14 @@ class SpeculativeEnsemble:
         schedule: str | None = None,
         *,
         drafter: int | Drafter | None = None,
-        tree: TreePlan | Sequence[int] | None = None,
+        tree: TreePlan | TokenTree | Sequence[int] | None = None,
         rule: Rule = "token",
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         revision: str | None = None,
     ) -> None:
         check_members(members)
-        schedule, drafter = choose_schedule(len(members), schedule, drafter, tree, draft_lens)
+        schedule, drafter, tree = choose_schedule(len(members), schedule, drafter, tree, draft_lens)
         plan = make_plan(members, draft_lens, drafter, tree, rule)
         self.schedule_name = schedule
         self.schedule = SCHEDULES[schedule]
@@ -146,7 +149,7 @@ class SpeculativeEnsemble:
             self.plan = replace(self.plan, drafter=bound)
         for model in self.models:
             self._reading(model)  # raises where it cannot be read
-        if self.uses_trees:
+        if plan.tree is not None:
             check_trees(self.models, plan.tree)
 
     @classmethod
@@ -254,8 +257,8 @@ class SpeculativeEnsemble:
 
     @property
     def uses_trees(self) -> bool:
-        """Whether the schedule is "tree"."""
-        return self.schedule is Tree
+        """Whether drafts are trees."""
+        return self.plan.tree is not None
 
     @property
     def end_of_sequence(self) -> set[int]:
@@ -303,14 +306,13 @@ class SpeculativeEnsemble:
         return Scorer(index, model, places, prompts_of=prompts_of, reading=reading, can_roll_back=speculates)
 
     def _reading(self, model: CausalLM, num_texts: int = 1) -> Reading:
-        trees = self.uses_trees
-        together = num_texts > 1 and not trees
-        return reading_of(model, speculates=self.schedule.speculates, trees=trees, together=together)
+        what = {"trees": self.uses_trees, "together": num_texts > 1}
+        return reading_of(model, speculates=self.schedule.speculates, **what)
 
     def _groups(self) -> list[list[int]]:
         """The places that are scored by the same forwards: those of members that share weights."""
         drafter = self.plan.drafter if isinstance(self.plan.drafter, int) else None
-        return places_read_together(self.schedule_name, group_by_weights(self.models), drafter)
+        return places_read_together(self.schedule_name, group_by_weights(self.models), drafter, self.uses_trees)
 
 
 def _generation(request: Request, interrupted: bool) -> Generation:

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specens.decoding.draft_lens import ByAcceptance, ByConfidence
-from specens.drafters import Jacobi, Lookahead, PromptLookup
-from specens.schedules.plan import TreePlan
+from specens.drafters import Jacobi, Lookahead, PromptLookup, TreePlan
 from specens.targets import Cascade
 from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Typical
 
 UNUSED = {  # by schedule: arguments that mean nothing there
     "standard": ("drafter", "tree", "draft_lens"),
-    "fixed": ("tree",),
     "alternate": ("tree",),
     "tree": ("draft_lens",),
 }
@@ -56,6 +54,8 @@ class Preset:
         Under `standard` these are all; a rule that changes the target stays.
         """
         unused = set(UNUSED.get(schedule or self.schedule, ()))
+        if schedule == "fixed":
+            unused.add("tree")
         if schedule == "standard" and self.lossless:
             unused.add("rule")
         return {name: value for name, value in self.settings.items() if name not in unused}
@@ -94,9 +94,10 @@ def _assisted(**more: Any) -> dict[str, Any]:
     return _fixed(5, ensemble=Mixture((0.0, 1.0)), drafter=0, **more)
 
 
-def _tree(**plan: Any) -> dict[str, Any]:
+def _tree(rule: str = "token", **plan: Any) -> dict[str, Any]:
     """Member 1 drafts trees for member 0, which is the target."""
-    return {"schedule": "tree", "ensemble": Mixture((1.0, 0.0)), "drafter": 1, "tree": TreePlan(**plan)}
+    target = {"schedule": "fixed", "ensemble": Mixture((1.0, 0.0)), "drafter": 1}
+    return target | {"tree": TreePlan(**plan)} | ({} if rule == "token" else {"rule": rule})
 
 
 def _alternate(draft_lens: Any = 1, **more: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from specens.decoding.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus, outside_speedup
 from specens.decoding.statistics import Statistics
+from specens.drafters import TreePlan
 from specens.generate import SpeculativeEnsemble
-from specens.schedules.plan import TreePlan
 from specens.settings.jobs import derived_seed
 from specens_kernels import Sampling
 
@@ -147,7 +147,7 @@ def with_other_schedules(
 
 
 def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[Statistics]) -> Row:
-    name, plan = ensemble.schedule_name, ensemble.plan
+    name, plan = "tree" if ensemble.uses_trees else ensemble.schedule_name, ensemble.plan
     rates = [run.tokens_per_second for run in runs]
     tested = sum(sum(run.tested) for run in runs)
     acceptance = sum(sum(run.accepted) for run in runs) / tested if tested else None
@@ -176,7 +176,7 @@ def _ideals(
     ensemble: SpeculativeEnsemble, acceptance: float | None, runs: list[Statistics], baseline: list[Statistics]
 ) -> tuple[float | None, float | None]:
     """The ideal speed-up of the schedule as it runs, and that of the paper where it is another."""
-    name, plan = ensemble.schedule_name, ensemble.plan
+    name, plan = "tree" if ensemble.uses_trees else ensemble.schedule_name, ensemble.plan
     if name == "standard":
         return 1.0, None
     if acceptance is None or ensemble.uses_trees:

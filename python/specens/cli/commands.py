@@ -15,10 +15,9 @@ from specens.cli import display
 from specens.cli.exits import Output, errors, print_json
 from specens.cli.progress import progress
 from specens.decoding.request import Event
-from specens.drafters import PromptLookup
+from specens.drafters import PromptLookup, TreePlan
 from specens.files.trace_file import traced
 from specens.generate import SpeculativeEnsemble
-from specens.schedules import TreePlan
 
 __all__ = ["PlanFor", "check_picture", "compare", "describe", "generate", "plan", "with_chat_of"]
 

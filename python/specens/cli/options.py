@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from specens.decoding.draft_lens import DraftLen
     from specens.decoding.request import Ensemble
     from specens.drafters import Drafter as Drafters
-    from specens.drafters import PromptLookup
-    from specens.schedules.plan import TreePlan
+    from specens.drafters import PromptLookup, TreePlan
     from specens.settings.prompts import MemberPrompts
     from specens_kernels import Sampling
 
@@ -222,7 +221,7 @@ def parse_draft_lens(text: str) -> DraftLen | list[int]:
 
 def parse_tree(tree: str | None, tree_nodes: int | None) -> TreePlan | None:
     """The draft trees that the options name, or None. Raises ValueError where both do."""
-    from specens.schedules.plan import TreePlan
+    from specens.drafters import TreePlan
 
     if tree is not None and tree_nodes is not None:
         raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")

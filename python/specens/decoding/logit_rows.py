@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,16 @@ class LogitRows:
             if self.end < position:
                 self._parts.append(last[: position - self.end])
                 self.end = position
+
+    def select(self, first: int, kept: Sequence[int]) -> None:
+        """Of the rows from `first` on only these, which ascend, as far as they are here."""
+        if self.end <= first or not self._parts:
+            return
+        assert self.start <= first
+        own = [row for row in kept if first + row < self.end]
+        rows = self.take(first, self.end)[own]
+        self.forget_all()
+        self.add(first, rows)
 
     def forget_all(self) -> None:
         """Drop every row: the text before them has changed."""

@@ -1,11 +1,15 @@
-"""The bit masks of the tokens that a grammar allows, at the positions behind the settled tokens."""
+"""The bit masks of the tokens that a grammar allows, behind the settled tokens and behind drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from specens.decoding.request import Request
 
 Constraint = Callable[[list[int]], Tensor | None]
 
@@ -13,7 +17,7 @@ BITS = 32
 
 
 class Masks:
-    """Asks a constraint once for each position, and only where a token can stand.
+    """Asks a constraint once for each index of a request, and only where a token can stand.
 
     constraint: called with the tokens before a position; the mask int32 [words] of the tokens that may stand there, or
         None where the text is complete. It may hand out the same tensor every time. stop_tokens: nothing follows them.
@@ -26,19 +30,21 @@ class Masks:
         self._masks: dict[int, Tensor | None] = {}
         self._like: Tensor | None = None
 
-    def at(self, position: int, sequence: Sequence[int], num_settled: int) -> Tensor | None:
-        """The mask at a position from `num_settled` on; None where nothing follows the token before it in `sequence`.
+    def at(self, index: int, request: Request) -> Tensor | None:
+        """The mask at an index from the settled tokens on; None where nothing follows the draft before it.
 
         That is an end, or a draft that the constraint excludes or that is not asked about for the same reason.
         """
-        if position not in self._masks:
-            reachable = position == num_settled or self._goes_on(position - 1, sequence, num_settled)
-            self._masks[position] = self._ask(list(sequence[:position])) if reachable else None
-        return self._masks[position]
+        if index not in self._masks:
+            node = index - request.num_settled - 1
+            reachable = node < 0 or self._goes_on(node, request)
+            self._masks[index] = self._ask(request.text_before(index)) if reachable else None
+        return self._masks[index]
 
-    def allows(self, position: int, sequence: Sequence[int], num_settled: int) -> bool:
-        """Whether the token of `sequence` at a position may stand there."""
-        token, mask = sequence[position], self.at(position, sequence, num_settled)
+    def allows(self, node: int, request: Request) -> bool:
+        """Whether a draft may stand behind its parent."""
+        first = request.num_settled
+        token, mask = request.sequence[first + node], self.at(first + 1 + request.drafts.parents[node], request)
         return mask is not None and token < BITS * len(mask) and bool(int(mask[token // BITS]) >> token % BITS & 1)
 
     @property
@@ -47,13 +53,19 @@ class Masks:
         assert self._like is not None
         return torch.full_like(self._like, -1)
 
-    def keep(self, position: int) -> None:
-        """Forget the masks at all positions but one: the tokens behind it are other ones now."""
-        self._masks = {place: mask for place, mask in self._masks.items() if place == position}
+    def keep(self, index: int) -> None:
+        """Forget the masks at all indices but one: the tokens behind it are other ones now."""
+        self._masks = {place: mask for place, mask in self._masks.items() if place == index}
 
-    def _goes_on(self, position: int, sequence: Sequence[int], num_settled: int) -> bool:
-        """Whether a token may stand behind the draft at a position."""
-        return sequence[position] not in self._stop_tokens and self.allows(position, sequence, num_settled)
+    def select(self, first: int, kept: Sequence[int]) -> None:
+        """Forget those behind all drafts but these, which get the numbers that they have in this list."""
+        indices = {first: first} | {first + 1 + node: first + 1 + number for number, node in enumerate(kept)}
+        self._masks = {indices[place]: mask for place, mask in self._masks.items() if place in indices}
+
+    def _goes_on(self, node: int, request: Request) -> bool:
+        """Whether a token may stand behind a draft."""
+        ends = request.sequence[request.num_settled + node] in self._stop_tokens
+        return not ends and self.allows(node, request)
 
     def _ask(self, tokens: list[int]) -> Tensor | None:
         mask = self._constraint(tokens)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
+from specens.decoding.drafts import ROOT, Drafts, below
 from specens.decoding.logit_rows import LogitRows
 from specens.decoding.masks import Constraint, Masks
 from specens.decoding.processors import LogitsProcessor
@@ -96,16 +97,6 @@ class Task:
     sample: int = 0
 
 
-@dataclass
-class Chain:
-    """Draft tokens under test behind the settled ones: who proposed each."""
-
-    proposers: list[int] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.proposers)
-
-
 def counted_places(ensemble: Ensemble | None, num_places: int) -> tuple[int, ...]:
     """The places whose weight is not 0; the others can only draft."""
     if isinstance(ensemble, Mixture | LogitMixture) and ensemble.plausibility is None:
@@ -116,9 +107,11 @@ def counted_places(ensemble: Ensemble | None, num_places: int) -> tuple[int, ...
 class Request:
     """The state of one generation that schedules, drafters and tests work on.
 
-    sequence: the settled tokens, then the drafts. counted: the places in the ensemble with a part in the target.
-    rows: for each place the logits that its member has computed at the positions behind the settled tokens; one entry
-    more, `rows[OUTSIDE]`, for those of an outside drafter. lanes: where each set of weights reads it
+    sequence: the settled tokens, then the drafts, in the order of their nodes. counted: the places in the ensemble with
+    a part in the target. rows: for each place the logits that its member has computed behind the settled tokens: the
+    row at index `num_settled` is behind them, the next ones behind each draft; one entry more, `rows[OUTSIDE]`, for
+    those of an outside drafter. So what is said of an index below holds of a chain's positions and of a tree's nodes.
+    drawn_at: the index that the last token was drawn at. lanes: where each set of weights reads it
     (`decoding.scorer`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
     hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
     texts: what the logits processors of each place see.
@@ -133,7 +126,8 @@ class Request:
         self.statistics = Statistics.of(num_places)
         self.sequence: list[int] = []
         self.num_settled = 0
-        self.drafts = Chain()
+        self.drafts = Drafts()
+        self.drawn_at = 0
         self.rows = [LogitRows() for _ in range(num_places + 1)]
         self.counted = counted_places(task.ensemble, num_places)
         self.lanes: dict[int, Any] = {}
@@ -148,7 +142,7 @@ class Request:
         self._text = TextStream(tokenizer, task.stop_strings, skip_special_tokens=task.skip_special_tokens)
         self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
         self._processors: dict[int, Sequence[LogitsProcessor]] = {}
-        self._excluded_at: int | None = None
+        self._excluded: set[int] = set()
         self._num_delivered = 0
         self._tested: list[Draft] = []
 
@@ -171,16 +165,37 @@ class Request:
     @property
     def can_draft(self) -> bool:
         """Whether a token behind the last one could ever be used."""
-        if self.finished or len(self.drafts) >= self.remaining:
+        return self.can_draft_behind(len(self.drafts) - 1)
+
+    def can_draft_behind(self, node: int) -> bool:
+        """Whether a token behind a draft, or behind the settled text, could ever be used."""
+        if self.finished or self.drafts.depth(node) >= self.remaining:
             return False
-        unread = len(self.drafts) > 0 and self.sequence[-1] >= self.num_readable
-        return not unread and self.may_follow(len(self.sequence))
+        return not self.is_unreadable(node) and self.may_follow(self.num_settled + 1 + node)
+
+    def is_unreadable(self, node: int) -> bool:
+        """Whether some member has no embedding for a draft: it is tested, but never read."""
+        return node >= 0 and self.sequence[self.num_settled + node] >= self.num_readable
 
     @property
     def readable(self) -> list[int]:
-        """The sequence without a last draft that some member has no embedding for: it is tested, but never read."""
-        hidden = len(self.drafts) > 0 and self.sequence[-1] >= self.num_readable
-        return self.sequence[:-1] if hidden else self.sequence
+        """The sequence as members read it.
+
+        Without the last draft of a chain that is unreadable; in a tree others stand in the place of those.
+        """
+        if not self.drafts.is_chain:
+            drafts = self.sequence[self.num_settled :]
+            if max(drafts) >= self.num_readable:
+                return self.sequence[: self.num_settled] + [min(token, self.num_readable - 1) for token in drafts]
+            return self.sequence
+        return self.sequence[:-1] if self.is_unreadable(len(self.drafts) - 1) else self.sequence
+
+    def text_before(self, index: int) -> list[int]:
+        """The generated tokens that the row at an index is behind."""
+        first = self.num_settled
+        if self.drafts.is_chain or index <= first:
+            return self.sequence[:index]
+        return self.sequence[:first] + [self.sequence[first + node] for node in self.drafts.path(index - first - 1)]
 
     @property
     def is_greedy(self) -> bool:
@@ -205,79 +220,112 @@ class Request:
         """Whether a text stops with this token."""
         return token in self.task.stop_tokens
 
-    def may_follow(self, position: int) -> bool:
-        """Whether a token can stand at a position: not behind an end, nor behind a draft that cannot be accepted."""
-        if self._excluded_at is not None and self.num_settled <= self._excluded_at < position:
+    def may_follow(self, index: int) -> bool:
+        """Whether a token can stand at an index: not behind an end, nor behind a draft that cannot be accepted."""
+        if index < self.num_settled:
+            return True
+        path = [self.num_settled + node for node in self.drafts.path(index - self.num_settled - 1)]
+        if not self._excluded.isdisjoint(path):
             return False
         if self._masks is not None:
-            return self._masks.at(position, self.sequence, self.num_settled) is not None
-        return not any(map(self.ends_at, self.sequence[self.num_settled : position]))
+            return self._masks.at(index, self) is not None
+        return not any(self.ends_at(self.sequence[place]) for place in path)
 
-    def note_processed(self, position: int, given: Tensor, edited: Tensor) -> None:
-        """Remember where processors exclude a draft: nothing stands behind it, so none is asked about that.
+    def note_processed(self, index: int, given: Tensor, edited: Tensor) -> None:
+        """Remember the drafts that processors exclude: nothing stands behind them, so none is asked about that.
 
-        given, edited: the logits [vocab] of a member at a position. Members with prompts of their own may exclude
+        given, edited: the logits [vocab] of a member at an index. Members with prompts of their own may exclude
         different tokens, and CoSD's rules and dense targets may keep a draft that each member excludes.
         """
         task = self.task
         if isinstance(task.rule, Replacement | DecisionTree) or isinstance(task.ensemble, DenseTarget):
             return
-        if position >= len(self.sequence):
+        if not all(prompt == task.prompts[0] for prompt in task.prompts):
             return
-        token, alike = self.sequence[position], all(prompt == task.prompts[0] for prompt in task.prompts)
-        if alike and token < len(given) and given[token] > -math.inf and edited[token] == -math.inf:
-            self._excluded_at = position
+        for node in self.drafts.children(index - self.num_settled - 1):
+            token = self.sequence[self.num_settled + node]
+            if token < len(given) and given[token] > -math.inf and edited[token] == -math.inf:
+                self._excluded.add(self.num_settled + node)
 
-    def mask(self, position: int) -> Tensor:
-        """The bit mask of the tokens that may stand at a position, by the request's constraint.
+    def mask(self, index: int) -> Tensor:
+        """The bit mask of the tokens that may stand at an index, by the request's constraint.
 
         Where none may follow, all of them: what such a row gives is dropped with the draft before it, or the end.
         """
         assert self._masks is not None
-        mask = self._masks.at(position, self.sequence, self.num_settled)
+        mask = self._masks.at(index, self)
         return self._masks.all_tokens if mask is None else mask
 
-    def add_draft(self, token: int, proposer: int, row: Tensor | None = None) -> None:
-        """Append a draft token.
+    def add_draft(self, token: int, proposer: int, row: Tensor | None = None, parent: int | None = None) -> None:
+        """Append a draft token behind the last one, or behind the node `parent`.
 
         proposer: the member from whose distribution it was drawn, or OUTSIDE: then row [vocab] are the logits that it
         was drawn from, unless `rows[OUTSIDE]` has them already; without either it was not drawn at all.
         """
         if row is not None:
             self.rows[OUTSIDE].add(len(self.sequence), row[None])
+        self.drafts.add(len(self.drafts) - 1 if parent is None else parent, proposer)
         self.sequence.append(token)
-        self.drafts.proposers.append(proposer)
         self.statistics.drafted[proposer] += 1
 
     def drop_excluded_drafts(self) -> None:
-        """Take back the drafts from the first that the constraint excludes on: some rules would let it stand."""
+        """Take back the drafts that the constraint excludes, with all behind them: some rules would let them stand."""
         if self._masks is None:
             return
-        places = range(self.num_settled, len(self.sequence))
-        first = next((at for at in places if not self._masks.allows(at, self.sequence, self.num_settled)), None)
-        if first is not None:
-            del self.sequence[first:], self.drafts.proposers[first - self.num_settled :]
-            self.rows[OUTSIDE].forget_from(first)
+        excluded = [node for node in range(len(self.drafts)) if not self._masks.allows(node, self)]
+        gone = below(self.drafts.parents, excluded)
+        if gone:
+            self.keep_drafts([node for node in range(len(self.drafts)) if node not in gone])
 
-    def settle_chain(self, tokens: list[int], num_accepted: int, num_tested: int, logprobs: list[float] | None) -> None:
-        """Settle what the test of the first `num_tested` drafts emitted: accepted ones, and perhaps a token behind.
+    def keep_drafts(self, kept: list[int]) -> None:
+        """Take back all drafts but these, which ascend and include every parent of theirs, before they are tested."""
+        for node in set(range(len(self.drafts))) - set(kept):
+            self.statistics.drafted[self.drafts.proposers[node]] -= 1
+        self._reduce(kept)
 
-        Drafts behind accepted ones stay under test, and members forget what was rejected. Whatever comes behind the end
-        of the text is dropped.
+    def _reduce(self, kept: Sequence[int]) -> None:
+        first, drafts = self.num_settled, self.sequence[self.num_settled :]
+        self.sequence[first:] = [drafts[node] for node in kept]
+        self.drafts = self.drafts.only(kept)
+        self._excluded.clear()
+        if self._masks is not None:
+            self._masks.select(first, kept)
+        for rows in self.rows:
+            rows.select(first, [0, *(node + 1 for node in kept)])
+        for lane in self.lanes.values():
+            lane.keep(first, kept)
+
+    def settle_drafts(
+        self, tokens: list[int], path: Sequence[int], num_tested: int, logprobs: list[float] | None
+    ) -> None:
+        """Settle what the test of the first `num_tested` drafts emitted: a path of accepted ones, perhaps a token more.
+
+        Drafts of a chain behind accepted ones stay under test, and members forget what was rejected. Whatever comes
+        behind the end of the text is dropped.
         """
-        tested = self.sequence[self.num_settled :][:num_tested]
+        first, last, is_tree = self.num_settled, path[-1] if path else ROOT, not self.drafts.is_chain
+        proposers = self.drafts.proposers[:num_tested]
         self.note_tested(
-            tested, [None if who == OUTSIDE else who for who in self.drafts.proposers[:num_tested]], range(num_accepted)
+            self.sequence[first:][:num_tested],
+            [None if who == OUTSIDE else who for who in proposers],
+            path,
+            self.drafts.parents if is_tree else None,
         )
-        proposers = self.drafts.proposers[:num_accepted]
-        rejected = self.drafts.proposers[num_accepted:num_tested][:1]
-        num_next = len(tokens) - num_accepted
-        kinds = ["draft accepted"] * num_accepted + ["recovered" if rejected else "bonus"] * num_next
-        known, left = self.num_settled + num_accepted, self.sequence[self.num_settled + num_accepted :]
-        settled = self.settle(tokens, kinds, [*proposers, *[OUTSIDE] * num_next], logprobs)
-        for proposer in proposers[:settled] + (rejected if settled > num_accepted else []):
+        accepted = [proposers[node] for node in path]
+        rejected = [proposers[node] for node in self.drafts.children(last) if node < num_tested][:1]
+        self.drawn_at = first + 1 + last
+        if is_tree:
+            for rows in self.rows:
+                rows.forget_all()
+            self._reduce(path)
+        known = first + len(path) - self.is_unreadable(len(path) - 1)
+        left = self.sequence[first + len(path) :]
+        num_next = len(tokens) - len(path)
+        kinds = ["draft accepted"] * len(path) + ["recovered" if rejected else "bonus"] * num_next
+        settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], logprobs)
+        for proposer in accepted[:settled] + (rejected if settled > len(path) else []):
             self.statistics.tested[proposer] += 1
-        if num_next or self.finished:
+        if num_next or self.finished or is_tree:
             self.forget_drafts()
             for lane in self.lanes.values():
                 lane.roll_back(min(known, self.num_settled))
@@ -286,30 +334,16 @@ class Request:
 
     def _keep_drafts(self, left: list[int]) -> None:
         self.sequence += left
-        del self.drafts.proposers[: len(self.drafts) - len(left)]
+        self.drafts = self.drafts.tail(len(left))
         for rows in self.rows:
             rows.forget_before(self.num_settled)
         for lane in self.lanes.values():
             lane.settle(self.num_settled)
 
-    def settle_path(
-        self, tokens: list[int], path: list[int], at_leaf: bool, drafter: int, logprobs: list[float] | None
-    ) -> list[int]:
-        """Settle the tokens of an accepted path and the one behind it; the nodes of the path that were settled.
-
-        at_leaf: whether the path goes to the end of its tree. What comes behind the end of the text is dropped.
-        """
-        kinds = ["draft accepted"] * len(path) + ["bonus" if at_leaf else "recovered"]
-        settled = self.settle(tokens, kinds, [*[drafter] * len(path), OUTSIDE], logprobs)
-        rejected = settled > len(path) and not at_leaf
-        self.statistics.tested[drafter] += min(settled, len(path)) + rejected
-        self.forget_drafts()
-        return path[:settled]
-
     def forget_drafts(self) -> None:
         """Drop the drafts under test, and every row: the text in front of them is another one now."""
-        self.drafts = Chain()
-        self._excluded_at = None
+        self.drafts = Drafts()
+        self._excluded.clear()
         if self._masks is not None:
             self._masks.keep(self.num_settled)
         for rows in self.rows:

@@ -21,8 +21,13 @@ from specens.engines.transformers.ragged_cache import RaggedCache
 
 @dataclass
 class Lane:
-    """A request in the rows of a RaggedCache, one for each place in the ensemble; num_seen: of its generated tokens."""
+    """A request in the rows of a RaggedCache, one for each place in the ensemble.
 
+    num_seen: of its generated tokens and drafts.
+    """
+
+    cache: RaggedCache
+    prompt_lens: list[int]
     rows: list[int]
     num_seen: int = 0
     prompt_fed: bool = False
@@ -33,6 +38,15 @@ class Lane:
 
     def settle(self, length: int) -> None:
         """Nothing: any token can be taken back."""
+
+    def keep(self, first: int, nodes: Sequence[int]) -> None:
+        """Of what was read behind the first `first` tokens keep these, which ascend."""
+        if self.num_seen <= first:
+            return
+        kept = [node for node in nodes if first + node < self.num_seen]
+        for row, prompt_len in zip(self.rows, self.prompt_lens, strict=True):
+            self.cache.keep(row, prompt_len + first, kept)
+        self.num_seen = first + len(kept)
 
 
 class Scorer:
@@ -69,7 +83,8 @@ class Scorer:
             how = (request.statistics, self._can_roll_back, self._reading)
             request.lanes[self.index] = make_member(self._model, prompts, self.places, *how)
         else:
-            lane = Lane([self._cache.add_row() for _ in self.places])
+            rows = [self._cache.add_row() for _ in self.places]
+            lane = Lane(self._cache, [len(prompt) for prompt in self._prompts(request)], rows)
             request.lanes[self.index] = lane
             self._lanes.append(lane)
 
@@ -95,7 +110,8 @@ class Scorer:
         if self._cache is None:
             for request in waiting:
                 member: Member | Separate = request.lanes[self.index]
-                self._keep(request, member.score(request.readable, self._num_rows(request)), member.hidden)
+                logits = member.score(request.readable, self._num_rows(request), _tree(request))
+                self._keep(request, logits, member.hidden)
             return
         # In the order of their rows, so that a forward of all reads its buffers in place.
         waiting.sort(key=lambda request: request.lanes[self.index].rows)
@@ -108,7 +124,7 @@ class Scorer:
         return [request.task.prompts[place] for place in self._prompts_of]
 
     def _num_rows(self, request: Request) -> int:
-        """How many rows of logits the request lacks; the last one is behind its last token."""
+        """How many rows of logits the request lacks; the last one is behind its last token, or node."""
         first = max(request.rows[self.places[0]].end, request.num_settled)
         return len(request.readable) + 1 - first
 
@@ -126,7 +142,8 @@ class Scorer:
                 lengths.append(len(prompt) + lane.num_seen if lane.prompt_fed else 0)
                 tokens.append(new if lane.prompt_fed else prompt + new)
         counts = [self._num_rows(request) for request in requests]
-        logits = cache.forward(rows, lengths, tokens, max(counts))
+        trees = [_tree(request) for request in requests for _ in self.places]
+        logits = cache.forward(rows, lengths, tokens, max(counts), trees)
         seconds = (time.perf_counter() - started) / len(requests)
         for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
             own = slice(number * len(self.places), (number + 1) * len(self.places))
@@ -149,8 +166,13 @@ class Scorer:
             request.rows[place].add(first, _processed(request, place, prompt, rows, first))
 
 
+def _tree(request: Request) -> list[int]:
+    """The parents of the drafts, where they are no chain."""
+    return [] if request.drafts.is_chain else request.drafts.parents
+
+
 def _processed(request: Request, place: int, prompt: list[int], rows: Tensor, first: int) -> Tensor:
-    """Logits [rows, vocab] of the positions from `first` on, each edited for the tokens before it.
+    """Logits [rows, vocab] from the index `first` on, each edited for the tokens before it.
 
     Rows behind an end, or behind a draft that cannot be accepted, are of no use, and no processor sees them.
     """
@@ -160,13 +182,14 @@ def _processed(request: Request, place: int, prompt: list[int], rows: Tensor, fi
     if place not in request.texts:
         request.texts[place] = TokenIds([prompt], rows.device)
     text = request.texts[place]
-    ids = text.behind(request.sequence)
     edited = []
-    for position, row in enumerate(rows, start=first):
-        useful = processors if request.may_follow(position) else ()
-        before = ids[:, : len(prompt) + position]
-        edited.append(process(useful, before, row, is_first=position == 0))
+    for index, row in enumerate(rows, start=first):
+        useful = processors if request.may_follow(index) else ()
+        before = text.behind(request.text_before(index)) if useful else text.behind([])
+        edited.append(process(useful, before, row, is_first=index == 0))
         if useful:
-            request.note_processed(position, row, edited[-1][0])
+            request.note_processed(index, row, edited[-1][0])
+        if not request.drafts.is_chain:
+            text.forget(request.num_settled)
     text.forget(request.num_settled)
     return torch.cat(edited)

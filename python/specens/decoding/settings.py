@@ -29,11 +29,12 @@ def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
     return _common([request.task.sampling for request in requests], _merge_sampling, device)
 
 
-def edits(requests: Sequence[Request], device: torch.device, *, behind_drafts: bool = False) -> dict[str, Any]:
-    """The processing of the requests, which are alike, at the first position not settled, or behind their drafts."""
+def edits(requests: Sequence[Request], device: torch.device, indices: Sequence[int] | None = None) -> dict[str, Any]:
+    """The processing of the requests, which are alike, behind their settled text, or at an index of each."""
     if not _edits(requests[0]):
         return {}
-    texts = [request.sequence if behind_drafts else request.sequence[: request.num_settled] for request in requests]
+    places = [request.num_settled for request in requests] if indices is None else indices
+    texts = [request.text_before(index) for request, index in zip(requests, places, strict=True)]
     return {"processing": _merge_processing(requests, texts, device)}
 
 
@@ -77,13 +78,13 @@ def _restricted(ensemble: Any, places: Sequence[int]) -> Any:
     return None if alone else replace(ensemble, weights=weights)
 
 
-def row_masks(requests: Sequence[Request], positions: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
-    """The bit masks [positions, words] of each request at these positions; empty where the requests have none."""
+def row_masks(requests: Sequence[Request], indices: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """The bit masks [indices, words] of each request at these indices; empty where the requests have none."""
     if requests[0].task.constraint is None:
         return []
     return [
-        torch.stack([request.mask(position) for position in own]).to(device)
-        for request, own in zip(requests, positions, strict=True)
+        torch.stack([request.mask(index) for index in own]).to(device)
+        for request, own in zip(requests, indices, strict=True)
     ]
 
 
@@ -93,8 +94,8 @@ def _kind(request: Request) -> tuple:
     mixing = [getattr(ensemble, name, None) for name in ("filter", "plausibility", "amateur_weight")]
     mixing += [ensemble] if isinstance(ensemble, DenseTarget) else []
     edits = (_edits(request), task.constraint is not None)
-    outside = request.rows[OUTSIDE].end > 0
-    return type(ensemble), *mixing, request.counted, sampling.filter_order, task.logprobs, *edits, outside
+    drafts = (request.rows[OUTSIDE].end > 0, request.drafts.siblings)
+    return type(ensemble), *mixing, request.counted, sampling.filter_order, task.logprobs, *edits, *drafts
 
 
 def _common(values: list[Any], merge: Callable[[list[Any], torch.device], Any], device: torch.device) -> Any:

@@ -8,22 +8,23 @@ of a draft and of the target share: the text is the one that `standard` writes w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens.decoding.draft_tree import DraftTree
+from specens.decoding.drafts import NO_NODE
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
 from specens.targets import DenseTarget
-from specens_kernels import sample, target_logprobs, uniforms, verify_chain, verify_tree
+from specens_kernels import Verdict, sample, target_logprobs, uniforms, verify_chain, verify_tree
 from specens_kernels.backend import backend_for
 
 NEXT_TOKEN_STREAM = 1
 DRAFT_STREAM = 2
 NO_TOKEN = -1
+TREE_RULES = ("traversal",)  # which a chain is tested by as a tree
 
 
 def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool = False) -> dict[Request, float]:
@@ -42,7 +43,7 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
         draw = sample(
             [logits],
             sampling=sampling_of(group, logits.device),
-            **edits(group, logits.device, behind_drafts=True),
+            **edits(group, logits.device, positions),
             **_mask(group, positions, logits.device),
             **randomness,
             logprobs=with_probabilities,
@@ -72,6 +73,7 @@ def draw(requests: Sequence[Request], kind: str) -> None:
             logprobs=group[0].task.logprobs,
         )
         for place, (request, token) in enumerate(zip(group, draw.tokens.tolist(), strict=True)):
+            request.drawn_at = request.num_settled
             request.note_status(int(draw.status[place]), emitted=token >= 0)
             logprobs = None if draw.logprobs is None else [float(draw.logprobs[place])]
             request.settle([token], [kind], [OUTSIDE], logprobs)
@@ -85,14 +87,17 @@ def num_scored(request: Request) -> int:
 
 
 def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
-    """Test the drafts at the positions that all members have scored, and settle what the test emits.
+    """Test the drafts behind what all members have scored, and settle what the test emits.
 
     bonus: also draw a token behind a fully accepted chain, where all members have scored that position too.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
     with_bonus = {request: bonus and _awaits_bonus(request) for request in ready}  # before anything is settled
+    trees = [request for request in ready if not request.drafts.is_chain or request.task.rule in TREE_RULES]
+    for group in alike(trees):
+        _verify_trees(group)
     for has_bonus in (True, False):
-        for group in alike([request for request in ready if with_bonus[request] is has_bonus]):
+        for group in alike([request for request in ready if with_bonus[request] is has_bonus and request not in trees]):
             counts = [min(len(request.drafts), num_scored(request)) for request in group]
             _verify_chains(group, counts, has_bonus)
 
@@ -118,14 +123,89 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         rule=group[0].task.rule,
         logprobs=group[0].task.logprobs,
     )
-    status, accepted, tokens = verdict.status.tolist(), verdict.num_accepted.tolist(), verdict.tokens.tolist()
+    ends = [None if with_bonus else count for count in counts]
+    _settle(group, verdict, [range(accepted) for accepted in verdict.num_accepted.tolist()], counts, ends)
+
+
+def _verify_trees(group: list[Request]) -> None:
+    places = list(group[0].counted)
+    origin = _tree_origin(group, places)
+    counts = [len(request.drafts) for request in group]
+    logits = [_tree_rows(group, place) for place in places]
+    logits = [rows.to(logits[0].device) for rows in logits]
+    device = logits[0].device
+    if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
+        origin["draft_sampling"] = sampling_of(group, device)
+    indices = [range(request.num_settled, len(request.sequence) + 1) for request in group]
+    masks = row_masks(group, indices, device)
+    verdict = verify_tree(
+        **target_arguments(group, places, logits, [logits[0].shape[1]] * len(group)),
+        draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
+        parents=padded([request.drafts.parents for request in group], NO_NODE, device),
+        max_levels=max(max(request.drafts.depths) for request in group),
+        **_on_device(origin, device),
+        **edits(group, device),
+        **seeds_of_uniforms(group, device),
+        **({"allowed": torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)} if masks else {}),
+        rule=group[0].task.rule,
+        logprobs=group[0].task.logprobs,
+        backend=backend_for("verify_tree", logits[0]),
+    )
+    assert verdict.path is not None
+    paths = [[node for node in path if node >= 0] for path in verdict.path.tolist()]
+    _settle(group, verdict, paths, counts, [None] * len(group))
+
+
+def _settle(
+    group: list[Request],
+    verdict: Verdict,
+    paths: Sequence[Sequence[int]],
+    counts: list[int],
+    ends: Sequence[int | None],
+) -> None:
+    """Settle what a test emitted. ends: the drafts behind which it emits nothing, where all of them are accepted."""
+    status, tokens = verdict.status.tolist(), verdict.tokens.tolist()
     all_logprobs = verdict.logprobs.tolist() if verdict.logprobs is not None else [None] * len(group)
-    for row, (request, count) in enumerate(zip(group, counts, strict=True)):
+    for row, (request, path, count) in enumerate(zip(group, paths, counts, strict=True)):
         emitted = [token for token in tokens[row] if token >= 0]
-        complete = accepted[row] == count and not with_bonus
-        request.note_status(status[row], emitted=complete or len(emitted) > accepted[row])
+        request.note_status(status[row], emitted=len(path) == ends[row] or len(emitted) > len(path))
+        if path and not request.drafts.is_chain and request.is_unreadable(path[-1]):
+            del emitted[len(path) :]  # no member has read what comes behind it
         request.statistics.rounds += 1
-        request.settle_chain(emitted, accepted[row], count, all_logprobs[row])
+        request.settle_drafts(emitted, path, count, all_logprobs[row])
+
+
+def _tree_rows(group: list[Request], place: int) -> Tensor:
+    """Logits [requests, nodes + 1, vocab] of a member behind the text and all nodes, 0 where it has read none."""
+    rows = [_rows_behind(request, place) for request in group]
+    return rows[0][None] if len(rows) == 1 else torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _rows_behind(request: Request, place: int) -> Tensor:
+    first, last = request.num_settled, len(request.sequence) + 1
+    rows = request.rows[place].take(first, min(request.rows[place].end, last))
+    return torch.nn.functional.pad(rows, (0, 0, 0, last - first - len(rows)))
+
+
+def _tree_origin(group: list[Request], places: list[int]) -> dict[str, Any]:
+    """Whose the nodes are, as `_origin` says of chains; members without a weight that drew them are added to places."""
+    proposers = [request.drafts.proposers for request in group]
+    drafters = sorted({proposer for line in proposers for proposer in line})
+    siblings = {"siblings": group[0].drafts.siblings}
+    if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
+        return {}
+    if len(drafters) == 1 and (drafters[0] not in places or isinstance(group[0].task.ensemble, DenseTarget)):
+        return siblings | {"draft_logits": _tree_rows(group, drafters[0])}
+    places += [place for place in drafters if place not in places]
+    numbers = {place: number for number, place in enumerate(places)}
+    lines = [[numbers[proposer] for proposer in line] for line in proposers]
+    drafter = lines[0][0] if len(drafters) == 1 else padded(lines, OUTSIDE, torch.device("cpu"))
+    return siblings | {"drafter": drafter}
+
+
+def _are_drawn(group: list[Request], drafters: Collection[int]) -> bool:
+    """Whether drafts have a distribution: those of an outside drafter without rows have none."""
+    return set(drafters) != {OUTSIDE} or group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
 
 
 def _origin(group: list[Request], counts: list[int]) -> dict[str, Any]:
@@ -139,7 +219,7 @@ def _origin(group: list[Request], counts: list[int]) -> dict[str, Any]:
     lens = {"draft_lens": torch.tensor(counts)} if len(group) > 1 else {}
     drafters = {proposer for line in proposers for proposer in line}
     has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
-    if group[0].draws_by_gumbel or (drafters == {OUTSIDE} and not has_rows):
+    if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
         return lens
     if has_rows or not drafters <= {OUTSIDE, *counted} or isinstance(group[0].task.ensemble, DenseTarget):
         return lens | {"draft_logits": _draft_logits(group, proposers)}
@@ -194,69 +274,66 @@ def _chain_rows(
     return members, {"row_offsets": offsets} | ({"allowed": torch.cat(masks)} if masks else {})
 
 
-def draw_siblings(request: Request, logits: Tensor, count: int, first_node: int, siblings: str) -> list[int]:
-    """Draw draft tokens from one member's distribution, logits [vocab], with or without replacement.
+def rows_at(request: Request, place: int, nodes: Sequence[int]) -> Tensor:
+    """A member's logits [nodes, vocab] behind some drafts, -1 being the settled text."""
+    first, last = min(nodes), max(nodes)
+    rows = request.rows[place].take(request.num_settled + 1 + first, request.num_settled + 2 + last)
+    return rows if len(nodes) == len(rows) else rows[[node - first for node in nodes]]
 
-    first_node: the number of the first sibling in its tree. siblings: as of `verify_tree`; without replacement each is
-    drawn without those before it, and -1 stands where no probability is left.
+
+def draft_logprobs(request: Request, place: int, nodes: Sequence[int]) -> Tensor:
+    """What a member's children of some nodes are drawn from, log-probabilities [nodes, vocab]; at temperature 1 for
+    requests whose children are chosen.
     """
-    seeds = seeds_of_uniforms([request], logits.device)
-    left = target_logprobs([logits[None]], sampling=request.task.sampling)
-    tokens = []
-    for node in range(first_node, first_node + count):
-        tokens.append(int(sample([left], **seeds, step=node).tokens))
-        if tokens[-1] >= 0 and siblings == "without_replacement":
-            left[0, tokens[-1]] = float("-inf")
-    return tokens
+    logits = rows_at(request, place, nodes)
+    how = {} if request.drafts.siblings is None else {"sampling": sampling_of([request], logits.device)}
+    return target_logprobs([logits], **how, **_at_nodes(request, nodes, logits.device))
 
 
-def draw_best_children(request: Request, logits: Tensor, count: int, level: int) -> list[int]:
-    """The tokens of a drafter's best Gumbel scores, `count` for each of its rows, logits [nodes, vocab], row by row.
+def most_likely(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:
+    """A member's most likely tokens behind each of some nodes, `count` at most, the likeliest first."""
+    rows = rows_at(request, place, nodes)
+    how = _at_nodes(request, nodes, rows.device)
+    best = (target_logprobs([rows], **how) if how else rows).topk(min(count, rows.shape[-1]), dim=-1)
+    lines = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [[token for token, score in zip(*line, strict=True) if score > float("-inf")] for line in lines]
 
-    level: of the children, 0 below the settled text. -1 stands where no probability is left.
+
+def draw_siblings(request: Request, logprobs: Tensor, siblings: str) -> Iterator[tuple[int, float]]:
+    """Draw draft tokens from log-probabilities [vocab], with or without replacement, as long as there are any.
+
+    Each with its probability among those that were left; it must have become the next draft before the next is drawn.
+    siblings: as of `verify_tree`; without replacement each is drawn without those before it.
     """
+    seeds, left = seeds_of_uniforms([request], logprobs.device), logprobs[None].clone()
+    while True:
+        draw = sample([left], **seeds, step=len(request.drafts), logprobs=True)
+        token = int(draw.tokens)
+        if token < 0:
+            return
+        assert draw.logprobs is not None
+        yield token, float(draw.logprobs.exp())
+        if siblings == "without_replacement":
+            left[0, token] = float("-inf")
+
+
+def draw_best_children(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:
+    """The tokens of a drafter's best Gumbel scores behind nodes of one depth, `count` of each at most."""
+    logits, depth = rows_at(request, place, nodes), request.drafts.depth(nodes[0])
     draw = sample(
         [logits],
-        sampling=request.task.sampling,
-        **_randomness([request] * len(logits), [level] * len(logits), DRAFT_STREAM, logits.device),
-        count=count,
+        sampling=sampling_of([request], logits.device),
+        **_at_nodes(request, nodes, logits.device),
+        **_randomness([request] * len(nodes), [depth] * len(nodes), DRAFT_STREAM, logits.device),
+        count=min(count, logits.shape[-1]),
     )
-    return draw.tokens.flatten().tolist()
+    return [[token for token in own if token >= 0] for own in draw.tokens.tolist()]
 
 
-def verify_draft_tree(
-    request: Request, logits: Sequence[Tensor], draft: DraftTree, drafter: int, rule: str
-) -> list[int]:
-    """Test a draft tree behind the settled tokens and settle what the test emits; the accepted nodes that were settled.
-
-    logits: [1, nodes + 1, vocab] of every place; drafter: the place that drafted. rule: of the tree, unless that of the
-    request is "gumbel". What the test emits behind the end of the text is dropped.
-    """
-    device, ensemble = logits[0].device, request.task.ensemble
-    assert not isinstance(ensemble, DenseTarget)  # `specens.settings.jobs` refuses them
-    verdict = verify_tree(
-        [rows.to(device) for rows in logits],
-        ensemble=ensemble,
-        sampling=request.task.sampling,
-        rule="gumbel" if request.draws_by_gumbel else rule,
-        **draft.test_arguments(drafter, device),
-        **seeds_of_uniforms([request], device),
-        logprobs=request.task.logprobs,
-        backend=backend_for("verify_tree", logits[0]),
-    )
-    num_accepted = int(verdict.num_accepted)
-    tokens = [token for token in verdict.tokens[0].tolist() if token >= 0]
-    request.note_status(int(verdict.status), emitted=len(tokens) > num_accepted)
-    assert verdict.path is not None
-    path = verdict.path[0, :num_accepted].tolist()
-    at_leaf = bool(path) and draft.tree.first_child[path[-1]] < 0
-    request.statistics.rounds += 1
-    request.note_tested(draft.tokens, [drafter] * len(draft.tokens), path, draft.tree.parents.tolist())
-    return request.settle_path(tokens, path, at_leaf, drafter, _first_row(verdict.logprobs))
-
-
-def _first_row(values: Tensor | None) -> list[float] | None:
-    return None if values is None else values[0].tolist()
+def _at_nodes(request: Request, nodes: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """What the operations are told about the rows behind some nodes."""
+    rows, indices = [request] * len(nodes), [request.num_settled + 1 + node for node in nodes]
+    return edits(rows, device, indices) | _mask(rows, indices, device)
 
 
 def _rows(requests: Sequence[Request], place: int, positions: Iterable[int]) -> Tensor:

@@ -8,6 +8,7 @@ from specens.drafters.layer_skip import LayerSkip
 from specens.drafters.member import MemberDrafter
 from specens.drafters.other_tokenizer import OtherTokenizer
 from specens.drafters.prompt_lookup import PromptLookup
+from specens.drafters.tree_plan import TreePlan
 
 __all__ = [
     "DraftModel",
@@ -19,4 +20,5 @@ __all__ = [
     "MemberDrafter",
     "OtherTokenizer",
     "PromptLookup",
+    "TreePlan",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specens.decoding.request import OUTSIDE, Request
+from specens.drafters.tree_plan import TreePlan
+from specens.drafters.trees import add_candidates
 from specens.engines.transformers.causal_lm import CausalLM
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes draft tokens for the requests of a batch. Derive from it, and write `propose`.
+    """Proposes draft tokens for the requests of a batch. Derive from it, and write `propose`, for trees `candidates`.
 
     One object serves many batches: what it has to remember of a request goes into `request.drafter_state`, which is
     None at first. Drafts may depend on the request's own prompt, text and rows, and on uniforms of the draft stream, as
@@ -48,6 +50,20 @@ class Drafter(Protocol):
         min_probability: nothing is drafted behind a token that was less probable.
         """
         ...
+
+    def candidates(self, request: Request, count: int, length: int) -> Sequence[Sequence[int]]:
+        """Up to `count` chains of up to `length` tokens that may follow a request's text, the likeliest first."""
+        raise NotImplementedError
+
+    def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:  # noqa: ARG002
+        """Append a draft tree to each request, of what may follow it; to one of which nothing is known, none."""
+        for request in requests:
+            add_candidates(request, self.candidates(request, plan.most_paths, plan.most_levels), plan)
+
+    @classmethod
+    def proposes_trees(cls) -> bool:
+        """Whether it can."""
+        return cls.candidates is not Drafter.candidates or cls.propose_trees is not Drafter.propose_trees
 
     def observe(self, requests: Sequence[Request]) -> None:  # noqa: ARG002
         """Look at the logits of the members at the drafts, which have been scored and not yet been tested."""

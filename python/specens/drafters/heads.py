@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,19 +13,30 @@ from torch import Tensor
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter, check_place
+from specens.drafters.tree_plan import TreePlan
+from specens.drafters.trees import draft_trees
 from specens.engines.transformers.causal_lm import CausalLM
 
 if TYPE_CHECKING:
     from specens.decoding.batch import Batch
 
 
+@dataclass
+class _States:
+    """Hidden states [rows, width] of a member from an index on, and logits [heads, vocab] of the one that was last."""
+
+    first: int
+    states: Tensor
+    logits: Tensor | None = None
+
+
 class Heads(Drafter):
-    """Heads of the user's draft a chain from a member's last hidden state, each one token, all without a forward.
+    """Heads of the user's draft from a member's last hidden state, each one token of a chain or one level of a tree.
 
     heads: called with hidden states [batch, width], the input of the member's output layer; logits [batch, heads,
         vocab]. The output layer itself gives the token behind a state, head 0 the one after that, and so on.
-    place: the member. A chain has a draft of each head at most. The state that the last token was drawn from is used,
-    so the heads' chain costs no forward, and the first round, before the prompt is read, drafts nothing.
+    place: the member. A path has a draft of each head at most. The state that the last token was drawn from is used, so
+    the drafts cost no forward, and the first round, before the prompt is read, drafts nothing.
     Raises ValueError where heads return another shape, or the member has no output layer.
     """
 
@@ -50,37 +63,58 @@ class Heads(Drafter):
         for request in requests:
             if self.place not in request.hidden:
                 raise ValueError("heads: expected a member that calls its output layer, which was not called")
-            request.drafter_state = request.hidden[self.place]
+            request.drafter_state = _States(*request.hidden[self.place])
 
     def propose(
         self,
-        batch: Batch,  # noqa: ARG002
+        batch: Batch,
         requests: Sequence[Request],
         draft_lens: Sequence[int],
         min_probability: float = 0.0,
     ) -> None:
         """Draw from each head in turn."""
         chosen = dict(zip(requests, draft_lens, strict=True))
-        states = {request: state for request in requests if (state := self._state(request)) is not None}
-        if not states:
-            return
-        logits = self._logits(torch.stack(list(states.values())))
-        for request, rows in zip(states, logits, strict=True):
-            request.rows[OUTSIDE].add(request.num_settled, rows)
-        drafting = list(states)
-        for head in range(logits.shape[1]):
+        drafting = self._begin(requests)
+        for head in range(self._num_heads(drafting)):
             drafting = [request for request in drafting if chosen[request] > head and request.can_draft]
             if not drafting:
                 return
+            self.read(batch, drafting)
             drawn = draft(drafting, OUTSIDE, with_probabilities=min_probability > 0)
             drafting = [request for request, chance in drawn.items() if chance >= min_probability]
 
+    def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
+        """Trees in which all nodes of one depth have the distribution of one head."""
+        drafting = self._begin(requests)
+        levels = self._num_heads(drafting)
+        if levels:
+            draft_trees(OUTSIDE, partial(self.read, batch), drafting, plan, levels)
+
+    def read(self, batch: Batch, requests: Sequence[Request]) -> None:  # noqa: ARG002
+        """Put the rows of the heads behind the drafts; behind those of the last head there is none."""
+        for request in requests:
+            rows, heads = request.rows[OUTSIDE], request.drafter_state.logits
+            first, drafts = request.num_settled, request.drafts
+            depths = [0, *drafts.depths][max(rows.end - first, 0) :]
+            rows.add(max(rows.end, first), heads[[min(depth, len(heads) - 1) for depth in depths]])
+
+    def _begin(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests that have a state to draft from; their logits are computed, of all in one call."""
+        states = {request: state for request in requests if (state := self._state(request)) is not None}
+        if states:
+            for request, logits in zip(states, self._logits(torch.stack(list(states.values()))), strict=True):
+                request.drafter_state.logits = logits
+        return list(states)
+
+    def _num_heads(self, requests: Sequence[Request]) -> int:
+        return len(requests[0].drafter_state.logits) if requests else 0
+
     def _state(self, request: Request) -> Tensor | None:
-        """The hidden state [width] from which the last settled token was drawn."""
+        """The hidden state [width] that the last settled token was drawn from."""
         if request.drafter_state is None:
             return None
-        first, states = request.drafter_state
-        row = request.num_settled - 1 - first
+        first, states = request.drafter_state.first, request.drafter_state.states
+        row = request.drawn_at - first
         return states[row] if 0 <= row < len(states) else None
 
     def _logits(self, states: Tensor) -> Tensor:

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Guesses:
-    """What a member took for the most likely tokens at the positions from `start` on, behind the drafts of a round.
+    """What a member took for the most likely tokens at the positions from `start` on, behind each path of the drafts.
 
     pool: n-grams of drafts and the guess behind them, of all rounds.
     """
 
     start: int = 0
-    tokens: list[int] = field(default_factory=list)
+    lines: list[list[int]] = field(default_factory=list)
     pool: NgramIndex | None = None
 
-    def at(self, position: int) -> list[int]:
-        """Those from a position on."""
-        return self.tokens[max(position - self.start, 0) :]
+    def at(self, position: int) -> list[list[int]]:
+        """Those from a position on, without repetitions."""
+        left = (tuple(line[max(position - self.start, 0) :]) for line in self.lines)
+        return [list(line) for line in dict.fromkeys(left) if line]
 
 
 class Jacobi(Drafter):
@@ -63,19 +64,27 @@ class Jacobi(Drafter):
     ) -> None:
         """The guesses at hand, then fill tokens."""
         for request, most in zip(requests, draft_lens, strict=True):
-            add_chosen(request, self._chain(request, most))
+            add_chosen(request, self.candidates(request, 1, most)[0])
+
+    def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
+        """The guesses behind each path of the last round's drafts, and fill tokens behind them."""
+        lines = _guesses(request).at(request.num_settled) or [[]]
+        return [line[:length] + self._filling(request, len(line[:length]), length) for line in lines[:count]]
 
     def observe(self, requests: Sequence[Request]) -> None:
-        """Keep the most likely tokens at all positions that were scored."""
+        """Keep the most likely tokens at all places that were scored."""
         for request in requests:
             start, rows = request.num_settled, request.rows[self.place]
             if rows.end > start:
+                tokens = rows.take(start, rows.end).argmax(-1).tolist()
                 guesses = _guesses(request)
-                guesses.start, guesses.tokens = start, rows.take(start, rows.end).argmax(-1).tolist()
+                guesses.start = start
+                paths = ([0, *(1 + node for node in path)] for path in request.drafts.paths() or [[]])
+                guesses.lines = [[tokens[row] for row in path if row < len(tokens)] for path in paths]
 
-    def _chain(self, request: Request, most: int) -> list[int]:
-        chain, prompt = _guesses(request).at(request.num_settled)[:most], request.task.prompts[self.place]
-        return chain + [prompt[(request.num_settled + step) % len(prompt)] for step in range(len(chain), most)]
+    def _filling(self, request: Request, start: int, length: int) -> list[int]:
+        prompt = request.task.prompts[self.place]
+        return [prompt[(request.num_settled + step) % len(prompt)] for step in range(start, length)]
 
 
 class Lookahead(Jacobi):
@@ -96,10 +105,14 @@ class Lookahead(Jacobi):
         """Keep the n-grams that end with a most likely token."""
         super().observe(requests)
         for request in requests:
-            guesses = _guesses(request)
-            for place, token in enumerate(guesses.tokens):
-                before = request.sequence[: guesses.start + place][1 - self.ngram :]
-                self._pool(request).extend([*before, token])
+            guesses, paths = _guesses(request), request.drafts.paths() or [[]]
+            grams = {}
+            for path, line in zip(paths, guesses.lines, strict=True):
+                text = request.sequence[: guesses.start] + [request.sequence[guesses.start + node] for node in path]
+                for depth, token in enumerate(line):
+                    grams[(*text[: guesses.start + depth][1 - self.ngram :], token)] = None
+            for gram in grams:
+                self._pool(request).extend(gram)
                 self._pool(request).begin_text()
 
     def _pool(self, request: Request) -> NgramIndex:
@@ -108,10 +121,12 @@ class Lookahead(Jacobi):
             guesses.pool = NgramIndex(max_match=self.ngram - 1)
         return guesses.pool
 
-    def _chain(self, request: Request, most: int) -> list[int]:
+    def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
+        """What the pool knows behind the text's end, in the place of the first guesses."""
         end = request.sequence[1 - self.ngram :] or request.task.prompts[self.place][1 - self.ngram :]
-        found = self._pool(request).propose_after(end, most)[0].tolist()
-        return found + super()._chain(request, most)[len(found) :]
+        found = self._pool(request).propose_after(end, length)[0].tolist()
+        guessed = super().candidates(request, count, length)
+        return [found + guessed[0][len(found) :], *guessed[: count - 1]]
 
 
 def _guesses(request: Request) -> Guesses:

@@ -1,13 +1,16 @@
-"""A model drafts a chain from its own distribution."""
+"""A model drafts from its own distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specens.decoding.request import Request
 from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter
+from specens.drafters.tree_plan import TreePlan
+from specens.drafters.trees import draft_trees
 
 if TYPE_CHECKING:
     from specens.decoding.batch import Batch
@@ -34,7 +37,15 @@ class MemberDrafter(Drafter):
             left = {request: most for request, most in left.items() if most > step and request.can_draft}
             if not left:
                 return
-            batch.scorer_of(self.place).score(list(left))
+            self.read(batch, list(left))
             drawn = draft(list(left), self.place, with_probabilities=min_probability > 0)
             # An improbable draft itself stays: to take it back for what it is would bias the text.
             left = {request: left[request] for request, chance in drawn.items() if chance >= min_probability}
+
+    def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
+        """Append a tree of its distributions to each request, one forward for each level."""
+        draft_trees(self.place, partial(self.read, batch), requests, plan)
+
+    def read(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Forward what is new of the requests."""
+        batch.scorer_of(self.place).score(requests)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CONTEXT = 8  # tokens in front of the drafts: how a tokenizer decodes the first of them depends on those before
 ANCHORS = ("", "\n", "a", ".")  # texts in front of the drafts' text, where a tokenizer would begin it with a space
 LEAST_PROBABILITY = 1e-30
+MOST_TEXTS = 4  # of one tree, since each is a chain of forwards
 
 
 @dataclass
@@ -103,16 +104,29 @@ class OtherTokenizer(Drafter):
     ) -> None:
         """Draft text for one request after another, of `draft_lens` of the model's own tokens."""
         for request, draft_len in zip(requests, draft_lens, strict=True):
-            ids = request.task.prompts[0] + request.sequence
-            own = self._ids_to_read(_decode(self._members, ids))
-            most = self._model.max_positions
-            if not own or (most is not None and len(own) + draft_len > most):
-                continue
-            context, drafts, probabilities = self._write(request, own, draft_len, min_probability)
-            for token, chance in self._tokens_of_members(ids, context, drafts, probabilities):
+            for token, chance in self._drafts(request, draft_len, min_probability):
                 if not request.can_draft:
                     break
                 request.add_draft(token, OUTSIDE, self._row(token, chance) if self.estimates else None)
+
+    def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
+        """Texts that the model drafts, behind each of its most likely first tokens."""
+        texts = (self._drafts(request, length, rank=rank) for rank in range(min(count, MOST_TEXTS)))
+        return [[token for token, _ in text] for text in texts]
+
+    def _drafts(
+        self, request: Request, draft_len: int, min_probability: float = 0.0, rank: int | None = None
+    ) -> list[tuple[int, float]]:
+        """The members' tokens of a drafted text, each with its probability.
+
+        rank: of the first of the model's own tokens among the most likely ones; None draws it too.
+        """
+        ids = request.task.prompts[0] + request.sequence
+        own = self._ids_to_read(_decode(self._members, ids))
+        most = self._model.max_positions
+        if not own or (most is not None and len(own) + draft_len > most):
+            return []
+        return self._tokens_of_members(ids, *self._write(request, own, draft_len, min_probability, rank))
 
     def _ids_to_read(self, text: str) -> list[int]:
         """Its own ids of a text, open behind; of an empty one the token that begins or ends texts, if any."""
@@ -148,22 +162,15 @@ class OtherTokenizer(Drafter):
         return [], []
 
     def _write(
-        self, request: Request, ids: list[int], draft_len: int, min_probability: float
+        self, request: Request, ids: list[int], draft_len: int, min_probability: float, rank: int | None
     ) -> tuple[list[int], list[int], list[float]]:
         """The model's own tokens of the text, those that it drafts behind them, and the probabilities of these."""
         reading = self._read(request, ids)
         drafts: list[int] = []
         probabilities: list[float] = []
-        sampling = request.task.sampling
         while len(drafts) < draft_len and (not probabilities or probabilities[-1] >= min_probability):
             logits = reading.member.score_next(reading.sequence + drafts)
-            draw = sample(
-                [logits],
-                sampling=sampling,
-                **seeds_of_uniforms([request], logits.device),
-                step=len(drafts),
-            )
-            token = int(draw.tokens)
+            token = self._next(request, logits, len(drafts), None if drafts else rank)
             if token < 0:
                 break
             drafts.append(token)
@@ -171,6 +178,14 @@ class OtherTokenizer(Drafter):
             if token == self._own.eos_token_id:
                 break
         return [reading.first, *reading.sequence], drafts, probabilities
+
+    def _next(self, request: Request, logits: Tensor, step: int, rank: int | None) -> int:
+        """A token drawn from logits [1, vocab], or the one of a rank; -1 where there is none."""
+        if rank is not None:
+            best = logits[0].topk(min(rank + 1, logits.shape[-1])).indices.tolist()
+            return best[rank] if rank < len(best) else -1
+        seeds = seeds_of_uniforms([request], logits.device)
+        return int(sample([logits], sampling=request.task.sampling, **seeds, step=step).tokens)
 
     def _read(self, request: Request, ids: list[int]) -> _Reading:
         """The reading of a request, gone back to where its text tokenizes as before."""

@@ -75,6 +75,10 @@ class PromptLookup(Drafter):
         for request, tokens, most in zip(requests, drafts, draft_lens, strict=True):
             add_chosen(request, tokens[:most])
 
+    def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:  # noqa: ARG002
+        """What followed the longest n-gram."""
+        return self.look_up([self._index(request)], length)
+
     def look_up(self, indices: Sequence[NgramIndex], most: int) -> list[list[int]]:
         """Up to so many tokens behind each of these texts."""
         options: dict[str, Any] = {"store": self._store, "min_match": self.min_match, "choose": self.choose}

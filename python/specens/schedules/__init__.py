@@ -2,15 +2,13 @@
 
 from specens.schedules.alternate import Alternate
 from specens.schedules.fixed import Fixed
-from specens.schedules.plan import Plan, TreePlan
+from specens.schedules.plan import Plan
 from specens.schedules.standard import Standard
-from specens.schedules.tree import Tree
 
-SCHEDULES: dict[str, type[Standard] | type[Fixed] | type[Alternate] | type[Tree]] = {
+SCHEDULES: dict[str, type[Standard] | type[Fixed] | type[Alternate]] = {
     "standard": Standard,
     "fixed": Fixed,
     "alternate": Alternate,
-    "tree": Tree,
 }
 
-__all__ = ["SCHEDULES", "Alternate", "Fixed", "Plan", "Standard", "Tree", "TreePlan"]
+__all__ = ["SCHEDULES", "Alternate", "Fixed", "Plan", "Standard"]

@@ -24,6 +24,9 @@ class Fixed:
     the drafter would forward its last draft all the same, at the start of the next round, only to draft there.)
 
     Where there was nothing to draft, a round emits one token from the target.
+
+    With a plan of trees the drafter proposes one, and behind the accepted path always comes one more token: all members
+    read every node, the drafter its last level only where its distribution is a part of the target.
     """
 
     speculates = True
@@ -42,20 +45,27 @@ class Fixed:
                 f"draft_lens: expected no ByConfidence, since drafts of {type(self.drafter).__name__} have no "
                 f"probability; got {self.draft_len}"
             )
+        self.tree = plan.tree
+        if self.tree is not None and not isinstance(self.draft_len, int):
+            raise ValueError("draft_lens: expected numbers beside trees, which are their own lengths")
+        self.skips_own = self.tree is None or not plan.drafter_counts
         self.adds_bonus = not plan.replaces  # an assistant has no say behind a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:
         """Propose, score, verify, commit."""
         requests = batch.requests
-        lens = chain_lens(self.draft_len, requests, self.place)
-        self.drafter.propose(batch, requests, lens, least_probability(self.draft_len))
+        if self.tree is None:
+            lens = chain_lens(self.draft_len, requests, self.place)
+            self.drafter.propose(batch, requests, lens, least_probability(self.draft_len))
+        else:
+            self.drafter.propose_trees(batch, requests, self.tree)
         for request in requests:
             request.drop_excluded_drafts()
         batch.end_phase("propose", requests)
 
         own = None if self.place == OUTSIDE else batch.scorer_of(self.place)
         for scorer in batch.scorers:
-            if scorer is not own:
+            if scorer is not own or not self.skips_own:
                 scorer.score(requests)
         self.drafter.observe(requests)
         batch.end_phase("score", requests)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from specens.decoding.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.decoding.request import Ensemble, Task
-from specens.drafters import Drafter, PromptLookup
+from specens.drafters import Drafter, PromptLookup, TreePlan
+from specens.drafters.tree_plan import as_tree_plan
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.kv_cache import check_capacity
 from specens.engines.transformers.load import DTYPE, check_unused, is_spec, load_model, load_tokenizer, pinned
-from specens.schedules import SCHEDULES, Plan, TreePlan
+from specens.schedules import SCHEDULES, Plan
 from specens.schedules.plan import Rule
 from specens.targets import DenseTarget
 from specens_kernels import (
@@ -32,9 +33,10 @@ from specens_kernels import (
     Typical,
 )
 
-CHAIN_RULES = ("token", "block", "gumbel", "typical")
+RULES = ("token", "block", "traversal", "gumbel", "typical")
 EVERY_SCHEDULE = ("token", "gumbel")  # rules that a schedule without chains knows too
-
+OF_TREES = (*EVERY_SCHEDULE, "traversal", "typical")
+TREE = "tree"  # another name for the schedule "fixed" with draft trees
 
 LOOKUP_LEN = 8  # a lookup costs nothing, and forwards of some more tokens little
 
@@ -53,30 +55,33 @@ def check_members(members: Any) -> None:
 
 def choose_schedule(
     num_members: int, schedule: str | None, drafter: int | Drafter | None, tree: Any, draft_lens: Any
-) -> tuple[str, int | Drafter | None]:
-    """The schedule and its drafter, where None was given. Raises ValueError for what the schedule has no use for."""
-    if schedule is None and drafter is None and tree is None and num_members == 1:
-        return "fixed", PromptLookup()
+) -> tuple[str, int | Drafter | None, TreePlan | None]:
+    """The schedule, its drafter and its trees. Raises ValueError for what the schedule has no use for."""
+    if schedule is None and drafter is None and num_members == 1:
+        drafter = PromptLookup()
+    if schedule == TREE:
+        schedule, tree = "fixed", TreePlan() if tree is None else tree
     chosen = schedule
     if chosen is None:
         is_number = drafter is None or isinstance(drafter, int)
-        chosen = "tree" if tree is not None else "alternate" if is_number else "fixed"
+        chosen = "alternate" if is_number and tree is None else "fixed"
     if chosen not in SCHEDULES:
-        raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}; got {chosen!r}")
-    if tree is not None and chosen != "tree":
+        raise ValueError(f"schedule: expected one of {', '.join([*SCHEDULES, TREE])}; got {chosen!r}")
+    if tree is not None and chosen != "fixed":
         raise ValueError(f"tree: expected none under schedule {chosen!r}, which drafts no trees; got {tree!r}")
     if drafter is not None and chosen == "standard":
         raise ValueError(f"drafter: expected none under schedule 'standard', which drafts nothing; got {drafter!r}")
-    if draft_lens is not None and chosen in ("standard", "tree"):
-        warnings.warn(f"draft_lens: {draft_lens} means nothing under schedule {chosen!r}", stacklevel=3)
-    return chosen, drafter
+    if draft_lens is not None and (chosen == "standard" or tree is not None):
+        what = "with draft trees" if tree is not None else f"under schedule {chosen!r}"
+        warnings.warn(f"draft_lens: {draft_lens} means nothing {what}", stacklevel=3)
+    return chosen, drafter, as_tree_plan(tree)
 
 
 def make_plan(
     members: Sequence[Any],
     draft_lens: DraftLen | Sequence[DraftLen] | None,
     named: int | Drafter | None,
-    tree: TreePlan | Sequence[int] | None,
+    tree: TreePlan | None,
     rule: Rule,
 ) -> Plan:
     """The settings of the schedule, one draft length a member. Raises ValueError naming the wrong argument.
@@ -92,15 +97,11 @@ def make_plan(
             f"draft_lens: expected an integer >= 1, or one for each member ({len(members)}); got {draft_lens!r}"
         )
     _check_drafter(drafter, len(members), draft_lens)
-    if isinstance(tree, Sequence) and not isinstance(tree, str):
-        tree = TreePlan(branches=tuple(tree))
-    if tree is not None and not isinstance(tree, TreePlan):
-        raise ValueError(f"tree: expected the number of children on each level or a TreePlan, got {tree!r}")
-    if rule not in CHAIN_RULES and not isinstance(rule, Typical | Threshold | Replacement | DecisionTree):
-        expected = f"{', '.join(CHAIN_RULES)}, or a Typical, Threshold, Replacement or DecisionTree"
+    if rule not in RULES and not isinstance(rule, Typical | Threshold | Replacement | DecisionTree):
+        expected = f"{', '.join(RULES)}, or a Typical, Threshold, Replacement or DecisionTree"
         raise ValueError(f"rule: expected {expected}; got {rule!r}")
     first = named if isinstance(named, int) else None
-    return Plan(len(members), tuple(lens), drafter, tree or TreePlan(), rule=rule, proposes_first=first)
+    return Plan(len(members), tuple(lens), drafter, tree, rule=rule, proposes_first=first)
 
 
 def _check_drafter(drafter: Any, num_members: int, draft_lens: Any) -> None:
@@ -153,9 +154,17 @@ def check_rule(plan: Plan, schedule: str) -> None:
             f"rule: expected {' or '.join(map(repr, EVERY_SCHEDULE))} under schedule {schedule!r}, got {plan.rule!r}; "
             "use schedule='fixed'"
         )
-    if plan.rule == "gumbel" and plan.tree.rule != "token":
-        raise ValueError(f"tree: expected rule 'token' beside rule='gumbel', got {plan.tree.rule!r}")
+    of_trees = plan.rule in OF_TREES or isinstance(plan.rule, Typical)
+    if plan.tree is not None and not of_trees:
+        raise ValueError(
+            f"rule: expected one of {', '.join(OF_TREES)} or a Typical with draft trees; got {plan.rule!r}"
+        )
+    if plan.tree is None and plan.rule == "traversal":
+        raise ValueError("rule: expected draft trees, tree=, beside 'traversal', which is 'block' of chains; got none")
     own = plan.drafter
+    if plan.tree is not None and not isinstance(own, int) and not own.proposes_trees():
+        kind = type(own).__name__
+        raise ValueError(f"drafter: expected one that proposes trees, so has `candidates`, beside tree=; got a {kind}")
     adapts = not isinstance(plan.draft_lens[own if isinstance(own, int) else 0], int)
     if plan.replaces and (adapts or not (isinstance(own, int) or own.has_probabilities)):
         raise ValueError(
@@ -226,10 +235,10 @@ def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
     return groups
 
 
-def places_read_together(schedule: str, groups: list[list[int]], drafter: int | None) -> list[list[int]]:
+def places_read_together(schedule: str, groups: list[list[int]], drafter: int | None, trees: bool) -> list[list[int]]:
     """The places that the same forwards score. groups: those of members that share weights; drafter: if it is one."""
     alone = [[place] for place in sorted(itertools.chain(*groups))]
-    if schedule == "tree":
+    if trees:
         return alone
     if schedule == "fixed" and drafter is not None:  # it is fed before the others
         rest = [[place for place in group if place != drafter] for group in groups]
@@ -316,7 +325,7 @@ def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_
             )
 
 
-def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_tokens: int) -> None:
+def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
     """Raise ValueError where the model of a drafter was not built for so long a text, or its cache is too small."""
     if isinstance(drafter, int) or drafter.model is None:
         return
@@ -326,13 +335,13 @@ def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_
             f"drafter: expected prompt and new tokens within the {most} positions of its model, got {length}"
         )
     if drafter.model.has_cache:
-        check_capacity(drafter.model.new_cache(), length)
+        check_capacity(drafter.model.new_cache(), length + num_nodes)
 
 
 def check_trees(models: Sequence[CausalLM], tree: TreePlan) -> None:
     """Raise ValueError where a tree is too wide for a model."""
     for model in models:
-        if tree.nodes is None and max(tree.branches) > model.num_embeddings:
+        if not tree.is_grown and tree.most_children > model.num_embeddings:
             raise ValueError(f"tree: expected at most {model.num_embeddings} children, one a token; got {tree}")
 
 

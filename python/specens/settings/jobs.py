@@ -192,11 +192,9 @@ class TaskMaker:
         owner = self._owner
         check_task(task)
         check_lengths(owner.models, task.prompts, task.max_new_tokens)
-        check_drafter(owner.plan.drafter, task.prompts, task.max_new_tokens)
-        num_nodes = owner.plan.tree.most_nodes if owner.uses_trees else 0
-        if isinstance(task.ensemble, DenseTarget) and (num_nodes or task.processing or task.min_new_tokens):
+        num_nodes = owner.plan.tree.most_nodes if owner.plan.tree is not None else 0
+        check_drafter(owner.plan.drafter, task.prompts, task.max_new_tokens, num_nodes)
+        if isinstance(task.ensemble, DenseTarget) and (task.processing or task.min_new_tokens):
             kind = type(task.ensemble).__name__
-            raise ValueError(f"ensemble: expected none of kind {kind} with processing, min_new_tokens or trees")
-        if num_nodes and (task.processing or task.logits_processors or task.constraint or task.min_new_tokens):
-            raise ValueError("processing: expected none of it, nor a constraint, under schedule 'tree'")
+            raise ValueError(f"ensemble: expected none of kind {kind} with processing or min_new_tokens")
         check_caches(owner.models, task.prompts, task.max_new_tokens, num_nodes)

@@ -129,16 +129,9 @@ class ModelSettings:
             stop_tokens=stop_tokens,
             max_new_tokens=most,
             can_fuse=not isinstance(ensemble, DenseTarget)
-            and not self._owner.uses_trees
             and own.get("processing") is None
             and all(prompt == prompts[0] for prompt in prompts),
         )
-        if found.names and self._owner.uses_trees:
-            name = found.names[0]
-            raise ValueError(
-                f"{name}: expected none under schedule 'tree', got {getattr(config, name)!r} in the generation config; "
-                f"give generation_config={NONE!r}, or another schedule"
-            )
         return found
 
 

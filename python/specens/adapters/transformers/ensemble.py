@@ -15,9 +15,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from specens.adapters.transformers.row import Row
 from specens.adapters.transformers.settings import check_settings, processors_of_row, prompts_of
 from specens.decoding.request import Ensemble, Event
+from specens.drafters import TreePlan
 from specens.engines.transformers.logits_processors import split_processors
 from specens.generate import SpeculativeEnsemble
-from specens.schedules import TreePlan
 from specens.settings.jobs import Job
 from specens_kernels import Sampling
 
@@ -68,7 +68,7 @@ def speculative_ensemble(
         raise ValueError(f"streamer: expected one prompt, got {len(input_ids)}")
     ends = generation_config._eos_token_tensor
     decoder = SpeculativeEnsemble([model, *members], None, ensemble, draft_lens, schedule, drafter=drafter, tree=tree)
-    edits, sampling = _split(logits_processor, generation_config.do_sample, decoder.schedule_name)
+    edits, sampling = _split(logits_processor, generation_config.do_sample)
     job = {
         "max_new_tokens": generation_config.max_length - input_ids.shape[1],
         "sampling": sampling,
@@ -119,15 +119,9 @@ def _generate(
         pass
 
 
-def _split(processors: Any, do_sample: bool, schedule: str | None) -> tuple[list[Any], Sampling]:
+def _split(processors: Any, do_sample: bool) -> tuple[list[Any], Sampling]:
     """The processors that edit the logits of every member, and the sampling parameters that the others are."""
-    others, sampling = split_processors(processors) if do_sample else (list(processors), Sampling(temperature=0.0))
-    if others and schedule == "tree":
-        names = ", ".join(type(processor).__name__ for processor in others)
-        raise ValueError(
-            f"logits_processor: expected temperature, top-k, top-p and min-p only under schedule 'tree'; got {names}"
-        )
-    return others, sampling
+    return split_processors(processors) if do_sample else (list(processors), Sampling(temperature=0.0))
 
 
 def _padded(texts: list[Tensor], padding: Tensor | None) -> Tensor:

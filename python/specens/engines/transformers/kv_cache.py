@@ -93,14 +93,17 @@ def holds_trees(cache: Any, num_tokens: int = 0) -> bool:
     )
 
 
-def keep_slots(cache: Any, start: int, slots: Sequence[int]) -> None:
-    """Move the keys and values at `slots`, which ascend, to the slots from `start` on; buffers keep their address."""
+def keep_slots(cache: Any, start: int, nodes: Sequence[int]) -> None:
+    """Move the keys and values of nodes, which lie from the slot `start` on, and ascend, there one behind the other."""
     layers = [layer for layer in cache.layers if layer.keys is not None]
-    caches = [states for layer in layers for states in (layer.keys, layer.values)]  # [batch, heads, slots, head_dim]
-    if slots and caches:
-        path = torch.tensor([[slot - start for slot in slots]], device=caches[0].device)
-        start_of_path = torch.tensor([start], device=path.device)
-        compact_kv(caches, path, start_of_path, backend=backend_for("compact_kv", path))
+    move_slots([states for layer in layers for states in (layer.keys, layer.values)], start, nodes)
+
+
+def move_slots(caches: Sequence[Tensor], start: int, nodes: Sequence[int]) -> None:
+    """The same of buffers [1, heads, slots, head_dim], which keep their address."""
+    if caches and list(nodes) != list(range(len(nodes))):
+        path = torch.tensor([list(nodes)], device=caches[0].device)
+        compact_kv(caches, path, torch.tensor([start], device=path.device), backend=backend_for("compact_kv", path))
 
 
 def _check(cache: Any) -> None:

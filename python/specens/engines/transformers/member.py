@@ -27,7 +27,7 @@ class Member:
     indices: the places in the ensemble that this object serves. Several where members share weights: their prompts
         are then one batch, padded on the left, and the logits have one row of the batch for each.
     reading: what the model's forwards can do.
-    num_seen: how many generated tokens the cache holds, beside the prompt. num_nodes: of a draft tree behind them.
+    num_seen: how many generated tokens and drafts the cache holds, beside the prompt.
     next_logits: [prompts, vocab], of the token behind the last one seen.
     hidden: [prompts, rows, width], beside the logits of `score`, where the model keeps it.
     """
@@ -56,20 +56,25 @@ class Member:
 
     def _begin(self) -> None:
         """Hold nothing, not even the prompt."""
-        self.num_seen = self.num_nodes = 0
+        self.num_seen = 0
         self.next_logits: Tensor | None = None
         self._prompt_fed = False
-        self._num_scored = 0  # of the nodes of a draft tree, those read path by path
         self.cache = self._model.new_cache() if self._reading.caches else None
         self._rollback = Rollback(self.cache) if self._can_roll_back else None
 
-    def score(self, sequence: list[int], rows: int) -> Tensor:
+    def score(self, sequence: list[int], rows: int, parents: Sequence[int] = ()) -> Tensor:
         """Feed what is new in `sequence`, all generated tokens and drafts so far; one forward where the cache allows.
 
+        parents: of the drafts, where they are the nodes of a tree that is no chain: -1 for the last generated token.
+        One forward reads what is new of both, and one more a prompt; where the model does not read trees so, or they
+        outgrow a sliding window, one for each path.
         Returns logits [prompts, rows, vocab]: the distributions of the last `rows` positions, the last one being that
-        of the token behind `sequence`. Raises ValueError where the model has no embedding for a token.
+        of the token behind `sequence`; of a tree, behind its last nodes. Raises ValueError where the model has no
+        embedding for a token.
         """
         self._check_ids(sequence[self.num_seen :])
+        if parents:
+            return self._score_tree(sequence, rows, parents)
         parts, hidden = [], []
         for end in self._ends(len(sequence), rows):
             parts.append(self._feed(sequence[:end], rows))
@@ -108,64 +113,62 @@ class Member:
         if self._rollback is not None:
             self._rollback.settle(length)
 
-    def score_nodes(self, sequence: list[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Read the nodes of a draft tree behind `sequence` that are new since the last call, with what is new of that.
-
-        Returns logits [1, rows, vocab], of the tokens behind the new nodes; for the first nodes that behind `sequence`
-        stands before them. One forward, and one more for a prompt; where the model does not read trees so, or they
-        outgrow a sliding window, one for each path.
-        """
-        if not self._reads_trees(self._prompt_len + len(sequence) + len(tokens)):
-            return self._score_paths(sequence, tokens, parents)
-        first = [] if self.num_nodes else [self._score_settled(sequence)]
-        chain, nodes = sequence[self.num_seen :], list(tokens[self.num_nodes :])
-        self._check_ids(chain + nodes)
+    def _score_tree(self, sequence: list[int], rows: int, parents: Sequence[int]) -> Tensor:
+        settled = sequence[: len(sequence) - len(parents)]
+        if not self._reads_trees(self._prompt_len + len(sequence)):
+            return self._score_paths(settled, sequence[len(settled) :], parents, rows)
+        parts, hidden = [], []
+        if not self._prompt_fed or (rows > len(parents) and self.num_seen == len(settled)):
+            parts.append(self.score_next(settled)[:, None])
+            hidden += [self.hidden[:, -1:]] if self.hidden is not None else []
         started = time.perf_counter()
-        num_cached = self._prompt_len + self.num_seen
-        arguments = tree_arguments(parents, len(chain), num_cached, self.num_nodes, self.cache, self._model)
-        input_ids = torch.tensor([chain + nodes], device=self._model.device)
-        rows = len(nodes) + bool(chain)
-        logits = self._model.forward(input_ids, self.cache, rows, **arguments)
-        self._count(len(chain) + len(nodes), time.perf_counter() - started)
-        self.num_seen, self.num_nodes, self.next_logits = len(sequence), len(tokens), None
-        return torch.cat([*(row[:, None] for row in first if row is not None), logits], dim=1)
+        new = sequence[self.num_seen :]
+        num_chain = max(len(settled) - self.num_seen, 0)
+        num_read = self.num_seen + num_chain - len(settled)  # of the nodes
+        num_cached = self._prompt_len + self.num_seen - num_read
+        arguments = tree_arguments(parents, num_chain, num_cached, num_read, self.cache, self._model)
+        input_ids = torch.tensor([new], device=self._model.device)
+        parts.append(self._model.forward(input_ids, self.cache, min(rows, len(new)), **arguments))
+        hidden += [self._model.hidden] if self._model.hidden is not None else []
+        self._count(len(new), time.perf_counter() - started)
+        self.num_seen, self.next_logits = len(sequence), None
+        self.hidden = _last_rows(hidden, rows) if hidden else None
+        return _last_rows(parts, rows)
 
     def _reads_trees(self, num_slots: int) -> bool:
         return self._reading.trees and self._rollback is not None and holds_trees(self.cache, num_slots)
 
-    def _score_paths(self, sequence: list[int], tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """The logits of `score_nodes` from chains, each of which is taken back; the nodes are not kept."""
-        scored = max(self._num_scored, self.num_nodes)
-        self.keep_path([])
-        logits = {-1: self.score_next(sequence)} if scored == 0 else {}
-        for path in paths_to_read(parents, scored):
-            new = [node for node in path if node >= scored]
-            rows = self.score(sequence + [tokens[node] for node in path], len(new))
-            logits |= {node: rows[:, row] for row, node in enumerate(new)}
-            self.roll_back(len(sequence))
-        self._num_scored = len(tokens)
+    def _score_paths(self, settled: list[int], tokens: Sequence[int], parents: Sequence[int], rows: int) -> Tensor:
+        """The rows of a tree from chains, each of which is taken back; the nodes are not kept."""
+        self.roll_back(len(settled))
+        known = len(parents) + 1 - rows  # of the rows; the first one is behind the text
+        logits: dict[int, Tensor] = {}
+        hidden: dict[int, Tensor] = {}
+        if not known:
+            logits[-1] = self.score_next(settled)
+            hidden |= {} if self.hidden is None else {-1: self.hidden[:, -1]}
+        for path in paths_to_read(parents, max(known - 1, 0)):
+            new = [node for node in path if node >= known - 1]
+            own = self.score(settled + [tokens[node] for node in path], len(new))
+            logits |= {node: own[:, row] for row, node in enumerate(new)}
+            hidden |= {} if self.hidden is None else {node: self.hidden[:, row] for row, node in enumerate(new)}
+            self.roll_back(len(settled))
+        self.hidden = torch.stack([hidden[node] for node in sorted(hidden)], dim=1) if hidden else None
         return torch.stack([logits[node] for node in sorted(logits)], dim=1)
 
-    def keep_path(self, path: Sequence[int]) -> None:
-        """Keep the nodes of an accepted path, which ascend, as settled tokens, and forget the others.
-
-        Nodes that were never fed end the path: they are fed with the next tokens.
-        """
-        self._num_scored = 0
-        if not self.num_nodes:
+    def keep(self, first: int, nodes: Sequence[int]) -> None:
+        """Of the drafts behind the first `first` tokens keep these, which ascend, as far as they were read."""
+        kept = [node for node in nodes if first + node < self.num_seen]
+        if self.num_seen <= first + len(kept):
+            return
+        if not self._reads_trees(self._prompt_len + self.num_seen):
+            self.roll_back(first)
             return
         assert self._rollback is not None
-        kept = [node for node in path if node < self.num_nodes]
-        start = self._prompt_len + self.num_seen
-        keep_slots(self.cache, start, [start + node for node in kept])
-        held = self.num_seen + self.num_nodes
-        self.num_seen = self._rollback.undo(held, self.num_seen + len(kept))
-        self.num_nodes, self._num_settled = 0, self.num_seen
-
-    def _score_settled(self, sequence: list[int]) -> Tensor | None:
-        """Logits [1, vocab] behind `sequence` where they are known, or need the prompt; None where they come along."""
-        known = self.num_seen == len(sequence) and self.next_logits is not None
-        return self.score_next(sequence) if known or not self._prompt_fed else None
+        keep_slots(self.cache, self._prompt_len + first, kept)
+        self.num_seen = self._rollback.undo(self.num_seen, first + len(kept))
+        self.next_logits = None
+        self._ids.forget(first)
 
     def _ends(self, length: int, rows: int) -> list[int]:
         """Where forwards end that feed the tokens up to `length`, and give the logits of the last `rows` positions.

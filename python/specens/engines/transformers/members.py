@@ -25,14 +25,19 @@ class Separate:
         states = [member.hidden for member in self.members if member.hidden is not None]
         return torch.cat(states) if states else None
 
-    def score(self, sequence: list[int], rows: int) -> Tensor:
+    def score(self, sequence: list[int], rows: int, parents: Sequence[int] = ()) -> Tensor:
         """Logits [places, rows, vocab]."""
-        return torch.cat([member.score(sequence, rows) for member in self.members])
+        return torch.cat([member.score(sequence, rows, parents) for member in self.members])
 
     def roll_back(self, length: int) -> None:
         """As each member."""
         for member in self.members:
             member.roll_back(length)
+
+    def keep(self, first: int, nodes: Sequence[int]) -> None:
+        """As each member."""
+        for member in self.members:
+            member.keep(first, nodes)
 
     def settle(self, length: int) -> None:
         """As each member."""

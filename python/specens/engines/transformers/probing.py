@@ -182,8 +182,9 @@ def _reads_trees(model: CausalLM) -> bool:
 
     def scored(trees: bool) -> Tensor:
         member = _member(model, Reading(**way, trees=trees))
-        rows = [member.score_nodes(settled, tokens[:end], parents[:end]) for end in (2, 6)]
-        member.keep_path([0, 3])
+        rows = [member.score([*settled, *tokens[:end]], rows, parents[:end]) for end, rows in ((2, 3), (6, 4))]
+        member.keep(len(settled), [0, 3])
+        member.roll_back(len(settled) + 2)
         return torch.cat([*rows, member.score([*settled, tokens[0], tokens[3], settled[0]], 1)], dim=1)[0]
 
     return _agrees(model, lambda: scored(True), scored(False))

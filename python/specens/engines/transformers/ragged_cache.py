@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.kv_cache import move_slots
+from specens.engines.transformers.tree_arguments import line_places, tree_places
 
 LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 OTHER_WINDOWS = ("attention_chunk_size", "window_size", "attention_window_size", "local_attention", "keep_window_size")
@@ -137,32 +139,54 @@ class RaggedCache:
                 layer.copy_row(self.num_rows, row)
         return self.num_rows
 
-    def forward(self, rows: Sequence[int], lengths: Sequence[int], tokens: Sequence[list[int]], keep: int) -> Tensor:
+    def keep(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Move what a row holds of these nodes, which ascend from the slot `start` on, there one behind the other."""
+        layers = [layer for layer in self._layers if layer.is_initialized]
+        move_slots([buffer[row : row + 1] for layer in layers for buffer in (layer.keys, layer.values)], start, nodes)
+
+    def forward(
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        tokens: Sequence[list[int]],
+        keep: int,
+        trees: Sequence[Sequence[int]] = (),
+    ) -> Tensor:
         """Feed each row its tokens behind the first `lengths` it holds; logits [rows, keep, vocab] of the last places.
 
-        Rows with fewer tokens than others are padded in front.
+        trees: of each row the parents of the nodes that its last tokens are, held ones among them; none where they are
+        a line. Rows with fewer tokens than others are padded in front.
         """
         device = self._model.device
         most = max(map(len, tokens))
         pads = torch.tensor([most - len(new) for new in tokens])[:, None]
-        places = torch.tensor(lengths)[:, None] + torch.arange(most) - pads  # of each new token in its text
+        slots = torch.tensor(lengths)[:, None] + torch.arange(most) - pads  # of each new token
         is_pad = torch.arange(most) < pads
-        slots = places.masked_fill(is_pad, -1).to(device)
+        extent = int(slots[:, -1].max()) + 1
         index, is_prefix = torch.tensor(rows, device=device), list(rows) == list(range(len(rows)))
-        window = Window(index, max(rows) + 1, is_prefix, slots, int(places[:, -1].max()) + 1)
+        written = slots.masked_fill(is_pad, -1).to(device)
+        window = Window(index, max(rows) + 1, is_prefix, written, extent)
         for layer in self._layers:
             layer.window = window
         ids = torch.tensor([[0] * (most - len(new)) + new for new in tokens], device=device)
-        places = places.masked_fill(is_pad, 0)  # padding sees the first token, so that its numbers stay finite
-        masks = {size: self._mask(places, window.extent, size).to(device) for size in set(self._windows)}
+        slots = slots.masked_fill(is_pad, 0)  # padding sees the first token, so that its numbers stay finite
+        if any(map(len, trees)):
+            ends = [held + len(new) for held, new in zip(lengths, tokens, strict=True)]
+            prefixes = [end - len(parents) for end, parents in zip(ends, trees, strict=True)]
+            seen, places = tree_places(slots, extent, prefixes, trees)
+        else:
+            seen, places = line_places(slots, extent)
+        masks = {size: self._mask(seen, places, slots, size).to(device) for size in set(self._windows)}
         attention: Any = masks.popitem()[1] if len(masks) == 1 else _by_kind(masks)
-        return self._model.forward(ids, self._cache, keep, attention_mask=attention, position_ids=places.to(device))
+        positions = places.expand(len(rows), -1).gather(1, slots)
+        return self._model.forward(ids, self._cache, keep, attention_mask=attention, position_ids=positions.to(device))
 
-    def _mask(self, places: Tensor, extent: int, size: int | None) -> Tensor:
-        """[rows, 1, new, extent]: 0 for the tokens up to one's own, in a sliding window of `size`, else -inf."""
-        behind = places[:, :, None] - torch.arange(extent)  # how far a slot lies back
-        hidden = behind < 0 if size is None else (behind < 0) | (behind >= size)
-        return torch.zeros(hidden.shape, dtype=self._model.dtype).masked_fill(hidden, float("-inf"))[:, None]
+    def _mask(self, seen: Tensor, places: Tensor, slots: Tensor, size: int | None) -> Tensor:
+        """[rows, 1, new, extent]: 0 for the tokens that one sees, in a sliding window of `size`, else -inf."""
+        if size is not None:
+            own = places.expand(len(slots), -1).gather(1, slots)
+            seen = seen & (own[:, :, None] - places[:, None] < size)
+        return torch.zeros(seen.shape, dtype=self._model.dtype).masked_fill(~seen, float("-inf"))[:, None]
 
 
 def _by_kind(masks: dict[int | None, Tensor]) -> dict[str, Tensor]:

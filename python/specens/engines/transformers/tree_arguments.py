@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specens.decoding.drafts import NO_NODE
 from specens.engines.transformers.causal_lm import CausalLM
 from specens_kernels import tree_mask
 from specens_kernels.backend import backend_for
@@ -38,6 +39,33 @@ def tree_arguments(
         "attention_mask": torch.nn.functional.pad(mask, (0, unused), value=float("-inf")),
         "position_ids": positions[:, new],
     }
+
+
+def line_places(slots: Tensor, extent: int) -> tuple[Tensor, Tensor]:
+    """Which of the slots below `extent` the tokens in `slots` [rows, new] see, bool [rows, new, extent], and where each
+    slot stands in its text, [1, extent]: lines.
+    """
+    places = torch.arange(extent)
+    return places <= slots[:, :, None], places[None]
+
+
+def tree_places(
+    slots: Tensor, extent: int, prefixes: Sequence[int], trees: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor]:
+    """The same, places [rows, extent], of rows with nodes of a tree behind so many tokens. trees: their parents."""
+    most = max(map(len, trees))
+    table = torch.tensor([[*parents, *[NO_NODE] * (most - len(parents))] for parents in trees])
+    prefix = torch.tensor(prefixes)[:, None]
+    ancestors, positions = tree_mask(table, prefix[:, 0], layout="tree", backend=backend_for("tree_mask", table))
+    seen, places = line_places(slots, extent)
+    node = places - prefix  # [rows, extent]
+    is_node = (node >= 0) & (table != NO_NODE).sum(1, keepdim=True).gt(node)
+    node, own = node.clamp(0, most - 1), (slots - prefix).clamp(0, most - 1)
+    above = ancestors.gather(1, own[:, :, None].expand(-1, -1, most)).gather(
+        2, node[:, None].expand(-1, own.shape[1], -1)
+    )
+    seen = torch.where(is_node[:, None] & (slots >= prefix)[:, :, None], above, seen)
+    return seen, torch.where(is_node, positions.gather(1, node), places)
 
 
 def paths_to_read(parents: Sequence[int], num_known: int) -> list[list[int]]:

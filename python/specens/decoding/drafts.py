@@ -1,0 +1,82 @@
+"""What a drafter proposes: a tree of draft tokens; a chain is one with a child a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+ROOT = -1  # the parent of nodes below the settled text
+NO_NODE = -2  # the parent that `verify_tree` takes for padding
+
+
+class Drafts:
+    """The draft tokens under test behind the settled ones, which stand behind them in the sequence, parents first.
+
+    parents: the node that each stands behind, ROOT for the settled text. proposers: who proposed each. depths: how many
+    drafts the path to each has, itself counted. siblings: how the children of a node were drawn, as of `verify_tree`,
+    so far as they were; None where all were chosen.
+    """
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.proposers: list[int] = []
+        self.depths: list[int] = []
+        self.siblings: str | None = "with_replacement"
+        self.is_chain = True
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def add(self, parent: int, proposer: int) -> None:
+        """One more node, behind an earlier one."""
+        self.is_chain = self.is_chain and parent == len(self.parents) - 1
+        self.depths.append(1 + self.depth(parent))
+        self.parents.append(parent)
+        self.proposers.append(proposer)
+
+    def depth(self, node: int) -> int:
+        """How many drafts the path to a node has; 0 of the root."""
+        return self.depths[node] if node >= 0 else 0
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the first below the text to this one; of the root none."""
+        if self.is_chain:
+            return list(range(node + 1))
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def paths(self) -> list[list[int]]:
+        """The path to each leaf."""
+        inner = set(self.parents)
+        return [self.path(node) for node in range(len(self)) if node not in inner]
+
+    def children(self, node: int) -> list[int]:
+        """The nodes behind one, in the order of their test."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def only(self, kept: Sequence[int]) -> Drafts:
+        """These nodes alone, which ascend and include every parent of theirs."""
+        numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(kept)}
+        left = Drafts()
+        left.siblings = self.siblings
+        for node in kept:
+            left.add(numbers[self.parents[node]], self.proposers[node])
+        return left
+
+    def tail(self, count: int) -> Drafts:
+        """The last nodes of a chain, behind a text that has grown by the others."""
+        left = Drafts()
+        for proposer in self.proposers[len(self) - count :]:
+            left.add(len(left) - 1, proposer)
+        return left
+
+
+def below(parents: Sequence[int], dropped: Iterable[int]) -> set[int]:
+    """Some nodes and all that stand behind them."""
+    gone = set(dropped)
+    for node, parent in enumerate(parents):
+        if parent in gone:
+            gone.add(node)
+    return gone

@@ -1,0 +1,187 @@
+"""How a drafter makes a tree: level by level from its distributions, grown by them, or from candidate chains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from specens.decoding.drafts import ROOT
+from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.verification import draft_logprobs, draw_best_children, draw_siblings, most_likely
+from specens.drafters.tree_plan import TreePlan
+from specens_kernels import TokenTree
+
+SIBLINGS = {"top": None, "sampled": "without_replacement", "independent": "with_replacement"}
+
+
+Read = Callable[[list[Request]], None]
+
+
+def draft_trees(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int | None = None) -> None:
+    """Append a tree to each request from the rows of a place, no deeper than `levels` and tokens that may still come.
+
+    read: sees to it that requests have these rows behind their settled text and all their drafts; once for each level.
+    """
+    levels = plan.most_levels if levels is None else min(levels, plan.most_levels)
+    for request in requests:
+        request.drafts.siblings = None if _by_scores(request) else SIBLINGS[plan.children]
+    if not plan.is_grown:
+        _fill(place, read, requests, plan, levels)
+        return
+    _grow(place, read, [request for request in requests if request.drafts.siblings is None], plan, levels)
+    _draw(place, read, [request for request in requests if request.drafts.siblings is not None], plan, levels)
+
+
+def _by_scores(request: Request) -> bool:
+    """Whether a request's children are the best ones of a row, whatever the plan says."""
+    return request.is_greedy or request.draws_by_gumbel
+
+
+def _fill(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
+    """Give every node of the plan's shape a token."""
+    made: dict[Request, dict[int, int]] = {
+        request: {ROOT: ROOT} for request in requests
+    }  # drafts by nodes of the shape
+    level = {request: [ROOT] for request in requests}
+    for _ in range(levels):
+        level = {request: _fertile(request, nodes, made[request], plan) for request, nodes in level.items()}
+        level = {request: nodes for request, nodes in level.items() if nodes}
+        if not level:
+            return
+        read(list(level))
+        level = {request: _fill_level(place, request, nodes, made[request], plan) for request, nodes in level.items()}
+
+
+def _fertile(request: Request, nodes: Iterable[int], made: dict[int, int], plan: TreePlan) -> list[int]:
+    return [node for node in nodes if node in plan.families and request.can_draft_behind(made[node])]
+
+
+def _fill_level(place: int, request: Request, nodes: list[int], made: dict[int, int], plan: TreePlan) -> list[int]:
+    """Give the children of some nodes of the shape their tokens; those that have got one."""
+    ranks = plan.tree.child_ranks.tolist()
+    families = [plan.families[node] for node in nodes]
+    behind = [made[node] for node in nodes]
+    most = 1 + max(ranks[child] for family in families for child in family)
+    if request.drafts.siblings is not None:
+        rows = draft_logprobs(request, place, behind)
+        for parent, row, family in zip(behind, rows, families, strict=True):
+            for child, (token, _) in zip(family, draw_siblings(request, row, request.drafts.siblings)):
+                made[child] = len(request.drafts)
+                request.add_draft(token, place, parent=parent)
+    else:
+        scored = request.draws_by_gumbel and not request.is_greedy
+        best = draw_best_children(request, place, behind, most) if scored else most_likely(request, place, behind, most)
+        for parent, tokens, family in zip(behind, best, families, strict=True):
+            for child in family:
+                if ranks[child] < len(tokens):
+                    made[child] = len(request.drafts)
+                    request.add_draft(tokens[ranks[child]], place, parent=parent)
+    return [child for family in families for child in family if child in made]
+
+
+class _Growth:
+    """A request's tree while it grows: candidates, and which of them are drafts, since they were expanded."""
+
+    def __init__(self, request: Request, plan: TreePlan, levels: int) -> None:
+        assert plan.nodes is not None
+        levels = min(levels, request.remaining)
+        self.request, self._plan = request, plan
+        self._growth = TokenTree.grow(plan.nodes, plan.width, max_levels=levels, order=plan.order)
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._drafts = {ROOT: ROOT}  # by candidates
+
+    def expand(self, place: int) -> bool:
+        """Add the children of the newest drafts; whether there is more to expand, which are drafts then."""
+        frontier, length = self._growth.frontier.tolist(), self._growth.expected_length
+        rows = draft_logprobs(self.request, place, [self._drafts[candidate] for candidate in frontier])
+        chances, ids = rows.exp().topk(min(self._plan.width, rows.shape[-1]), dim=-1)
+        for line, candidate in zip(chances, frontier, strict=True):
+            if not self.request.can_draft_behind(self._drafts[candidate]):
+                line.zero_()  # of no use
+        self._growth.add(ids.cpu().numpy(), chances.cpu().numpy())
+        self._tokens += ids.flatten().tolist()
+        self._parents += [candidate for candidate in frontier for _ in range(ids.shape[1])]
+        if self._growth.expected_length - length < self._plan.gain:
+            return False
+        for candidate in self._growth.frontier.tolist():
+            self._add(candidate, place)
+        return len(self._growth.frontier) > 0
+
+    def _add(self, candidate: int, place: int) -> None:
+        parent = self._drafts[self._parents[candidate]]
+        self._drafts[candidate] = len(self.request.drafts)
+        self.request.add_draft(self._tokens[candidate], place, parent=parent)
+
+    def finish(self, place: int) -> None:
+        """Keep the most probable candidates as drafts: those that were read first."""
+        candidates = self._growth.prune()[2].tolist()
+        read = sorted(
+            (candidate for candidate in candidates if candidate in self._drafts), key=self._drafts.__getitem__
+        )
+        self.request.keep_drafts([self._drafts[candidate] for candidate in read])
+        self._drafts = {ROOT: ROOT} | {candidate: node for node, candidate in enumerate(read)}
+        for candidate in candidates:
+            if candidate not in self._drafts:
+                self._add(candidate, place)
+
+
+def _grow(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
+    growths = [_Growth(request, plan, levels) for request in requests if request.can_draft]
+    growing = growths
+    while growing:
+        read([growth.request for growth in growing])
+        growing = [growth for growth in growing if growth.expand(place)]
+    for growth in growths:
+        growth.finish(place)
+
+
+def _draw(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
+    """Draw children level by level, as long as one is probable enough to be come to [Xiong et al., DySpec, 2024]."""
+    level: dict[Request, dict[int, float]] = {request: {ROOT: 1.0} for request in requests}
+    for _ in range(levels):
+        level = {
+            request: {node: value for node, value in values.items() if request.can_draft_behind(node)}
+            for request, values in level.items()
+        }
+        level = {request: values for request, values in level.items() if values}
+        if not level:
+            return
+        read(list(level))
+        level = {request: _draw_level(place, request, values, plan) for request, values in level.items()}
+
+
+def _draw_level(place: int, request: Request, values: dict[int, float], plan: TreePlan) -> dict[int, float]:
+    """The children of nodes that are come to with some probabilities, and the probabilities of these."""
+    assert plan.nodes is not None
+    children: dict[int, float] = {}
+    for (node, value), row in zip(values.items(), draft_logprobs(request, place, list(values)), strict=True):
+        if value < plan.threshold or len(request.drafts) >= plan.nodes:
+            continue
+        for token, chance in draw_siblings(request, row, "without_replacement"):
+            children[len(request.drafts)] = value * chance
+            request.add_draft(token, place, parent=node)
+            value *= 1 - chance
+            if value < plan.threshold or len(request.drafts) >= plan.nodes:
+                break
+    return children
+
+
+def add_candidates(request: Request, chains: Iterable[Sequence[int]], plan: TreePlan) -> None:
+    """Merge chains that were chosen, the likeliest first, into a tree behind the settled text, as far as they fit."""
+    request.drafts.siblings = None
+    known: dict[tuple[int, int], int] = {}
+    shape_of, num_children = {ROOT: ROOT}, {ROOT: 0}
+    for chain in chains:
+        node = ROOT
+        for token in chain:
+            if (node, token) not in known:
+                below = plan.families.get(shape_of[node], []) if not plan.is_grown else []
+                fits = len(request.drafts) < plan.nodes if plan.nodes else num_children[node] < len(below)
+                too_deep = request.drafts.depth(node) >= plan.most_levels
+                if not fits or too_deep or not request.can_draft_behind(node):
+                    break
+                known[node, token] = child = len(request.drafts)
+                shape_of[child] = below[num_children[node]] if below else ROOT
+                num_children[child], num_children[node] = 0, num_children[node] + 1
+                request.add_draft(token, OUTSIDE, parent=node)
+            node = known[node, token]
