@@ -54,9 +54,9 @@ class Preset:
         Under `standard` these are all; a rule that changes the target stays.
         """
         unused = set(UNUSED.get(schedule or self.schedule, ()))
-        if schedule == "fixed":
-            unused.add("tree")
-        if schedule == "standard" and self.lossless:
+        if (schedule == "standard" and self.lossless) or (
+            "tree" in unused and self.settings.get("rule") == "traversal"
+        ):
             unused.add("rule")
         return {name: value for name, value in self.settings.items() if name not in unused}
 
@@ -104,7 +104,7 @@ def _alternate(draft_lens: Any = 1, **more: Any) -> dict[str, Any]:
     return {"schedule": "alternate", "draft_lens": draft_lens} | more
 
 
-SAMPLED = {"branches": (3, 2, 1), "children": "sampled"}
+SAMPLED: dict[str, Any] = {"branches": (3, 2, 1), "children": "sampled"}
 CONTRAST = "contrastive, plausible tokens"
 LOOKUP = "prompt lookup"
 OTHER = "a model with another tokenizer: OtherTokenizer(..., probabilities=True)"

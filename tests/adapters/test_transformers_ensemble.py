@@ -146,7 +146,6 @@ class Stream:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("logits_processor", {"repetition_penalty": 1.2, "schedule": "tree", "tree": (2, 2)}),
         ("guidance_scale", {"guidance_scale": 1.5}),
         ("penalty_alpha", {"penalty_alpha": 0.5}),
         ("num_beams", {"num_beams": 2}),

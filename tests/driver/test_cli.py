@@ -43,7 +43,7 @@ def test_generate_drafts_the_trees_that_were_asked_for(models):
         result = run("generate", *models, *JOB, *options, "--temperature", 0, "--json")
         assert result.exit_code == 0, result.stderr
         chosen[options[0], options[1]] = json.loads(result.stdout)
-    assert [values["schedule"] for values in chosen.values()] == ["tree", "tree", "tree", "standard"]
+    assert [values["schedule"] for values in chosen.values()] == ["fixed", "fixed", "fixed", "standard"]
     assert len({tuple(values["tokens"]) for values in chosen.values()}) == 1
     drafted = [values["statistics"]["drafted"][0] / values["statistics"]["rounds"] for values in chosen.values()]
     assert 4 < drafted[0] <= 6

@@ -200,7 +200,7 @@ def test_adaptive_lengths_and_drafters_are_compared(pair):
         ),
         (
             lambda pair: SpeculativeEnsemble(pair, None, None, ByConfidence(0.5), "tree"),
-            "draft_lens: expected numbers under schedule 'tree'",
+            "draft_lens: expected numbers beside trees",
         ),
         (
             lambda pair: SpeculativeEnsemble(pair, None, None, ByConfidence(0.5), "fixed", drafter=PromptLookup()),

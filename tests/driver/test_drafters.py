@@ -157,9 +157,8 @@ def test_wrong_drafters_are_named(pair, make, message):
 
 
 def test_drafters_that_do_not_suit_an_ensemble_are_named(pair):
-    for schedule in ("alternate", "tree"):
-        with pytest.raises(ValueError, match=f"drafter: expected the index of a member under schedule '{schedule}'"):
-            SpeculativeEnsemble(pair, schedule=schedule, drafter=PromptLookup())
+    with pytest.raises(ValueError, match="drafter: expected the index of a member under schedule 'alternate'"):
+        SpeculativeEnsemble(pair, schedule="alternate", drafter=PromptLookup())
     with pytest.raises(ValueError, match="draft_lens: expected one for a drafter that is no member"):
         SpeculativeEnsemble(pair, draft_lens=(1, 2), schedule="fixed", drafter=PromptLookup())
     with pytest.raises(ValueError, match="drafter: expected a model whose layers"):

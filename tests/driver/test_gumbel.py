@@ -124,6 +124,6 @@ def test_texts_follow_the_mixture():
 
 
 def test_the_rule_says_what_it_does_not_go_with(members):
-    with pytest.raises(ValueError, match="tree: expected rule 'token' beside rule='gumbel'"):
-        SpeculativeEnsemble(members, rule="gumbel", schedule="tree", tree=TreePlan(rule="traversal"))
+    with pytest.raises(ValueError, match="rule: expected draft trees, tree=, beside 'traversal'"):
+        SpeculativeEnsemble(members, rule="traversal")
     assert SpeculativeEnsemble(members[:1], tiny_tokenizer(), rule="gumbel").generate("w5 w3", seed=0).tokens

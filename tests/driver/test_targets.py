@@ -118,5 +118,3 @@ def test_wrong_dense_targets_are_named():
         wrong.generate(PROMPT, max_new_tokens=3)
     with pytest.raises(ValueError, match="ensemble: expected none of kind Cascade with processing"):
         SpeculativeEnsemble(pair, ensemble=Cascade()).generate(PROMPT, processing=Processing(presence_penalty=1.0))
-    with pytest.raises(ValueError, match="ensemble: expected none of kind Cascade with processing"):
-        SpeculativeEnsemble(pair, ensemble=Cascade(), schedule="tree").generate(PROMPT)

@@ -1,4 +1,4 @@
-"""The schedule `tree` against `standard`, and what draft trees leave in caches."""
+"""Draft trees against `standard`, and what they leave in caches."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 from cases import FULL
 from driver.cache_models import CACHES, tiny_model
 from driver.test_schedules import ENSEMBLES, GREEDY
-from driver.text_law import LENGTH, TEXTS, fit_of_tokens
+from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble, TreePlan
 from specens.decoding.statistics import Statistics
@@ -21,7 +21,8 @@ PLANS = {
     "static": TreePlan((4, 2, 2)),
     "chain": TreePlan((1, 1, 1)),
     "grown": TreePlan(nodes=10, width=3, levels=3),
-    "traversal": TreePlan((3, 2), rule="traversal"),
+    "shape": TokenTree.best_for_acceptance((0.6, 0.2, 0.1), 9),
+    "best first": TreePlan(nodes=8, width=2, order="best", levels=5),
 }
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-3}
 
@@ -32,8 +33,8 @@ def pair():
     return [first, relative_of(first, 1, noise=0.2)]
 
 
-def generate(members, plan, ensemble=None, drafter=0, **arguments):
-    return SpeculativeEnsemble(members, ensemble=ensemble, schedule="tree", tree=plan, drafter=drafter).generate(
+def generate(members, plan, ensemble=None, drafter=0, rule="token", **arguments):
+    return SpeculativeEnsemble(members, ensemble=ensemble, tree=plan, drafter=drafter, rule=rule).generate(
         PROMPT, **({"max_new_tokens": 40, "seed": 3} | arguments)
     )
 
@@ -48,7 +49,8 @@ def standard(members, ensemble=None, **arguments):
 def test_greedy_trees_write_the_tokens_of_standard(pair, name):
     expected = standard(pair, ENSEMBLES[name], sampling=GREEDY)
     results = [generate(pair, plan, ENSEMBLES[name], drafter=1, sampling=GREEDY) for plan in PLANS.values()]
-    assert [result.tokens for result in results] == [expected.tokens] * len(PLANS)
+    results.append(generate(pair, (3, 2), ENSEMBLES[name], drafter=1, rule="traversal", sampling=GREEDY))
+    assert [result.tokens for result in results] == [expected.tokens] * len(results)
     assert sum(sum(result.statistics.accepted) for result in results) >= 40  # all kinds of tokens were put to the test
     assert sum(result.statistics.recovered for result in results) >= 2
     assert sum(result.statistics.bonus for result in results) >= 4
@@ -82,24 +84,25 @@ class TreeBigram(Bigram):
 
 @pytest.mark.parametrize("name", ["mixture", *["single_target", "contrastive"] * FULL])
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "rule"),
     [
-        TreePlan((2, 2)),
-        TreePlan((2, 1), rule="traversal"),
-        TreePlan((2, 2), children="sampled"),
-        TreePlan((3, 1), children="independent"),
-        TreePlan((3, 2), children="sampled", rule="traversal"),
-        TreePlan(nodes=4, width=2, levels=3),
+        (TreePlan((2, 2)), "token"),
+        (TreePlan((2, 1)), "traversal"),
+        (TreePlan((2, 2), children="sampled"), "token"),
+        (TreePlan((3, 1), children="independent"), "token"),
+        (TreePlan((3, 2), children="sampled"), "traversal"),
+        (TreePlan(nodes=4, width=2, levels=3), "token"),
+        (TreePlan(nodes=5, levels=3, children="sampled", threshold=0.2), "token"),
+        (TreePlan(nodes=5, levels=3, children="sampled", threshold=0.2), "traversal"),
     ],
-    ids=lambda plan: f"{plan} {plan.rule}",
+    ids=str,
 )
-def test_sampled_texts_of_trees_follow_the_law_of_the_ensemble(name, plan):
+def test_sampled_texts_of_trees_follow_the_law_of_the_ensemble(name, plan, rule):
     tables = list(1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4)))
     ensemble = SpeculativeEnsemble(
-        [TreeBigram(table) for table in tables], ensemble=ENSEMBLES[name], schedule="tree", tree=plan, drafter=1
+        [TreeBigram(table) for table in tables], ensemble=ENSEMBLES[name], tree=plan, drafter=1, rule=rule
     )
-    texts = [[0, *ensemble.generate([0], max_new_tokens=LENGTH, seed=seed).tokens] for seed in range(TEXTS)]
-    assert fit_of_tokens(texts, target_logprobs(tables, ensemble=ENSEMBLES[name]).double().exp()) > 1e-4
+    assert fit_of_texts(ensemble, target_logprobs(tables, ensemble=ENSEMBLES[name]).double().exp())[0] > 1e-4
 
 
 def test_sampled_siblings_end_where_the_draft_distribution_does(pair):
@@ -154,13 +157,15 @@ def test_logits_at_the_nodes_are_those_of_each_path_read_afresh(kind, cache):
     for number in range(12):
         tokens = [generator.randrange(61) for _ in parents]
         parts = [3, len(parents)] if number % 2 else [len(parents)]  # a level at first, as a drafter reads them
-        rows = [member.score_nodes(settled, tokens[:end], parents[:end]) for end in parts]
+        starts = [-1, *parts[:-1]]  # the row behind the text comes with the first part
+        ends = zip(starts, parts, strict=True)
+        rows = [member.score([*settled, *tokens[:end]], end - start, parents[:end]) for start, end in ends]
         logits = torch.cat(rows, dim=1)[0]
         for path in paths:
             whole = model.model(torch.tensor([PROMPT + settled + [tokens[node] for node in path]])).logits[0]
             torch.testing.assert_close(logits[[0, *(node + 1 for node in path)]], whole[-4:], **TOLERANCE)
         accepted = generator.choice(paths)[: number % 4]
-        member.keep_path(accepted)
+        member.keep(len(settled), accepted)
         settled = settled + [tokens[node] for node in accepted]
         assert int(member.cache.get_seq_length()) == len(PROMPT) + len(settled)
         settled.append(generator.randrange(61))
@@ -206,18 +211,28 @@ def test_trees_that_outgrow_a_sliding_window_are_read_path_by_path():
     [
         ((), "tree: expected a number of children >= 1 for each level"),
         ((2, 0), "tree: expected a number of children >= 1 for each level"),
-        ("4,2", "tree: expected the number of children on each level or a TreePlan, got '4,2'"),
+        ("4,2", "tree: expected the number of children on each level, a TokenTree or a TreePlan, got '4,2'"),
     ],
 )
 def test_a_wrong_tree_is_refused(pair, tree, message):
     with pytest.raises(ValueError, match=message):
         SpeculativeEnsemble(pair, schedule="tree", tree=tree)
-    with pytest.raises(ValueError, match="expected two members or more for 'tree', got 1"):
+    with pytest.raises(ValueError, match="expected two members or more for 'fixed', got 1"):
         SpeculativeEnsemble(pair[:1], schedule="tree")
 
 
 @pytest.mark.parametrize(
-    "settings", [{"nodes": 0}, {"nodes": 5, "children": "sampled"}, {"rule": "typical"}, {"width": True}], ids=str
+    "settings",
+    [
+        {"nodes": 0},
+        {"nodes": 5, "children": "independent"},
+        {"order": "widest"},
+        {"width": True},
+        {"threshold": 0.0},
+        {"shape": (4, 2)},
+        {"shape": TokenTree([-1]), "nodes": 4},
+    ],
+    ids=str,
 )
 def test_a_wrong_plan_is_refused(settings):
     with pytest.raises(ValueError, match="tree: expected"):

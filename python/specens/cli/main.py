@@ -132,8 +132,8 @@ def generate(
     job = _job(prompt, chat, input, seed=seed, **given)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes)
-    if trees is not None and schedule not in (None, "tree"):
-        raise ValueError(f"--schedule: expected tree beside --tree and --tree-nodes; got {schedule!r}")
+    if trees is not None and schedule not in (None, "fixed", "tree"):
+        raise ValueError(f"--schedule: expected fixed beside --tree and --tree-nodes; got {schedule!r}")
     run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
     placement = options.Placement(dtype, device, threads)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}

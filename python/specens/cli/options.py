@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from specens.drafters import Drafter as Drafters
     from specens.drafters import PromptLookup, TreePlan
     from specens.settings.prompts import MemberPrompts
-    from specens_kernels import Sampling
+    from specens_kernels import Sampling, TokenTree
 
 
 Models = Annotated[
@@ -43,7 +44,7 @@ DraftLens = Annotated[
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Who drafts under the schedules fixed and tree: the number of a member; and under fixed also model:MODEL, "
+        help="Who drafts under the schedule fixed, chains or trees: the number of a member, model:MODEL, "
         "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]. Default: 0."
     ),
 ]
@@ -51,11 +52,17 @@ Rule = Annotated[
     str,
     typer.Option(
         help="How drafts are accepted: token; gumbel (a seed is a text, whatever drafts it); under the schedule fixed "
-        "also block or typical."
+        "also block, of trees traversal, or typical."
     ),
 ]
 Rules = Annotated[str, typer.Option("--rule", help="token, gumbel, or both: token,gumbel.")]
-Tree = Annotated[str | None, typer.Option(help="Draft trees, with so many children on each level: 4,2,2.")]
+Tree = Annotated[
+    str | None,
+    typer.Option(
+        help="Draft trees: so many children on each level, 4,2,2 or, drawn, 3,2:sampled; acceptance:0.6,0.2:24, the "
+        "best 24 nodes for children that are accepted so often; or a JSON file with parents or paths of a TokenTree."
+    ),
+]
 TreeNodes = Annotated[int | None, typer.Option(help="Draft trees of so many nodes, grown by probability.")]
 Prompt = Annotated[
     list[str] | None, typer.Option(help="Once for all members, or once for each. Default: standard input.")
@@ -220,14 +227,41 @@ def parse_draft_lens(text: str) -> DraftLen | list[int]:
 
 
 def parse_tree(tree: str | None, tree_nodes: int | None) -> TreePlan | None:
-    """The draft trees that the options name, or None. Raises ValueError where both do."""
+    """The draft trees that the options name, or None. Raises ValueError where both do, or no tree is what one says."""
     from specens.drafters import TreePlan
 
     if tree is not None and tree_nodes is not None:
         raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")
     if tree_nodes is not None:
         return TreePlan(nodes=tree_nodes)
-    return None if tree is None else TreePlan(branches=tuple(parse_numbers(tree, int, "--tree")))
+    if tree is None:
+        return None
+    shape, _, children = tree.partition(":")
+    if shape.replace(",", "").isdigit():
+        return TreePlan(branches=tuple(parse_numbers(shape, int, "--tree")), children=children or "top")
+    return TreePlan(shape=_parse_shape(tree))
+
+
+def _parse_shape(text: str) -> TokenTree:
+    """A TokenTree from acceptance by rank and a number of nodes, or from a file."""
+    from specens_kernels import TokenTree
+
+    kind, _, setting = text.partition(":")
+    if kind == "acceptance":
+        rates, _, nodes = setting.partition(":")
+        if not nodes.isdigit():
+            raise ValueError(f"--tree: expected acceptance:RATE,RATE,...:NODES, got {text!r}")
+        return TokenTree.best_for_acceptance(parse_numbers(rates, float, "--tree"), int(nodes))
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(
+            f"--tree: expected numbers of children such as 4,2,2, acceptance:... or a JSON file; got {text!r}"
+        )
+    try:
+        values = json.loads(path.read_text())
+        return TokenTree.from_paths(values) if values and isinstance(values[0], list) else TokenTree(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--tree: expected the parents or paths of a TokenTree in {text}: {error}") from None
 
 
 @dataclass(frozen=True)

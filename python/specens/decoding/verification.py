@@ -18,7 +18,7 @@ from specens.decoding.drafts import NO_NODE
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
 from specens.targets import DenseTarget
-from specens_kernels import Verdict, sample, target_logprobs, uniforms, verify_chain, verify_tree
+from specens_kernels import Sampling, Verdict, sample, target_logprobs, uniforms, verify_chain, verify_tree
 from specens_kernels.backend import backend_for
 
 NEXT_TOKEN_STREAM = 1
@@ -138,6 +138,7 @@ def _verify_trees(group: list[Request]) -> None:
         origin["draft_sampling"] = sampling_of(group, device)
     indices = [range(request.num_settled, len(request.sequence) + 1) for request in group]
     masks = row_masks(group, indices, device)
+    allowed = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True) if masks else None
     verdict = verify_tree(
         **target_arguments(group, places, logits, [logits[0].shape[1]] * len(group)),
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
@@ -146,7 +147,7 @@ def _verify_trees(group: list[Request]) -> None:
         **_on_device(origin, device),
         **edits(group, device),
         **seeds_of_uniforms(group, device),
-        **({"allowed": torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)} if masks else {}),
+        allowed=allowed,
         rule=group[0].task.rule,
         logprobs=group[0].task.logprobs,
         backend=backend_for("verify_tree", logits[0]),
@@ -286,8 +287,8 @@ def draft_logprobs(request: Request, place: int, nodes: Sequence[int]) -> Tensor
     requests whose children are chosen.
     """
     logits = rows_at(request, place, nodes)
-    how = {} if request.drafts.siblings is None else {"sampling": sampling_of([request], logits.device)}
-    return target_logprobs([logits], **how, **_at_nodes(request, nodes, logits.device))
+    sampling = Sampling() if request.drafts.siblings is None else sampling_of([request], logits.device)
+    return target_logprobs([logits], sampling=sampling, **_at_nodes(request, nodes, logits.device))
 
 
 def most_likely(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:

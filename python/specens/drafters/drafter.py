@@ -51,9 +51,9 @@ class Drafter(Protocol):
         """
         ...
 
-    def candidates(self, request: Request, count: int, length: int) -> Sequence[Sequence[int]]:
+    def candidates(self, request: Request, count: int, length: int) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Up to `count` chains of up to `length` tokens that may follow a request's text, the likeliest first."""
-        raise NotImplementedError
+        return []
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:  # noqa: ARG002
         """Append a draft tree to each request, of what may follow it; to one of which nothing is known, none."""

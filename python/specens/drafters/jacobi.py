@@ -106,13 +106,14 @@ class Lookahead(Jacobi):
         super().observe(requests)
         for request in requests:
             guesses, paths = _guesses(request), request.drafts.paths() or [[]]
-            grams = {}
+            grams: dict[tuple[int, ...], None] = {}
             for path, line in zip(paths, guesses.lines, strict=True):
                 text = request.sequence[: guesses.start] + [request.sequence[guesses.start + node] for node in path]
                 for depth, token in enumerate(line):
-                    grams[(*text[: guesses.start + depth][1 - self.ngram :], token)] = None
-            for gram in grams:
-                self._pool(request).extend(gram)
+                    gram = *text[: guesses.start + depth][1 - self.ngram :], token
+                    grams[gram] = None
+            for own in grams:
+                self._pool(request).extend(own)
                 self._pool(request).begin_text()
 
     def _pool(self, request: Request) -> NgramIndex:

@@ -235,7 +235,9 @@ def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
     return groups
 
 
-def places_read_together(schedule: str, groups: list[list[int]], drafter: int | None, trees: bool) -> list[list[int]]:
+def places_read_together(
+    schedule: str, groups: list[list[int]], drafter: int | None, trees: bool = False
+) -> list[list[int]]:
     """The places that the same forwards score. groups: those of members that share weights; drafter: if it is one."""
     alone = [[place] for place in sorted(itertools.chain(*groups))]
     if trees:

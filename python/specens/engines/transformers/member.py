@@ -140,7 +140,8 @@ class Member:
 
     def _score_paths(self, settled: list[int], tokens: Sequence[int], parents: Sequence[int], rows: int) -> Tensor:
         """The rows of a tree from chains, each of which is taken back; the nodes are not kept."""
-        self.roll_back(len(settled))
+        if self.num_seen > len(settled):
+            self.roll_back(len(settled))
         known = len(parents) + 1 - rows  # of the rows; the first one is behind the text
         logits: dict[int, Tensor] = {}
         hidden: dict[int, Tensor] = {}

@@ -1,0 +1,272 @@
+"""Every drafter under every topology: one text whatever drafts it in whatever shape; the table of docs/drafters.md."""
+
+import math
+from pathlib import Path
+
+import pytest
+import specens.drafters
+import torch
+from cases import FULL
+from driver.test_drafters import JOBS, REPETITIVE, drafters, law_drafters
+from driver.test_other_tokenizer import LETTERS, renumbered, tokenizer
+from driver.test_preset_mechanisms import logits_after
+from driver.test_schedules import GREEDY
+from driver.test_trees import TreeBigram
+from driver.text_law import fit_of_texts
+from driver.tiny_models import PROMPT, HeadedBigram, relative_of, tiny_llama
+from specens import SpeculativeEnsemble, TreePlan
+from specens.drafters import Drafter, DraftModel, OtherTokenizer
+from specens.drafters.drafter import add_chosen
+from specens.targets import Custom
+
+from specens_kernels import Mixture, Processing, Sampling, Threshold, TokenTree, Typical
+
+PAGE = Path(__file__).parents[2] / "docs" / "drafters.md"
+TOPOLOGIES = {
+    "chain": None,
+    "`(3, 2, 1)`": TreePlan((3, 2, 1)),
+    "a `TokenTree`": TreePlan(shape=TokenTree.best_for_acceptance((0.5, 0.25, 0.1), 7)),
+    "drawn, without replacement": TreePlan((3, 2), children="sampled"),
+    "drawn, with replacement": TreePlan((3, 2), children="independent"),
+    "grown, level by level": TreePlan(nodes=7, width=3, levels=3),
+    "grown, best first": TreePlan(nodes=7, width=2, levels=4, order="best"),
+    "grown by draws": TreePlan(nodes=7, levels=3, children="sampled"),
+}
+
+
+class OnlyChains(Drafter):
+    """As a user's own that knows no trees."""
+
+    def propose(self, batch, requests, draft_lens, min_probability=0.0):  # noqa: ARG002
+        for request, most in zip(requests, draft_lens, strict=True):
+            add_chosen(request, [7] * most)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    first = tiny_llama(0, num_hidden_layers=3)
+    return [first, relative_of(first, 1, noise=0.2)]
+
+
+def cast(pair):
+    """The rows of the table."""
+    own = drafters(pair)
+    return {
+        "a member": 1,
+        "`DraftModel`": own["model"],
+        "`LayerSkip`": own["layer skip"],
+        "`PromptLookup`": own["prompt lookup"],
+        "`PromptLookup(store=)`": own["store"],
+        "`Jacobi`": own["jacobi"],
+        "`Lookahead`": own["lookahead"],
+        "`Heads`": own["heads"],
+        "`OtherTokenizer`": OtherTokenizer(renumbered(pair[1], LETTERS[::-1]), tokenizer(LETTERS[::-1])),
+        "your own, with `propose` alone": OnlyChains(),
+    }
+
+
+NAMES = [
+    "a member",
+    "`DraftModel`",
+    "`LayerSkip`",
+    "`PromptLookup`",
+    "`PromptLookup(store=)`",
+    "`Jacobi`",
+    "`Lookahead`",
+    "`Heads`",
+    "`OtherTokenizer`",
+    "your own, with `propose` alone",
+]
+
+
+def make(pair, drafter, plan, **arguments):
+    """An ensemble of the pair, both members with a weight."""
+    lens = 3 if plan is None else None
+    words = tokenizer(LETTERS)
+    return SpeculativeEnsemble(pair, words, None, lens, "fixed", drafter=drafter, tree=plan, **arguments)
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    """Greedy texts of `standard`, by job."""
+    standard = SpeculativeEnsemble(pair, schedule="standard")
+    return {text.index: text.tokens for text in standard.generate_many(JOBS, sampling=GREEDY)}
+
+
+def cell(drafter, plan):
+    """What the table says of a drafter that proposes such trees."""
+    draws = isinstance(drafter, int) or drafter.has_probabilities
+    return "yes" if draws or plan is None or (plan.children == "top" and not plan.is_grown) else "candidates"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_greedy_text_is_that_of_standard_in_every_cell_or_the_page_says_why_there_is_none(pair, expected, name):
+    drafter, cells = cast(pair)[name], []
+    for plan in TOPOLOGIES.values():
+        if plan is not None and isinstance(drafter, OnlyChains):
+            with pytest.raises(ValueError, match=r"^drafter: expected one that proposes trees, so has `candidates`"):
+                make(pair, drafter, plan)
+            cells.append("no `candidates`")
+            continue
+        ensemble = make(pair, drafter, plan)
+        texts = list(ensemble.generate_many(JOBS, batch_size=3, sampling=GREEDY))
+        assert {text.index: text.tokens for text in texts} == expected
+        assert sum(sum(text.statistics.tested) for text in texts) > 0
+        cells.append(cell(drafter, plan))
+    assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text().splitlines()
+
+
+def test_the_table_of_the_page_has_every_topology_and_every_drafter_that_there_is():
+    lines = PAGE.read_text().splitlines()
+    head = lines.index(f"| drafter | {' | '.join(TOPOLOGIES)} |")
+    assert [line.split(" | ")[0] for line in lines[head + 2 :][: len(NAMES)]] == [f"| {name}" for name in NAMES]
+    own = {
+        name for name, kind in vars(specens.drafters).items() if isinstance(kind, type) and issubclass(kind, Drafter)
+    }
+    assert own - {"Drafter", "MemberDrafter"} == {name.strip("`") for name in NAMES} & own
+
+
+PLANS = [TreePlan((2, 2)), TreePlan((3, 1), children="sampled"), TreePlan((2, 2), children="independent")]
+
+
+@pytest.mark.parametrize("name", law_drafters(torch.zeros(3, 3, 3)))
+@pytest.mark.parametrize("plan", [*PLANS[:1], *PLANS[1:] * FULL], ids=str)
+def test_texts_follow_the_law_of_the_target(name, plan):
+    tables = 1.5 * torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(4))
+    drafter = law_drafters(tables)[name]
+    plan = PLANS[1] if plan is PLANS[0] and drafter.has_probabilities else plan
+    ensemble = SpeculativeEnsemble([HeadedBigram(tables[0])], tree=plan, drafter=drafter)
+    assert fit_of_texts(ensemble, tables[0].double().softmax(-1))[0] > 1e-4
+
+
+def only_some(tokens):
+    """A grammar: behind token 1 only 0 and 1 may stand, behind others all but themselves."""
+    last = tokens[-1] if tokens else 0
+    return torch.tensor([0b0011 if last == 1 else 0b1111 & ~(1 << last)], dtype=torch.int32)
+
+
+def restricted(scores):
+    """The transition probabilities under the grammar."""
+    allowed = ~torch.eye(4, dtype=torch.bool)
+    allowed[1] = torch.tensor([True, True, False, False])
+    return scores.double().masked_fill(~allowed, float("-inf")).softmax(-1)
+
+
+CHILDREN = [TreePlan((3, 2)), TreePlan((3, 2), children="sampled"), TreePlan(nodes=5, width=2, levels=3)]
+
+
+@pytest.mark.parametrize("plan", CHILDREN, ids=str)
+@pytest.mark.parametrize("how", ["constraint", "logits_processors"])
+def test_texts_of_trees_follow_the_law_under_a_grammar(plan, how):
+    tables = 1.5 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(5))
+
+    def process(ids, scores):
+        mask = int(only_some(ids[0].tolist())[0])
+        excluded = torch.tensor([not mask >> token & 1 for token in range(4)])
+        return scores.masked_fill(excluded, float("-inf"))
+
+    given = {"constraint": only_some} if how == "constraint" else {"logits_processors": [process]}
+    ensemble = SpeculativeEnsemble([TreeBigram(own) for own in tables], None, Mixture((1.0, 0.0)), tree=plan, drafter=1)
+    assert fit_of_texts(ensemble, restricted(tables[0]), **given)[0] > 1e-4
+
+
+@pytest.mark.parametrize("plan", CHILDREN, ids=str)
+@pytest.mark.parametrize("counts", [True, False])
+def test_texts_of_trees_follow_a_target_that_the_caller_computes(plan, counts):
+    tables = 1.5 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(6))
+    target = Custom(lambda logits, temperatures: (logits[0] + logits[1] ** 2) / temperatures[:, None])
+    members = [TreeBigram(own) for own in tables]
+    drafter = 1 if counts else DraftModel(TreeBigram(tables[1].flip(0)))
+    ensemble = SpeculativeEnsemble(members, None, target, tree=plan, drafter=drafter)
+    assert fit_of_texts(ensemble, (tables[0] + tables[1] ** 2).double().softmax(-1))[0] > 1e-4
+
+
+EDITS = {
+    "processing": Processing(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2),
+    "min_new_tokens": 20,
+    "stop_tokens": [44],
+    "constraint": lambda tokens: torch.tensor([-1 if len(tokens) % 3 else 0, 0x0FFFFFFF], dtype=torch.int32),
+    "logits_processors": [lambda ids, scores: scores - 0.01 * ids[:, -3:].sum(-1, keepdim=True) * torch.arange(61) % 3],
+}
+
+
+@pytest.mark.parametrize("name", ["a member", "`DraftModel`", "`PromptLookup`", "`Jacobi`", "`Heads`"])
+def test_penalties_grammars_and_processors_hold_on_trees_whoever_drafts(pair, name):
+    settings = EDITS | {"sampling": GREEDY, "max_new_tokens": 25}
+    expected = SpeculativeEnsemble(pair, schedule="standard").generate(REPETITIVE, **settings)
+    for plan in (TreePlan((3, 2)), TreePlan(nodes=6, width=3, levels=3)):
+        text = make(pair, cast(pair)[name], plan).generate(REPETITIVE, **settings)
+        assert text.tokens == expected.tokens
+        assert text.statistics.rounds < 25 or name in ("`Heads`", "`PromptLookup`", "`Jacobi`")
+
+
+def test_every_setting_of_a_request_holds_at_the_nodes(pair):
+    """Each draft has the probability that the penalties of its own path give it, so a twin's are all accepted."""
+    twins = [pair[0], relative_of(pair[0], 0, noise=0.0)]
+    for plan in (TreePlan((1, 1, 1), children="sampled"), TreePlan((2, 2, 1), children="sampled")):
+        ensemble = SpeculativeEnsemble(twins, None, Mixture((1.0, 0.0)), tree=plan, drafter=1)
+        text = ensemble.generate(REPETITIVE, max_new_tokens=40, seed=1, **EDITS)
+        assert text.statistics.recovered == 0
+        assert text.statistics.rounds == 10
+
+
+@pytest.mark.parametrize("plan", CHILDREN, ids=str)
+def test_a_seed_gives_one_text_in_any_batch_of_trees(pair, plan):
+    ensemble = SpeculativeEnsemble(pair, tree=plan, drafter=1)
+    sampling = Sampling(temperature=0.7, top_p=0.9)
+    for text in ensemble.generate_many(JOBS, batch_size=4, seed=5, sampling=sampling, logprobs=True):
+        job = JOBS[text.index]
+        alone = ensemble.generate(job.prompt, max_new_tokens=job.max_new_tokens, seed=text.seed, sampling=sampling)
+        assert alone.tokens == text.tokens
+        assert alone.statistics.accepted == text.statistics.accepted
+        assert alone.statistics.forwards == text.statistics.forwards
+
+
+def test_the_trees_of_a_batch_are_read_in_one_forward(pair, monkeypatch):
+    calls = []
+    forward = type(pair[0]).forward
+    monkeypatch.setattr(type(pair[0]), "forward", lambda self, *a, **k: calls.append(self) or forward(self, *a, **k))
+    ensemble = SpeculativeEnsemble(pair, tree=(3, 2), drafter=1)
+    list(ensemble.generate_many([PROMPT] * 6, batch_size=6, max_new_tokens=12, sampling=GREEDY))
+    together = len(calls)
+    ensemble.generate(PROMPT, max_new_tokens=12, sampling=GREEDY)
+    assert together == len(calls) - together
+
+
+def test_typical_acceptance_takes_the_longest_path_of_a_tree_that_is_likely_enough(pair):
+    rule, rounds = Typical(0.09, 0.3), []
+    ensemble = SpeculativeEnsemble(pair, None, Mixture((1.0, 0.0)), tree=(3, 2), drafter=1, rule=rule)
+    text = ensemble.generate(PROMPT, max_new_tokens=40, seed=2, on_round=rounds.append)
+    for own in rounds[:-2]:
+        depths = []
+        for draft in own.drafts:
+            above = [] if draft["parent"] < 0 else depths[draft["parent"]]
+            row = logits_after(pair[0], text.tokens[: own.position] + (above or [])).double().softmax(-1)
+            limit = min(0.09, 0.3 * math.exp(-float(torch.special.entr(row).sum())))
+            stands = above is not None and float(row[draft["token"]]) > limit
+            depths.append([*above, draft["token"]] if stands else None)
+        assert own.num_accepted == max((len(path) for path in depths if path), default=0)
+    assert text.statistics.accepted[1] > 10
+
+
+def test_rules_of_chains_are_refused_with_trees_and_that_of_trees_without(pair):
+    for rule in ("block", Threshold(0.3)):
+        with pytest.raises(ValueError, match=r"^rule: expected token, gumbel, traversal, typical or a Typical with"):
+            SpeculativeEnsemble(pair, tree=(2, 2), rule=rule)
+    with pytest.raises(ValueError, match="rule: expected draft trees, tree=, beside 'traversal'"):
+        SpeculativeEnsemble(pair, schedule="fixed", rule="traversal")
+
+
+def test_a_draft_that_a_member_cannot_read_is_tested_in_a_tree_and_never_read(pair):
+    large = tiny_llama(0, vocab=80)
+    target = Mixture((0.5, 0.5))
+    ensemble = SpeculativeEnsemble([large, pair[1]], None, target, tree=TreePlan((4, 2)), drafter=0)
+    standard = SpeculativeEnsemble([large, pair[1]], None, target, schedule="standard")
+    for prompt in (PROMPT, [1, 2], [60]):
+        texts = []
+        for one in (standard, ensemble):
+            try:
+                texts.append(one.generate(prompt, max_new_tokens=30, sampling=GREEDY).tokens)
+            except ValueError as error:
+                texts.append(str(error)[:40])
+        assert texts[0] == texts[1]
