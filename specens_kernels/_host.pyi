@@ -73,6 +73,15 @@ class NgramIndex:
     def propose_after(
         self, context: ArrayLike, draft_len: int, *, min_match: int = 1, choose: str = "recent"
     ) -> tuple[NDArray[np.int64], int]: ...
+    def propose_tree(
+        self,
+        nodes: int,
+        *,
+        max_levels: int | None = None,
+        tail: ArrayLike = (),
+        context: ArrayLike | None = None,
+        min_match: int = 1,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], int]: ...
     @staticmethod
     def propose_batch(
         indices: Sequence[NgramIndex | None],

@@ -46,9 +46,10 @@ Tokens checked_tokens(const py::object& values, const std::string& argument) {
     return tokens;
 }
 
-Drafting checked_drafting(int64_t draft_len, int64_t min_match, const std::string& choose) {
+Drafting checked_drafting(int64_t draft_len, int64_t min_match, const std::string& choose,
+                          const char* argument = "draft_len") {
     if (draft_len < 0 || draft_len > max_draft_len) {
-        fail("draft_len", "an integer from 0 to " + std::to_string(max_draft_len), std::to_string(draft_len));
+        fail(argument, "an integer from 0 to " + std::to_string(max_draft_len), std::to_string(draft_len));
     }
     if (min_match < 1) {
         fail("min_match", "an integer >= 1", std::to_string(min_match));
@@ -84,11 +85,15 @@ std::unique_ptr<Index> from_tokens(const py::object& values, int64_t max_match) 
     return std::make_unique<Index>(std::move(index));
 }
 
-Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& more, const Drafting& drafting) {
+NgramIndex::Match match_after(const NgramIndex& index, NgramIndex::Match from, const Tokens& more) {
     const auto count = static_cast<int64_t>(more.size());
     const int64_t looked_at = std::min<int64_t>(count, index.max_match());  // earlier tokens change nothing
     const NgramIndex::Match start = looked_at < count ? NgramIndex::Match{} : from;
-    const NgramIndex::Match match = index.after(start, more.data() + count - looked_at, looked_at);
+    return index.after(start, more.data() + count - looked_at, looked_at);
+}
+
+Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& more, const Drafting& drafting) {
+    const NgramIndex::Match match = match_after(index, from, more);
     Proposal proposal;
     proposal.tokens.resize(drafting.draft_len);
     proposal.tokens.resize(index.propose(match, drafting.draft_len, drafting.min_match, drafting.frequent,
@@ -110,6 +115,24 @@ py::tuple propose_after_context(const Index& index, const py::object& context, i
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
     const Tokens more = checked_tokens(context, "context");
     return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, {}, more, drafting); }));
+}
+
+py::tuple propose_tree(const Index& index, int64_t nodes, const std::optional<int64_t>& max_levels,
+                       const py::object& tail, const py::object& context, int64_t min_match) {
+    const Drafting drafting = checked_drafting(nodes, min_match, "frequent", "nodes");
+    const int64_t levels = max_levels.value_or(nodes);
+    if (levels < 0) {
+        fail("max_levels", "an integer >= 0 or None", std::to_string(levels));
+    }
+    const Tokens more = context.is_none() ? checked_tokens(tail, "tail") : checked_tokens(context, "context");
+    if (!context.is_none() && !checked_tokens(tail, "tail").empty()) {
+        fail("tail", "none beside a context", "both");
+    }
+    const NgramIndex::Tree tree = index.read([&](const NgramIndex& own) {
+        const NgramIndex::Match from = context.is_none() ? own.end() : NgramIndex::Match{};
+        return own.propose_tree(match_after(own, from, more), drafting.draft_len, levels, min_match);
+    });
+    return py::make_tuple(to_array(tree.parents), to_array(tree.tokens), to_array(tree.probabilities), tree.match_len);
 }
 
 // The last tokens of the open text, as many as an n-gram may have, and the tail.
@@ -246,6 +269,20 @@ constexpr const char* after_doc =
 
 context: integers [tokens]; its last max_match tokens decide.)";
 
+constexpr const char* tree_doc =
+    R"(What may follow the open text, as a draft tree: (parents, tokens, probabilities, match_len).
+
+Node after node the most probable continuation is taken, a parent before its children: a token's probability is how often it
+followed the longest n-gram which the ones before it end with, among all that followed that; a node's is the product along
+its path. Nodes that are left over go to what followed shorter n-grams of the text's end.
+
+nodes: 0 to 65,536, at most so many. max_levels: nodes on a path; None: as many as there are. tail: as in `propose`.
+context: integers [tokens] in place of the open text, as in `propose_after`. min_match: a shorter n-gram proposes nothing.
+
+parents, tokens: int64 [nodes], -1 below the text, as `TokenTree` takes them. probabilities: float64 [nodes]. match_len: the
+length of the longest n-gram that the first nodes followed.
+Source: He et al., "REST: Retrieval-Based Speculative Decoding", NAACL 2024 (a trie of the retrieved continuations).)";
+
 constexpr const char* batch_doc =
     R"(Drafts of a batch, as `verify_chain` takes them: (draft_tokens, draft_lens, match_lens).
 
@@ -264,6 +301,8 @@ void bind_proposals(py::class_<Index>& index) {
              py::arg("min_match") = 1, py::arg("choose") = recent, propose_doc)
         .def("propose_after", &propose_after_context, py::arg("context"), py::arg("draft_len"), py::kw_only(),
              py::arg("min_match") = 1, py::arg("choose") = recent, after_doc)
+        .def("propose_tree", &propose_tree, py::arg("nodes"), py::kw_only(), py::arg("max_levels") = py::none(),
+             py::arg("tail") = py::tuple(), py::arg("context") = py::none(), py::arg("min_match") = 1, tree_doc)
         .def_static("propose_batch", &propose_batch, py::arg("indices"), py::arg("draft_len"), py::kw_only(),
                     py::arg("tails") = py::none(), py::arg("store") = py::none(), py::arg("min_match") = 1,
                     py::arg("choose") = recent, batch_doc);

@@ -1,6 +1,7 @@
 #include "ngram_index/index.h"
 
 #include <algorithm>
+#include <queue>
 
 namespace specens {
 namespace {
@@ -135,11 +136,7 @@ int64_t NgramIndex::propose(Match match, int64_t draft_len, int64_t min_match, b
                             int64_t* match_len) const {
     *match_len = 0;
     for (int64_t count = 0; count < draft_len; ++count) {
-        while (match.length >= min_match && states_[match.state].follower == none) {
-            match.state = states_[match.state].link;
-            match.length = states_[match.state].length;
-        }
-        if (match.length < min_match) {
+        if (!back_off(match, min_match)) {
             return count;
         }
         if (count == 0) {
@@ -151,6 +148,68 @@ int64_t NgramIndex::propose(Match match, int64_t draft_len, int64_t min_match, b
         match = step(match, token);
     }
     return draft_len;
+}
+
+// Go to the longest suffix of an n-gram that something followed; whether there is one so long.
+bool NgramIndex::back_off(Match& match, int64_t min_match) const {
+    while (match.length >= min_match && states_[match.state].follower == none) {
+        match.state = states_[match.state].link;
+        match.length = states_[match.state].length;
+    }
+    return match.length >= min_match;
+}
+
+NgramIndex::Tree NgramIndex::propose_tree(Match match, int64_t nodes, int64_t max_levels, int64_t min_match) const {
+    struct Candidate {
+        double probability;
+        int64_t parent, level;
+        int32_t token;
+        Match after;
+        int64_t number;  // the earlier candidate first, on a tie
+
+        bool operator<(const Candidate& other) const {
+            return probability != other.probability ? probability < other.probability : number > other.number;
+        }
+    };
+    Tree tree;
+    std::priority_queue<Candidate> candidates;
+    std::vector<int64_t> known;  // tokens below the text
+    int64_t number = 0;
+    const auto add_children = [&](Match from, int64_t parent, int64_t level, double probability) {
+        int64_t total = 0;
+        for (int32_t edge = states_[from.state].first_edge; edge != none; edge = edges_[edge].next) {
+            total += edges_[edge].count;
+        }
+        for (int32_t edge = states_[from.state].first_edge; edge != none; edge = edges_[edge].next) {
+            const int32_t token = edges_[edge].token;
+            const bool twice = parent < 0 && std::find(known.begin(), known.end(), token) != known.end();
+            if (edges_[edge].count > 0 && !twice) {
+                const double share = static_cast<double>(edges_[edge].count) / static_cast<double>(total);
+                candidates.push({probability * share, parent, level, token, step(from, token), number++});
+            }
+        }
+    };
+    while (max_levels > 0 && static_cast<int64_t>(tree.tokens.size()) < nodes && back_off(match, min_match)) {
+        tree.match_len = std::max<int64_t>(tree.match_len, match.length);
+        add_children(match, -1, 0, 1.0);
+        while (!candidates.empty() && static_cast<int64_t>(tree.tokens.size()) < nodes) {
+            Candidate best = candidates.top();
+            candidates.pop();
+            const auto node = static_cast<int64_t>(tree.tokens.size());
+            tree.parents.push_back(best.parent);
+            tree.tokens.push_back(best.token);
+            tree.probabilities.push_back(best.probability);
+            if (best.parent < 0) {
+                known.push_back(best.token);
+            }
+            if (best.level + 1 < max_levels && back_off(best.after, min_match)) {
+                add_children(best.after, node, best.level + 1, best.probability);
+            }
+        }
+        match.state = states_[match.state].link;
+        match.length = match.state == none ? 0 : states_[match.state].length;
+    }
+    return tree;
 }
 
 int64_t NgramIndex::num_bytes() const {

@@ -23,6 +23,13 @@ class NgramIndex {
     // What follows is another text: no n-gram and no draft runs from one to the next.
     void begin_text();
 
+    // What may follow a place, as a tree: node after node the most probable one, a parent before its children.
+    struct Tree {
+        std::vector<int64_t> parents, tokens;
+        std::vector<double> probabilities;  // of the paths
+        int64_t match_len = 0;
+    };
+
     // Of the text that is open.
     Match end() const { return end_; }
     Match after(Match match, const int64_t* tokens, int64_t count) const;
@@ -30,6 +37,11 @@ class NgramIndex {
     // ones before it end with: last, or most often. Return their number, and the length of the first n-gram.
     int64_t propose(Match match, int64_t draft_len, int64_t min_match, bool frequent, int64_t* draft,
                     int64_t* match_len) const;
+
+    // At most `nodes` in `max_levels`. A token's probability is how often it followed the longest n-gram, of min_match
+    // tokens or more, that the ones before it end with, by how often anything did; nodes that are left over go to what
+    // followed shorter n-grams.
+    Tree propose_tree(Match match, int64_t nodes, int64_t max_levels, int64_t min_match) const;
 
     int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()) - num_texts_ + (text_is_open() ? 1 : 0); }
     int64_t num_texts() const { return num_texts_; }
@@ -61,6 +73,7 @@ class NgramIndex {
     int32_t split(int32_t before, int32_t whole, int32_t token);
     void note_follower(int32_t state, int32_t token, int32_t index);
     Match settle(Match match) const;
+    bool back_off(Match& match, int64_t min_match) const;
     Match step(Match match, int32_t token) const;
 
     int32_t find_edge(int32_t state, int32_t token) const;

@@ -6,6 +6,7 @@ import copy
 import pickle
 import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -133,6 +134,40 @@ def test_nothing_runs_from_one_text_to_the_next():
     assert as_lists(index.propose(4)) == ([], 0)
     assert as_lists(index.propose(4, tail=[3])) == ([4], 1)
     assert (len(index), index.num_texts) == (4, 2)
+
+
+def shares(texts: list[list[int]], context: list[int], max_match: int, min_match: int) -> Iterator[tuple[Counter, int]]:
+    """What followed the longest n-gram that a context ends with, how often, and then each shorter one."""
+    for size in range(min(max_match, len(context)), min_match - 1, -1):
+        if counts := Counter(followers(texts, context[-size:])):
+            yield counts, size
+
+
+@given(texts=TEXTS, tail=TOKENS, max_match=st.integers(1, 5), min_match=st.integers(1, 3), levels=st.integers(1, 4))
+def test_a_tree_holds_what_a_search_through_the_texts_finds(texts, tail, max_match, min_match, levels):
+    index, context = index_of(texts, max_match), [*texts[-1], *tail]
+    parents, tokens, probabilities, match_len = index.propose_tree(
+        60, max_levels=levels, tail=tail, min_match=min_match
+    )
+    roots = list(shares(texts, context, max_match, min_match))
+    assert match_len == (roots[0][1] if roots else 0)
+    paths: list[list[int]] = []
+    for node, (parent, token) in enumerate(zip(parents.tolist(), tokens.tolist(), strict=True)):
+        assert parent < node
+        above = paths[parent] if parent >= 0 else []
+        paths.append([*above, token])
+        if parent >= 0:
+            counts = next(shares(texts, context + above, max_match, min_match))[0]
+        else:  # of the longest n-gram that the token followed
+            counts = next(counts for counts, _ in roots if token in counts)
+        share = counts[token] / sum(counts.values()) * (probabilities[parent] if parent >= 0 else 1.0)
+        assert probabilities[node] == pytest.approx(share)
+    assert len({tuple(path) for path in paths}) == len(paths)
+    assert max(map(len, paths), default=0) <= levels
+    if len(paths) < 60:  # then nothing is left out
+        assert {path[0] for path in paths} == {token for counts, _ in roots for token in counts}
+    longest = [node for node, path in enumerate(paths) if roots and path[0] in roots[0][0]]
+    assert probabilities[longest].tolist() == sorted(probabilities[longest], reverse=True)
 
 
 @given(st.lists(st.one_of(st.none(), TEXTS), min_size=1, max_size=5), TEXTS, st.data())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter, add_chosen, check_count, check_place
+from specens.drafters.trees import paths_of
 from specens.engines.transformers.causal_lm import CausalLM
 from specens_kernels import NgramIndex
 
@@ -125,9 +126,10 @@ class Lookahead(Jacobi):
     def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
         """What the pool knows behind the text's end, in the place of the first guesses."""
         end = request.sequence[1 - self.ngram :] or request.task.prompts[self.place][1 - self.ngram :]
-        found = self._pool(request).propose_after(end, length)[0].tolist()
-        guessed = super().candidates(request, count, length)
-        return [found + guessed[0][len(found) :], *guessed[: count - 1]]
+        pool, guessed = self._pool(request), super().candidates(request, count, length)
+        found = pool.propose_after(end, length)[0].tolist()
+        others = paths_of(*pool.propose_tree(count * length, max_levels=length, context=end)[:2]) if count > 1 else []
+        return [found + guessed[0][len(found) :], *others, *guessed]
 
 
 def _guesses(request: Request) -> Guesses:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter, add_chosen, check_count
+from specens.drafters.trees import paths_of
 from specens.engines.transformers.causal_lm import CausalLM
 from specens_kernels import NgramIndex
 
@@ -28,7 +29,8 @@ class PromptLookup(Drafter):
 
     max_match: the longest n-gram looked for. min_match: a shorter one gives no draft. store: texts, as strings or token
         ids, or an NgramIndex over them, which all requests share; it drafts where it knows a longer n-gram.
-    choose: "recent" or "frequent", which of the tokens that followed is taken.
+    choose: "recent" or "frequent", which of the tokens that followed is taken. A tree holds all of them, as far as they
+        fit, the most frequent first; behind the most recent, where that is chosen.
     Raises ValueError where one is out of range, or where a text needs a tokenizer and the ensemble has none.
     """
 
@@ -75,9 +77,16 @@ class PromptLookup(Drafter):
         for request, tokens, most in zip(requests, drafts, draft_lens, strict=True):
             add_chosen(request, tokens[:most])
 
-    def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:  # noqa: ARG002
-        """What followed the longest n-gram."""
-        return self.look_up([self._index(request)], length)
+    def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
+        """What followed the longest n-grams, the most frequent first, or behind the most recent one."""
+        index = self._index(request)
+        tries = [index.propose_tree(count * length, max_levels=length, min_match=self.min_match)]
+        if self._store is not None:
+            text = (request.task.prompts[0] + request.sequence)[-self._store.max_match :]
+            how: dict[str, Any] = {"max_levels": length, "context": text, "min_match": self.min_match}
+            tries.append(self._store.propose_tree(count * length, **how))
+        first = self.look_up([index], length) if self.choose == "recent" else []
+        return [*first, *(path for trie in sorted(tries, key=lambda trie: -trie[3]) for path in paths_of(*trie[:2]))]
 
     def look_up(self, indices: Sequence[NgramIndex], most: int) -> list[list[int]]:
         """Up to so many tokens behind each of these texts."""

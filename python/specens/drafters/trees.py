@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specens.decoding.drafts import ROOT
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.verification import draft_logprobs, draw_best_children, draw_siblings, most_likely
@@ -185,3 +188,11 @@ def add_candidates(request: Request, chains: Iterable[Sequence[int]], plan: Tree
                 num_children[child], num_children[node] = 0, num_children[node] + 1
                 request.add_draft(token, OUTSIDE, parent=node)
             node = known[node, token]
+
+
+def paths_of(parents: NDArray[np.int64], tokens: NDArray[np.int64]) -> list[list[int]]:
+    """The tokens on the way to each node of a tree."""
+    paths: list[list[int]] = []
+    for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    return paths
