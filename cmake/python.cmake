@@ -40,3 +40,5 @@ target_compile_definitions(_host PRIVATE
     "SPECENS_CUDA_ARCHITECTURES=\"${SPECENS_CUDA_ARCHITECTURES}\""
     "SPECENS_VERSION=\"${PROJECT_VERSION}\"")
 install(TARGETS _host LIBRARY DESTINATION specens_kernels)
+
+include(cmake/licences.cmake)

@@ -18,3 +18,7 @@ target_link_libraries(specens_torch INTERFACE
 if(CMAKE_SYSTEM_NAME STREQUAL Linux)
     target_link_options(specens_torch INTERFACE LINKER:-z,defs)
 endif()
+if(APPLE)
+    # torch's library is named @rpath/libtorch_cpu.dylib, and lies beside this package.
+    target_link_options(specens_torch INTERFACE LINKER:-rpath,@loader_path/../torch/lib)
+endif()

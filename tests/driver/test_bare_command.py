@@ -51,6 +51,12 @@ def test_doctor_works():
     assert re.search(r"^backend cpp +yes ", result.stdout, re.M)
 
 
+def test_doctor_reports_for_an_issue():
+    result = run("doctor", "--report")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.fullmatch(r"```text\n.*^torch +yes .*\n```\n", result.stdout, re.S | re.M)
+
+
 def test_doctor_prints_json_where_only_transformers_is_missing():
     result = run("doctor", "--json", hidden=("transformers",))
     facts = {fact["name"]: fact for fact in json.loads(result.stdout)["facts"]}

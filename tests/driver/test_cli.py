@@ -1,6 +1,7 @@
 """The command `specens`, with tiny saved models."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -226,6 +227,20 @@ def test_doctor_reports_versions_backends_and_hardware():
     unusable = [fact for fact in facts.values() if fact["ok"] is False]
     assert all(len(fact["value"]) > 5 for fact in unusable)
     assert run("doctor", env={"COLUMNS": "140"}).stdout.count("\n") > 10
+
+
+def test_doctor_reports_for_an_issue_without_paths_of_the_user(monkeypatch):
+    monkeypatch.setenv("SPECENS_BACKEND", "cpp")
+    monkeypatch.setattr("specens.doctor.chosen", lambda: os.path.expanduser("~/private"))
+    report = run("doctor", "--report").stdout
+    assert report.startswith("```text\n")
+    assert report.endswith("```\n")
+    assert "\nSPECENS_BACKEND=cpp\n" in report
+    assert "~/private" in report
+    assert os.path.expanduser("~/private") not in report
+    refused = run("doctor", "--report", "--json")
+    assert refused.exit_code == 2
+    assert "--report" in refused.stderr
 
 
 def test_doctor_reports_a_broken_import_instead_of_failing(monkeypatch):

@@ -23,8 +23,8 @@ def run(arguments: Sequence[str], missing: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(version("specens-kernels"))
         return 0
-    if arguments and arguments[0] == "doctor" and set(arguments[1:]) <= {"--json"}:
-        _doctor("--json" in arguments)
+    if list(arguments) in (["doctor"], ["doctor", "--json"], ["doctor", "--report"]):
+        _doctor(arguments[1:])
         return 0
     sys.stderr.write(
         f"specens: not installed: {', '.join(missing)}. {INSTALL_DRIVER} installs what the command needs; "
@@ -33,14 +33,17 @@ def run(arguments: Sequence[str], missing: Sequence[str]) -> int:
     return FAILED
 
 
-def _doctor(as_json: bool) -> None:
-    from specens.cli.doctor import examine, report_dict
+def _doctor(options: Sequence[str]) -> None:
+    from specens.cli.doctor import examine, report_dict, report_markdown
     from specens.cli.openmp import wait_briefly
 
     wait_briefly()
     facts = examine()
-    if as_json:
+    if "--json" in options:
         print(json.dumps(report_dict(facts)))
+        return
+    if "--report" in options:
+        print(report_markdown(facts))
         return
     width = max(len(fact.name) for fact in facts)
     for fact in facts:

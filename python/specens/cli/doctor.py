@@ -58,6 +58,21 @@ def report_dict(facts: list[Fact]) -> dict[str, Any]:
     return {"facts": [asdict(fact) for fact in facts]}
 
 
+def report_markdown(facts: list[Fact]) -> str:
+    """The report as an issue takes it: one fenced block, without names of users, paths or machines."""
+    marks = {True: "yes", False: "no", None: ""}
+    width = max(len(fact.name) for fact in facts)
+    home = os.path.expanduser("~")
+    lines = [f"{fact.name:{width}}  {marks[fact.ok]:3}  {fact.value.replace(home, '~')}" for fact in facts]
+    return "\n".join(["```text", platform.platform(), *lines, *_variables(), "```"])
+
+
+def _variables() -> list[str]:
+    """The environment variables that change what is computed, as they are set."""
+    names = sorted(name for name in os.environ if name.startswith(("SPECENS_", "OMP_", "TRITON_")))
+    return [f"{name}={os.environ[name]}" for name in names]
+
+
 def _version(name: str) -> Fact:
     try:
         return Fact(name, metadata.version(name), True)

@@ -270,13 +270,17 @@ def methods(json: options.Json = False) -> None:
 
 
 @app.command(cls=Command, short_help="Show versions, backends and hardware.")
-def doctor(json: options.Json = False) -> None:
+def doctor(json: options.Json = False, report: options.Report = False) -> None:
     """Show versions, backends and hardware, and why something is missing."""
-    from specens.cli.doctor import examine, report_dict, report_table
+    from specens.cli.doctor import examine, report_dict, report_markdown, report_table
 
+    if json and report:
+        raise ValueError("--report: expected one of --json and --report, got both")
     facts = examine()
     if json:
         print_json(report_dict(facts))
+    elif report:
+        print(report_markdown(facts))
     else:
         Output().print(report_table(facts))
 

@@ -110,6 +110,7 @@ Exact = Annotated[
 Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more than one are JSON lines.")]
 Trace = Annotated[Path | None, typer.Option("--trace", help="Write what happens in each round, for specens show.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Report = Annotated[bool, typer.Option("--report", help="Print a block of text to paste into an issue.")]
 
 
 def parse_numbers(text: str, kind: type, option: str) -> list[Any]:
