@@ -1,4 +1,4 @@
-# make demo | test | test-full | test-triton | test-arm | test-install | test-wheel | test-vllm | test-llamacpp | sanitize | check | bench | wheel | models | clean
+# make demo | test | test-full | test-triton | test-arm | test-install | test-wheel | test-vllm | test-llamacpp | sanitize | check | bench | wheel | models | docs | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard examples/c/*.c examples/llama_cpp/*.cpp examples/llama_cpp/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/*/*.cpp tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
-.PHONY: demo test test-full test-triton test-arm test-install test-wheel test-vllm test-llamacpp sanitize check bench wheel clean
+.PHONY: demo test test-full test-triton test-arm test-install test-wheel test-vllm test-llamacpp sanitize check bench wheel models docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -99,6 +99,16 @@ wheel: $(VENV)/.installed
 # docs/models.md: each causal LM architecture of the installed transformers against its own `generate`.
 models: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m zoo.table > docs/models.md
+
+# build/site: the documentation, strictly. Needs no torch: sources are read, not imported.
+docs: build/docs-tools/.installed
+	build/docs-tools/bin/python docs/site/figures.py
+	NO_MKDOCS_2_WARNING=1 build/docs-tools/bin/mkdocs build --strict
+
+build/docs-tools/.installed: docs/site/requirements.txt
+	$(PYTHON) -m venv build/docs-tools
+	build/docs-tools/bin/python -m pip --disable-pip-version-check install -q -r docs/site/requirements.txt
+	touch $@
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed $(VENV)/.checkers

