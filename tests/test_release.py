@@ -1,4 +1,4 @@
-"""What a release and its hosting read: one version, workflows that call what is there, a template that asks for a report."""
+"""What a release and its hosting read: one version, workflows that call what is there, a template for reports."""
 
 from __future__ import annotations
 

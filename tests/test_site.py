@@ -1,4 +1,4 @@
-"""The site: every public name is on it, figures and tables are those of the sources, and it builds without a warning."""
+"""The site: every public name is on it, figures and tables are those of the sources, it builds without a warning."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import typer
-from specens.cli import app
+from specens.cli.main import app
 
 
 def markdown() -> str:

@@ -1,4 +1,4 @@
-"""Docstrings here tell of arguments in running text, `seed: reproduces the text.`; on the site each is an item of a list."""
+"""Docstrings here tell of arguments in running text, `seed: reproduces the text.`; on the site each is a list item."""
 
 from __future__ import annotations
 

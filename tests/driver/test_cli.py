@@ -231,7 +231,7 @@ def test_doctor_reports_versions_backends_and_hardware():
 
 def test_doctor_reports_for_an_issue_without_paths_of_the_user(monkeypatch):
     monkeypatch.setenv("SPECENS_BACKEND", "cpp")
-    monkeypatch.setattr("specens.doctor.chosen", lambda: os.path.expanduser("~/private"))
+    monkeypatch.setattr("specens.cli.doctor.chosen", lambda: os.path.expanduser("~/private"))
     report = run("doctor", "--report").stdout
     assert report.startswith("```text\n")
     assert report.endswith("```\n")
