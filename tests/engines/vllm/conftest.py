@@ -56,6 +56,12 @@ def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def outsider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft model that is no member."""
+    return tiny_model(tmp_path_factory.mktemp("outsider"), seed=3, layers=1)
+
+
+@pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct with its tokenizer, as vLLM loads it."""
     folder = tmp_path_factory.mktemp("smollm2")
@@ -70,6 +76,20 @@ def speculation(draft_model: Path) -> dict[str, dict[str, Any] | None]:
     draft = {"method": "draft_model", "model": str(draft_model), "num_speculative_tokens": 3}
     drawn = draft | {"draft_sample_method": "probabilistic"}
     return {"none": None, "n-gram": NGRAM, "draft model": draft, "drawn drafts": drawn}
+
+
+@pytest.fixture(scope="session")
+def drafters(draft_model: Path, outsider: Path) -> dict[str, dict[str, Any] | None]:
+    """Speculative configurations by name; the draft model is a member, the outsider is none."""
+    member = {"method": "draft_model", "model": str(draft_model), "num_speculative_tokens": 3}
+    drawn = {"draft_sample_method": "probabilistic"}
+    return {
+        "none": None,
+        "n-gram": NGRAM,
+        "member": member,
+        "member, drawn": member | drawn,
+        "outsider, drawn": member | {"model": str(outsider)} | drawn,
+    }
 
 
 @pytest.fixture

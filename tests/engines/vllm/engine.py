@@ -42,8 +42,9 @@ def generate(engine: LLM, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def counted(engine: LLM) -> dict[str, int]:
-    """Drafts and accepted drafts since the engine started."""
+    """Drafts, accepted drafts, preemptions and cached tokens since the engine started."""
     names = {"vllm:spec_decode_num_draft_tokens": "drafts", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+    names |= {"vllm:num_preemptions": "preemptions", "vllm:prefix_cache_hits": "cached"}
     return {names[metric.name]: int(metric.value) for metric in engine.get_metrics() if metric.name in names}
 
 

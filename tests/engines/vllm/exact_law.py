@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,34 +12,38 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specens_kernels import Processing, Sampling, target_logprobs
+from specens_kernels.ensembles import Ensemble
 
 
 def exact_law(
-    folder: Path,
+    folder: Path | Sequence[Path],
     prompt: list[int],
     length: int,
     sampling: Sampling,
     allowed: Tensor | None = None,
     logit_bias: tuple[Tensor, Tensor] | None = None,
+    ensemble: Ensemble | None = None,
     **penalties: float,
 ) -> Tensor:
     """Probabilities float64 [vocab] * length of each text behind the prompt.
 
-    allowed: int32 [words]. logit_bias: tokens and values, each [n]. penalties: fields of Processing.
+    folder: of the model, or of each member of the ensemble. allowed: int32 [words]. logit_bias: tokens and values, each [n]. penalties: fields of Processing.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    vocab = model.config.vocab_size
+    folders = [folder] if isinstance(folder, Path) else folder
+    models = [AutoModelForCausalLM.from_pretrained(member, dtype=torch.float64) for member in folders]
+    vocab = models[0].config.vocab_size
     law = torch.zeros((), dtype=torch.float64)
     for written in range(length):
         count = vocab**written
         outputs = torch.tensor(list(itertools.product(range(vocab), repeat=written)), dtype=torch.int64)
         outputs, prompts = outputs.view(count, written), torch.tensor(prompt).expand(count, -1)
         with torch.no_grad():
-            logits = model(torch.cat((prompts, outputs), 1)).logits[:, -1].float()
+            logits = [model(torch.cat((prompts, outputs), 1)).logits[:, -1].float() for model in models]
         bias = None if logit_bias is None else tuple(part.expand(count, -1) for part in logit_bias)
         edits = Processing(logit_bias=bias, prompt_tokens=prompts, output_tokens=outputs, **penalties)
         bits = None if allowed is None else allowed.expand(count, -1)
-        logprobs = target_logprobs(logits, sampling=sampling, processing=edits, allowed=bits, backend="reference")
+        target = {"sampling": sampling, "processing": edits, "allowed": bits, "ensemble": ensemble}
+        logprobs = target_logprobs(logits, **target, backend="reference")
         law = law[..., None] + logprobs.double().view(*[vocab] * (written + 1))
     return law.exp()
 

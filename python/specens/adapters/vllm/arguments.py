@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy to vLLM
 WHERE_NO_TOKEN = 0  # what vLLM emits of a row without a possible token
 PADDING = -1
+LARGEST_SEED = 2**63 - 1
 DRAW = 4  # by how much vLLM moves the generator of a request on a GPU in each step
 
 
@@ -132,25 +133,32 @@ def random_numbers(
     the positions are not known, they are drawn from the generators. Any other request gets a new seed each round.
     Generators on a GPU move as in vLLM's sampler, as vLLM moves them back where it throws a token away.
     """
-    largest = 2**63 - 1
-    seeds = torch.randint(-largest, largest, (batch,), dtype=torch.int64, device=device)
+    seeds = seeds_of(generators, batch, device)
     positions = torch.zeros_like(seeds) if first_positions is None else first_positions.long()
     if not generators:
         return seeds, positions
-    requests = torch.tensor(list(generators)).to(device, non_blocking=True)
-    given = [_as_int64(generator.initial_seed()) for generator in generators.values()]
-    seeds[requests] = torch.tensor(given, dtype=torch.int64).to(device, non_blocking=True)
     if first_positions is None:
         drawn = [
-            torch.randint(largest, (1,), generator=generator, device=generator.device)
+            torch.randint(LARGEST_SEED, (1,), generator=generator, device=generator.device)
             for generator in generators.values()
         ]
+        requests = torch.tensor(list(generators)).to(device, non_blocking=True)
         positions[requests] = torch.cat(drawn).to(device)
         return seeds, positions
     for generator in generators.values():
         if generator.device.type != "cpu":  # one of a CPU has no offset
             generator.set_offset(generator.get_offset() + DRAW)
     return seeds, positions
+
+
+def seeds_of(generators: Mapping[int, torch.Generator], batch: int, device: torch.device) -> Tensor:
+    """int64 [batch]: the seeds of the requests that have one, and new ones of the others."""
+    seeds = torch.randint(-LARGEST_SEED, LARGEST_SEED, (batch,), dtype=torch.int64, device=device)
+    if generators:
+        requests = torch.tensor(list(generators)).to(device, non_blocking=True)
+        given = [_as_int64(generator.initial_seed()) for generator in generators.values()]
+        seeds[requests] = torch.tensor(given, dtype=torch.int64).to(device, non_blocking=True)
+    return seeds
 
 
 def _as_int64(seed: int) -> int:

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from specens.adapters.vllm.ensemble_settings import ARCHITECTURE
 from specens.adapters.vllm.versions import check_version
 
 INSTALLED = "replaced_by_specens"
@@ -29,9 +30,15 @@ def install(rule: str) -> None:
     import vllm
 
     check_version(vllm.__version__)
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
     from specens.adapters.vllm import v1, v2
+    from specens.adapters.vllm.ensemble_config import EnsembleConfig
+    from specens.adapters.vllm.ensemble_model import SpecensEnsemble
 
     replace_all([*v1.replacements(rule), *v2.replacements(rule)])
+    vllm.ModelRegistry.register_model(ARCHITECTURE, SpecensEnsemble)
+    MODELS_CONFIG_MAP[ARCHITECTURE] = EnsembleConfig
 
 
 def replace_all(replacements: Sequence[Replacement]) -> None:

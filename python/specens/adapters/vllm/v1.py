@@ -20,12 +20,22 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 
-from specens.adapters.vllm import arguments
+from specens.adapters.vllm import arguments, v1_ensemble
+from specens.adapters.vllm.ensemble_config import is_ensemble
 from specens.adapters.vllm.replacements import Replacement
-from specens.adapters.vllm.v1_edits import edited_by_vllm, folded_edits, needs_vllm, processed_logprobs, sampling_of
+from specens.adapters.vllm.v1_edits import (
+    Target,
+    edited_by_vllm,
+    folded_edits,
+    needs_vllm,
+    processed_logprobs,
+    raw_logprobs,
+    sampling_of,
+)
 from specens_kernels import Sampling, Synthetic, sample, verify_chain
 
 FIRST_POSITIONS = "first_draft_positions"  # left by the runner on its samplers, for the round
+TARGET = "specens_target"  # likewise, of an ensemble
 
 
 def replacements(rule: str) -> list[Replacement]:
@@ -46,6 +56,7 @@ def replacements(rule: str) -> list[Replacement]:
         Replacement(gpu_model_runner, "build_logitsprocs", build, _with_all_processors),
         Replacement(SamplingParams, "_validate_spec_decode", validate, _allowing_all_parameters),
         *by_gumbel,
+        *v1_ensemble.replacements(),
     ]
 
 
@@ -77,7 +88,8 @@ def _with_all_processors(original: Callable) -> Callable:
     def build(
         vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, custom_logitsprocs: Any = ()
     ) -> LogitsProcessors:
-        if is_pooling_model or custom_logitsprocs or vllm_config.speculative_config is None:
+        speculative = vllm_config.speculative_config is not None or is_ensemble(vllm_config.model_config)
+        if is_pooling_model or custom_logitsprocs or not speculative:
             return original(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs)
         return LogitsProcessors(kind(vllm_config, device, is_pin_memory) for kind in BUILTIN_LOGITS_PROCESSORS)
 
@@ -88,16 +100,18 @@ def _sampling_by_position(rule: str, original: Callable) -> Callable:
     """Rounds learn where they are; one in which no request has a draft is a round as well.
 
     So all tokens of a request with a seed come from that seed and their positions, whoever else has drafts. By the rule
-    "gumbel" an engine without speculation has such rounds only, unless vLLM's own sampler has something to add.
+    "gumbel" an engine without speculation has such rounds only, unless vLLM's own sampler has something to add; that of
+    an ensemble has them always.
     """
 
     def sample_round(self: Any, logits: Tensor, spec_decode_metadata: SpecDecodeMetadata | None) -> SamplerOutput:
         speculative, gumbel = self.speculative_config is not None, rule == "gumbel"
-        if not speculative and not gumbel:
+        ensemble = is_ensemble(self.model_config)
+        if not speculative and not gumbel and not ensemble:
             return original(self, logits, spec_decode_metadata)
         if spec_decode_metadata is None:
             batch, rows = self.input_batch.sampling_metadata, self.query_start_loc.gpu[1 : logits.shape[0] + 1] - 1
-            if batch.logprob_token_ids or (not speculative and needs_vllm(batch)):
+            if not ensemble and (batch.logprob_token_ids or (not speculative and needs_vllm(batch))):
                 if gumbel:
                     setattr(self.sampler, FIRST_POSITIONS, self.positions[rows] + 1)
                 return original(self, logits, None)
@@ -107,6 +121,8 @@ def _sampling_by_position(rule: str, original: Callable) -> Callable:
         first_rows = arguments.row_offsets(spec_decode_metadata.cu_num_sampled_tokens)[:-1]
         positions = self.positions[spec_decode_metadata.logits_indices[first_rows]] + 1
         setattr(self.rejection_sampler, FIRST_POSITIONS, positions)
+        if ensemble:
+            setattr(self.rejection_sampler, TARGET, v1_ensemble.target_of(self, logits))
         return original(self, logits, spec_decode_metadata)
 
     return sample_round
@@ -164,7 +180,8 @@ def _verifying(_original: Callable) -> Callable:
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
         first_positions = self.__dict__.pop(FIRST_POSITIONS, None)
-        return verify(self, metadata, draft_probs, logits, sampling_metadata, first_positions)
+        target = self.__dict__.pop(TARGET, None) or Target((logits,))  # vLLM's trial runs have no ensemble
+        return verify(self, metadata, draft_probs, target, sampling_metadata, first_positions)
 
     return forward
 
@@ -173,18 +190,19 @@ def verify(
     sampler: RejectionSampler,
     metadata: SpecDecodeMetadata,
     draft_probs: Tensor | None,
-    logits: Tensor,
+    target: Target,
     batch: SamplingMetadata,
     first_positions: Tensor | None,
 ) -> SamplerOutput:
     """A round of vLLM by `verify_chain`.
 
-    logits: [drafts + batch, vocab], the rows of a request together and its bonus row last; not changed.
-    draft_probs: float [drafts, vocab], or None for drafts without a distribution. first_positions: [batch] or None.
+    target: members' logits, each [drafts + batch, vocab], the rows of a request together and its bonus row last; not
+    changed. draft_probs: float [drafts, vocab], or None for drafts without a distribution. first_positions: [batch] or
+    None.
     """
-    num_requests = len(metadata.num_draft_tokens)
+    num_requests, logits = len(metadata.num_draft_tokens), target.members[0]
     edits = folded_edits(metadata, batch, logits.device)
-    rows = edited_by_vllm(logits, metadata, batch)
+    rows = edited_by_vllm(target.members, metadata, batch)
     sampling, rule = sampling_of(batch, logits.shape[1]), rule_of(sampler, metadata.max_spec_len)
     if rule == "gumbel":
         draft_probs = None  # how drafts were drawn plays no part
@@ -195,6 +213,7 @@ def verify(
     verdict = verify_chain(
         rows,
         metadata.draft_token_ids,
+        ensemble=target.ensemble,
         sampling=sampling,
         draft_logits=arguments.draft_logits(draft_probs),
         draft_sampling=None if draft_probs is None else Sampling(),
@@ -210,7 +229,9 @@ def verify(
     if batch.max_num_logprobs is None:
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
     if sampler.is_processed_logprobs_mode:
-        logits = processed_logprobs(rows, metadata, sampling, edits)
+        logits = processed_logprobs(target._replace(members=rows), metadata, sampling, edits)
+    elif target.ensemble is not None:
+        logits = raw_logprobs(target, metadata)
     return SamplerOutput(tokens, _reported(sampler, metadata, logits, batch.max_num_logprobs, tokens))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,21 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from specens.adapters.vllm import arguments
 from specens_kernels import Sampling, target_logprobs
+from specens_kernels.ensembles import Ensemble
+
+
+class Target(NamedTuple):
+    """Logits [rows, vocab] of one model and None, or those of an ensemble's members."""
+
+    members: tuple[Tensor, ...]
+    ensemble: Ensemble | None = None
+
+    def of_requests(self, requests: Tensor) -> Ensemble | None:
+        """The ensemble of these requests, int64 [n], where weights are theirs."""
+        weights = getattr(self.ensemble, "weights", None)
+        if not isinstance(weights, Tensor):
+            return self.ensemble
+        return replace(self.ensemble, weights=weights[requests])
 
 
 def processor_of(batch: SamplingMetadata, kind: type) -> Any:
@@ -75,27 +91,34 @@ def folded_edits(metadata: SpecDecodeMetadata, batch: SamplingMetadata, device: 
         )
     }
     if batch.allowed_token_ids_mask is not None:
-        owners = arguments.requests_of_rows([count + 1 for count in metadata.num_draft_tokens], device)
+        owners = _owners_of_rows(metadata, device)
         edits["allowed"] = arguments.allowed_bits(batch.allowed_token_ids_mask)[owners]
     return edits
 
 
-def edited_by_vllm(logits: Tensor, metadata: SpecDecodeMetadata, batch: SamplingMetadata) -> Tensor:
-    """A float32 copy of the logits with what `verify_chain` does not fold, or the logits where nobody needs that."""
+def edited_by_vllm(
+    members: Sequence[Tensor], metadata: SpecDecodeMetadata, batch: SamplingMetadata
+) -> tuple[Tensor, ...]:
+    """Float32 copies of the logits with what `verify_chain` does not fold, or the logits where nobody needs that."""
     names = [type(processor).__name__ for processor in _unknown(batch)]
     if names:
         raise ValueError(f"logitsprocs: expected those of vLLM with speculative decoding, got {', '.join(names)}")
     if not needs_vllm(batch):
-        return logits
+        return tuple(members)
     thinking = _thinking(batch)
-    rows, num_rows = logits.to(torch.float32, copy=True), [count + 1 for count in metadata.num_draft_tokens]
+    if thinking is not None:
+        thinking.update_state(batch.output_token_ids, batch.spec_token_ids, repeat_indices=None)
+    return tuple(_edited(logits.to(torch.float32, copy=True), metadata, batch, thinking) for logits in members)
+
+
+def _edited(rows: Tensor, metadata: SpecDecodeMetadata, batch: SamplingMetadata, thinking: Any) -> Tensor:
+    num_rows = [count + 1 for count in metadata.num_draft_tokens]
     if batch.bad_words_token_ids:
         past = texts_before_rows(batch.output_token_ids, batch.spec_token_ids, num_rows)
         apply_bad_words_with_drafts(rows, batch.bad_words_token_ids, past, num_rows)
     if _ends_by_grammar(batch):
         rows = processor_of(batch, MinTokensLogitsProcessor).apply_with_spec_decode(rows, num_rows)
     if thinking is not None:
-        thinking.update_state(batch.output_token_ids, batch.spec_token_ids, repeat_indices=None)
         for indices, bonus in ((metadata.bonus_logits_indices, True), (metadata.target_logits_indices, False)):
             rows[indices.long()] = thinking.apply_to_logits(rows[indices.long()], bonus, batch.spec_token_ids)
     return rows
@@ -109,18 +132,32 @@ def texts_before_rows(outputs: list[list[int]], drafts: list[list[int]] | None, 
     ]
 
 
-def processed_logprobs(rows: Tensor, metadata: SpecDecodeMetadata, sampling: Sampling, edits: dict[str, Any]) -> Tensor:
+def raw_logprobs(target: Target, metadata: SpecDecodeMetadata) -> Tensor:
+    """Log-probabilities float32 [drafts + batch, vocab] of an ensemble at temperature 1."""
+    owners = _owners_of_rows(metadata, target.members[0].device)
+    return target_logprobs(target.members, ensemble=target.of_requests(owners))
+
+
+def processed_logprobs(
+    target: Target, metadata: SpecDecodeMetadata, sampling: Sampling, edits: dict[str, Any]
+) -> Tensor:
     """Log target distribution [drafts + batch, vocab]; of greedy requests, at temperature 1."""
-    device = rows.device
-    owners = arguments.requests_of_rows([count + 1 for count in metadata.num_draft_tokens], device)
+    device, num_rows = target.members[0].device, target.members[0].shape[0]
+    owners = _owners_of_rows(metadata, device)
     first = arguments.row_offsets(metadata.cu_num_sampled_tokens)[:-1].long()
     first_draft = arguments.row_offsets(metadata.cu_num_draft_tokens)[:-1].long()
     steps = torch.arange(metadata.max_spec_len + 1, device=device)
-    padded = (first[:, None] + steps).clamp(max=rows.shape[0] - 1)
+    padded = (first[:, None] + steps).clamp(max=num_rows - 1)
     drafts = metadata.draft_token_ids
     drafts = torch.cat((drafts, drafts.new_zeros(1)))[(first_draft[:, None] + steps[:-1]).clamp(max=drafts.shape[0])]
     temperature = torch.as_tensor(sampling.temperature, device=device).expand(first.shape)
     sampling = replace(sampling, temperature=torch.where(temperature == 0, 1.0, temperature))
     edits = {name: edit[padded] if name == "allowed" else edit for name, edit in edits.items()}
-    logprobs = target_logprobs(rows[padded], sampling=sampling, draft_tokens=drafts, **edits)
-    return logprobs[owners, torch.arange(rows.shape[0], device=device) - first[owners]]
+    members = [logits[padded] for logits in target.members]
+    logprobs = target_logprobs(members, ensemble=target.ensemble, sampling=sampling, draft_tokens=drafts, **edits)
+    return logprobs[owners, torch.arange(num_rows, device=device) - first[owners]]
+
+
+def _owners_of_rows(metadata: SpecDecodeMetadata, device: torch.device) -> Tensor:
+    """int64 [drafts + batch]: whose each row is."""
+    return arguments.requests_of_rows([count + 1 for count in metadata.num_draft_tokens], device)
