@@ -27,7 +27,8 @@ def exact_law(
 ) -> Tensor:
     """Probabilities float64 [vocab] * length of each text behind the prompt.
 
-    folder: of the model, or of each member of the ensemble. allowed: int32 [words]. logit_bias: tokens and values, each [n]. penalties: fields of Processing.
+    folder: of the model, or of each member of the ensemble. allowed: int32 [words]. logit_bias: tokens and values, each
+    [n]. penalties: fields of Processing.
     """
     folders = [folder] if isinstance(folder, Path) else folder
     models = [AutoModelForCausalLM.from_pretrained(member, dtype=torch.float64) for member in folders]

@@ -80,7 +80,7 @@ def assert_laws(folders, kind, cases, drawn):
 def test_texts_have_the_law_of_the_ensemble(texts, target, draft_model, drafters, kind, drafter, seed):
     folders, asked = [target, draft_model], KINDS[kind][1]
     settings = [PLAIN, FILTERED, PENALISED, BIASED]
-    cases = list(zip(settings, itertools.cycle((0, 1)))) + [(PLAIN, 1)]
+    cases = [*zip(settings, itertools.cycle((0, 1))), (PLAIN, 1)]
     batch = [request(settings, TEXTS, extra_args=asked[own]) for settings, own in cases]
     result = texts(target, [batch], drafters[drafter], seed=seed, **serving(folders, kind))
     assert_laws(folders, kind, cases, [completion["tokens"] for completion in result["batches"][0]])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels import Processing, Sampling, Verdict
+from specens_kernels.ensembles import Ensemble
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +20,20 @@ WHERE_NO_TOKEN = 0  # what vLLM emits of a row without a possible token
 PADDING = -1
 LARGEST_SEED = 2**63 - 1
 DRAW = 4  # by how much vLLM moves the generator of a request on a GPU in each step
+
+
+class Target(NamedTuple):
+    """Logits [rows, vocab] of one model and None, or those of an ensemble's members."""
+
+    members: tuple[Tensor, ...]
+    ensemble: Ensemble | None = None
+
+    def of_requests(self, requests: Tensor) -> Ensemble | None:
+        """The ensemble of these requests, int64 [n], where weights are theirs."""
+        ensemble: Any = self.ensemble
+        if ensemble is None or not isinstance(ensemble.weights, Tensor):
+            return ensemble
+        return replace(ensemble, weights=ensemble.weights[requests])
 
 
 def chain_rule(asked: str, rejection_sample_method: str) -> str:

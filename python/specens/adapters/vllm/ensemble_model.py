@@ -6,7 +6,6 @@ Members' logits are kept apart for verification, which tempers and filters them 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,22 +34,22 @@ class SpecensEnsemble(nn.Module):
         self.configs = [member_config(member, base) for member in self.settings.members]
         for member, config in zip(self.settings.members, self.configs):
             check_member(member, config, base)
-        self.members = nn.ModuleList(self._built(vllm_config, place) for place in range(len(self.configs)))
+        self.members = nn.ModuleList(self._built(vllm_config, prefix, place) for place in range(len(self.configs)))
         self.vocabs = [config.get_vocab_size() for config in self.configs]
         self.hidden_sizes = [config.get_hidden_size() for config in self.configs]
         # What vLLM gets as the logits, and masks by grammars: a member that knows every token.
         self.carrier = self.vocabs.index(max(self.vocabs))
         self._rows: tuple[Tensor, ...] | None = None
-        self._reporting = False
+        self.reporting = False  # whether logits are for reports on prompts, not to sample from
 
-    def _built(self, vllm_config: VllmConfig, place: int) -> nn.Module:
+    def _built(self, vllm_config: VllmConfig, prefix: str, place: int) -> nn.Module:
         config = replace(vllm_config, model_config=self.configs[place], quant_config=None)
-        with set_model_tag(f"{MEMBER_PREFIX}{place}"):
-            return initialize_model(
-                vllm_config=config, model_config=self.configs[place], prefix=f"{MEMBER_PREFIX}{place}"
-            )
+        # A name without a dot before its number: vLLM reads one number of a layer's name.
+        name = f"{prefix}{MEMBER_PREFIX}{place}"
+        with set_model_tag(name):
+            return initialize_model(vllm_config=config, model_config=self.configs[place], prefix=name)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, _weights: Iterable[tuple[str, Tensor]]) -> None:
         """Each member's from its own folder; those of the ensemble's folder, if any, are not looked at."""
         for member, config in zip(self.members, self.configs):
             get_model_loader(self.load_config).load_weights(member, config)
@@ -58,10 +57,11 @@ class SpecensEnsemble(nn.Module):
     def process_weights_after_loading(self) -> None:
         """What vLLM asks of a model once its layers are ready."""
         for member in self.members:
-            if hasattr(member, "process_weights_after_loading"):
-                member.process_weights_after_loading()
+            finish: Any = getattr(member, "process_weights_after_loading", None)
+            if finish is not None:
+                finish()
 
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+    def embed_input_ids(self, _input_ids: Tensor) -> Tensor:
         """Part of vLLM's interface: an ensemble has no embedding of its own."""
         raise ValueError("inputs_embeds: expected token ids with an ensemble, whose members embed them each in its way")
 
@@ -73,6 +73,8 @@ class SpecensEnsemble(nn.Module):
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """Hidden states [tokens, all members'], one member's after the other's."""
+        if intermediate_tensors is not None or inputs_embeds is not None:
+            raise ValueError("intermediate_tensors, inputs_embeds: expected none, an ensemble takes token ids")
         states = [
             member(self._known(input_ids, place), positions, None, None) for place, member in enumerate(self.members)
         ]
@@ -84,20 +86,22 @@ class SpecensEnsemble(nn.Module):
         return input_ids.clamp(max=self.vocabs[place] - 1) if smaller else input_ids
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """Logits [rows, vocab] of one member, which stand for all (see `take_rows`); the ensemble's while reporting."""
+        """Logits [rows, vocab] of one member, which stand for all (see `take_rows`).
+
+        While `reporting`: the ensemble's log-probabilities at temperature 1, by its default weights.
+        """
         parts = hidden_states.split(self.hidden_sizes, -1)
-        rows = tuple(
-            self._member_logits(place, part.contiguous()) for place, part in enumerate(parts)
-        )
+        rows = tuple(self._member_logits(place, part.contiguous()) for place, part in enumerate(parts))
         if rows[0] is None:  # a rank that does not sample
             return None
-        if self._reporting:
+        if self.reporting:
             return ensemble_logprobs(rows, self.settings.ensemble())
         self._rows = rows
         return rows[self.carrier]
 
     def _member_logits(self, place: int, hidden_states: Tensor) -> Any:
-        logits = self.members[place].compute_logits(hidden_states)
+        member: Any = self.members[place]
+        logits = member.compute_logits(hidden_states)
         missing = 0 if logits is None else self.vocab - logits.shape[-1]
         return nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
 
@@ -115,15 +119,6 @@ class SpecensEnsemble(nn.Module):
                 if place != self.carrier:
                     other.masked_fill_(forbidden, -torch.inf)
         return rows
-
-    @contextmanager
-    def reporting(self):
-        """Within it, logits are the ensemble's log-probabilities at temperature 1, by its default weights."""
-        self._reporting = True
-        try:
-            yield
-        finally:
-            self._reporting = False
 
     @staticmethod
     def get_model_state_cls() -> type:

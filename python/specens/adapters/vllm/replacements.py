@@ -32,11 +32,11 @@ def install(rule: str) -> None:
     check_version(vllm.__version__)
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
-    from specens.adapters.vllm import v1, v2
+    from specens.adapters.vllm import v1, v2, v2_ensemble
     from specens.adapters.vllm.ensemble_config import EnsembleConfig
     from specens.adapters.vllm.ensemble_model import SpecensEnsemble
 
-    replace_all([*v1.replacements(rule), *v2.replacements(rule)])
+    replace_all([*v1.replacements(rule), *v2.replacements(rule), *v2_ensemble.replacements(rule)])
     vllm.ModelRegistry.register_model(ARCHITECTURE, SpecensEnsemble)
     MODELS_CONFIG_MAP[ARCHITECTURE] = EnsembleConfig
 

@@ -20,11 +20,11 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 
-from specens.adapters.vllm import arguments, v1_ensemble
+from specens.adapters.vllm import arguments, v1_drafts, v1_ensemble
+from specens.adapters.vllm.arguments import Target
 from specens.adapters.vllm.ensemble_config import is_ensemble
 from specens.adapters.vllm.replacements import Replacement
 from specens.adapters.vllm.v1_edits import (
-    Target,
     edited_by_vllm,
     folded_edits,
     needs_vllm,
@@ -57,6 +57,7 @@ def replacements(rule: str) -> list[Replacement]:
         Replacement(SamplingParams, "_validate_spec_decode", validate, _allowing_all_parameters),
         *by_gumbel,
         *v1_ensemble.replacements(),
+        *v1_drafts.replacements(rule),
     ]
 
 

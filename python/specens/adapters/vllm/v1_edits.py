@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,22 +18,8 @@ from vllm.v1.sample.ops.bad_words import apply_bad_words_with_drafts
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from specens.adapters.vllm import arguments
+from specens.adapters.vllm.arguments import Target
 from specens_kernels import Sampling, target_logprobs
-from specens_kernels.ensembles import Ensemble
-
-
-class Target(NamedTuple):
-    """Logits [rows, vocab] of one model and None, or those of an ensemble's members."""
-
-    members: tuple[Tensor, ...]
-    ensemble: Ensemble | None = None
-
-    def of_requests(self, requests: Tensor) -> Ensemble | None:
-        """The ensemble of these requests, int64 [n], where weights are theirs."""
-        weights = getattr(self.ensemble, "weights", None)
-        if not isinstance(weights, Tensor):
-            return self.ensemble
-        return replace(self.ensemble, weights=weights[requests])
 
 
 def processor_of(batch: SamplingMetadata, kind: type) -> Any:

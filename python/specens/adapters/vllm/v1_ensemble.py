@@ -1,25 +1,20 @@
-"""An ensemble in the V1 model runner: its members' logits and requests' weights, a member as the drafter, reports."""
+"""An ensemble in the V1 model runner: its members' logits, the weights of requests, and reports."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm import SamplingParams
-from vllm.config import ModelConfig, get_layers_from_vllm_config
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.spec_decode.draft_model import DraftModelProposer
-from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker import gpu_model_runner
 
+from specens.adapters.vllm.arguments import Target
 from specens.adapters.vllm.ensemble_config import is_ensemble, settings_of
-from specens.adapters.vllm.ensemble_model import MEMBER_PREFIX, SpecensEnsemble
+from specens.adapters.vllm.ensemble_model import SpecensEnsemble
 from specens.adapters.vllm.ensemble_settings import EnsembleSettings
 from specens.adapters.vllm.replacements import Replacement
-from specens.adapters.vllm.v1_edits import Target
 
 
 def replacements() -> list[Replacement]:
@@ -29,7 +24,6 @@ def replacements() -> list[Replacement]:
     verifies = ("self", "model_config", "speculative_config", "structured_outputs_config", "tokenizer")
     return [
         Replacement(runner, "_get_prompt_logprobs_dict", prompts, _reporting_the_ensemble),
-        Replacement(SpecDecodeBaseProposer, "load_model", ("self", "target_model"), _sharing_a_member),
         Replacement(SamplingParams, "verify", verifies, _checking_weights),
     ]
 
@@ -54,37 +48,14 @@ def _reporting_the_ensemble(original: Callable) -> Callable:
     def prompt_logprobs(self: Any, hidden_states: Tensor, num_scheduled_tokens: dict[str, int]) -> dict[str, Any]:
         if not is_ensemble(self.model_config):
             return original(self, hidden_states, num_scheduled_tokens)
-        with self.get_model().reporting():
+        model: SpecensEnsemble = self.get_model()
+        model.reporting = True
+        try:
             return original(self, hidden_states, num_scheduled_tokens)
+        finally:
+            model.reporting = False
 
     return prompt_logprobs
-
-
-def _sharing_a_member(original: Callable) -> Callable:
-    def load_model(self: Any, target_model: Any) -> None:
-        """A draft model that is a member as well is that module, with its KV."""
-        place = None
-        if isinstance(target_model, SpecensEnsemble) and isinstance(self, DraftModelProposer):
-            place = place_of_drafter(target_model, self.draft_model_config)
-        if place is None:
-            original(self, target_model)
-            return
-        self.model = target_model.members[place]
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
-        self._draft_attn_layer_names = {name for name in layers if name.startswith(f"{MEMBER_PREFIX}{place}.")}
-
-    return load_model
-
-
-def place_of_drafter(model: SpecensEnsemble, draft: ModelConfig) -> int | None:
-    """Which member the draft model is; None for one of its own."""
-    known, wanted = [_identity(config) for config in model.configs], _identity(draft)
-    return known.index(wanted) if wanted in known else None
-
-
-def _identity(config: ModelConfig) -> tuple[str, str | None]:
-    local = os.path.exists(config.model)
-    return (os.path.realpath(config.model), None) if local else (config.model, config.revision)
 
 
 def _checking_weights(original: Callable) -> Callable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specens.adapters.vllm import arguments
+from specens.adapters.vllm.arguments import Target
 from specens.adapters.vllm.replacements import Replacement
-from specens_kernels import Sampling, sample, verify_chain
+from specens_kernels import Sampling, sample, target_logprobs, verify_chain
 
 # vLLM's drafter draws by Philox from the same seeds and positions: another key keeps its numbers apart from these.
 # The rule "gumbel" is lossless whatever the drafts depend on, and a seed gives V1's text.
@@ -123,13 +125,16 @@ def verify(
     expanded_local_pos: Tensor,
     seq_lens_upper_bound_np: np.ndarray,
     verify_draft_sampled: Tensor,
+    target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A round of vLLM by `verify_chain`: logits to report from, tokens int64 [batch, steps + 1], counts int32 [batch].
 
     logits: [rows, vocab], packed by cu_num_logits [batch + 1]. draft_logits: [slots, steps, vocab] before temperature,
     or None. draft_sampled, pos: [rows], the token that went into a row, and where. verify_draft_sampled: the same
-    tokens, -1 where a grammar forbids them. idx_mapping: [batch], the slot of each request.
+    tokens, -1 where a grammar forbids them. idx_mapping: [batch], the slot of each request. target: of an ensemble, its
+    members' logits; `logits` are then what is reported.
     """
+    target = target or Target((logits,))
     sampler, steps = rejection_sampler.sampler, rejection_sampler.num_speculative_steps
     context = {
         "expanded_idx_mapping": expanded_idx_mapping,
@@ -146,9 +151,11 @@ def verify(
     else:
         seeds = seeds ^ SEED_SALT
     temperature = sampler.sampling_states.temperature.gpu[idx_mapping]
+    rows = [edited_by_vllm(sampler, own, idx_mapping_np, lambda: make_context(**context)) for own in target.members]
     verdict = verify_chain(
-        edited_by_vllm(sampler, logits, idx_mapping_np, lambda: make_context(**context)),
+        rows,
         padded_drafts(verify_draft_sampled, cu_num_logits, steps),
+        ensemble=target.ensemble,
         sampling=sampling_of(sampler.sampling_states, idx_mapping, idx_mapping_np, logits.shape[1]),
         draft_logits=draft_logits,
         draft_slots=None if draft_logits is None else idx_mapping,
@@ -160,14 +167,43 @@ def verify(
         positions=pos[cu_num_logits[:-1].long()].long() + 1,
     )
     tokens, num_tokens = arguments.emitted(verdict)
-    return reported(sampler, processed_modes, logits, context), tokens, num_tokens.int()
+    if target.ensemble is None:
+        logits = reported(sampler, processed_modes, logits, context)
+    elif reports_processed(sampler, processed_modes):
+        owners = requests_of_rows(cu_num_logits, logits.shape[0])
+        logits = processed_logprobs(sampler, Target(tuple(rows), target.of_requests(owners)), context)
+    return logits, tokens, num_tokens.int()
 
 
 def reported(sampler: Any, processed_modes: Any, logits: Tensor, context: dict[str, Any]) -> Tensor:
     """The logits to report from: as they came, or behind all that shapes the distribution."""
-    if sampler.logprobs_mode in processed_modes or sampler.return_sampling_mask:
+    if reports_processed(sampler, processed_modes):
         return sampler.apply_sampling_params(logits, **context)
     return logits
+
+
+def reports_processed(sampler: Any, processed_modes: Any) -> bool:
+    """Whether reports are behind all that shapes the distribution."""
+    return sampler.logprobs_mode in processed_modes or sampler.return_sampling_mask
+
+
+def processed_logprobs(sampler: Any, rows: Target, context: dict[str, Any]) -> Tensor:
+    """Log target distribution [rows, vocab] of an ensemble; of greedy requests, at temperature 1.
+
+    rows: members' logits behind vLLM's logits processors, and the ensemble of each row.
+    """
+    slots, vocab = context["expanded_idx_mapping"], rows.members[0].shape[1]
+    sampling = sampling_of(sampler.sampling_states, slots, context["idx_mapping_np"], vocab)
+    temperature = torch.as_tensor(sampling.temperature)
+    sampling = replace(sampling, temperature=torch.where(temperature == 0, 1.0, temperature))
+    return target_logprobs(rows.members, ensemble=rows.ensemble, sampling=sampling)
+
+
+def requests_of_rows(row_offsets: Tensor, rows: int) -> Tensor:
+    """int64 [rows]: whose each packed row is, by offsets [batch + 1] that only the device knows."""
+    return torch.searchsorted(row_offsets[1:].long(), torch.arange(rows, device=row_offsets.device), right=True).clamp(
+        max=row_offsets.shape[0] - 2
+    )
 
 
 def padded_drafts(tokens: Tensor, row_offsets: Tensor, draft_len: int) -> Tensor:
