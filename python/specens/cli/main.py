@@ -269,6 +269,28 @@ def methods(json: options.Json = False) -> None:
         Output().print(methods_table(PRESETS))
 
 
+@app.command("vllm-config", cls=Command, short_help="Write the folder that vLLM serves an ensemble from.")
+def vllm_config(
+    models: options.Models,
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    weights: options.Weights = None,
+    logit_weights: options.LogitWeights = None,
+    contrast: options.Contrast = None,
+    plausibility: options.Plausibility = None,
+    dtype: options.Dtype = "bf16",
+) -> None:
+    """Write config.json and tokenizer of an ensemble: SPECENS_VLLM=1 vllm serve FOLDER.
+
+    Folders and names of the hub stay where they are; other models are written beside the config, in --dtype.
+    """
+    from specens.adapters.vllm.ensemble_folder import write_ensemble
+    from specens.engines.transformers.load import as_dtype
+
+    ensemble = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
+    settings = write_ensemble(models, ensemble, out, as_dtype(dtype, "--dtype"))
+    Output().print(f"{out}: {settings.kind} of {', '.join(settings.members)}", highlight=False, soft_wrap=True)
+
+
 @app.command(cls=Command, short_help="Show versions, backends and hardware.")
 def doctor(json: options.Json = False, report: options.Report = False) -> None:
     """Show versions, backends and hardware, and why something is missing."""

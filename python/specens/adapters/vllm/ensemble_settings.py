@@ -55,6 +55,15 @@ class EnsembleSettings:
         weights = _weights_of(kind, said, len(members))
         return cls(tuple(map(str, members)), kind, weights, said.get("plausibility"), said.get("filter", "mixture"))
 
+    @classmethod
+    def of_ensemble(cls, members: Sequence[str], ensemble: Ensemble | None) -> EnsembleSettings:
+        """From an ensemble with weights of its own; None is the even mixture."""
+        if ensemble is None:
+            ensemble = Mixture([1 / len(members)] * len(members))
+        kind = {Mixture: "mixture", LogitMixture: "logit_mixture", Contrastive: "contrastive"}[type(ensemble)]
+        weights = tuple(map(float, ensemble.weights))
+        return cls(tuple(members), kind, weights, ensemble.plausibility, getattr(ensemble, "filter", "mixture"))
+
     def to_config(self) -> dict[str, Any]:
         """The entry that `of_config` reads."""
         entry: dict[str, Any] = {"members": list(self.members), "kind": self.kind}
