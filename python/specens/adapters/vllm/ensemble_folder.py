@@ -12,7 +12,6 @@ from transformers import AutoConfig, PretrainedConfig
 
 from specens.adapters.vllm.ensemble_settings import ARCHITECTURE, KEY, EnsembleSettings
 from specens.engines.transformers.load import ModelSource, load_model, load_tokenizer, resolve_model
-from specens_kernels.ensembles import Ensemble
 
 NOT_KEPT = ("quantization_config", "auto_map", "_name_or_path")  # of a config: what is the member's own
 
