@@ -34,13 +34,14 @@ def unit(high: Tensor, low: Tensor) -> Tensor:
     return ((((high >> 5) * 2**26 + (low >> 6)).double() + 0.5) / 2**53).clamp(max=1 - 2.0**-53)
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise of every token, float64 [..., vocab]; seeds and positions int64 [...].
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int, start: int = 0) -> Tensor:
+    """Standard Gumbel noise of `vocab` tokens from `start` on, float64 [..., vocab]; seeds and positions int64 [...].
 
     A block of 128 neighbours has its maximum M and the place of it first; the others are Gumbel variables below M.
     """
-    block = torch.arange(-(-vocab // BLOCK), device=seeds.device)
-    lane = torch.arange(min(LANES, vocab), device=seeds.device)  # of fewer tokens no other word is looked at
+    first = start % BLOCK
+    block = torch.arange(start // BLOCK, -(-(start + vocab) // BLOCK), device=seeds.device)
+    lane = torch.arange(min(LANES, first + vocab), device=seeds.device)  # of fewer tokens no other word is looked at
     high, low, place, _ = _random_words(seeds, positions, block, MAXIMUM_STREAM)
     exp_minus_max = (-unit(high, low).log() / BLOCK)[..., None]  # exp(-M)
     index = (LANES * block[:, None] + lane).flatten()
@@ -48,7 +49,18 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
     rest = rest.unflatten(-1, (len(block), len(lane))).transpose(-3, -2).flatten(-2)  # [..., blocks, BLOCK]
     below = exp_minus_max - ((rest.double() + 0.5) / 2**32).log()
     is_max = torch.arange(rest.shape[-1], device=seeds.device) == (place >> 25)[..., None]
-    return -torch.where(is_max, exp_minus_max, below).log().flatten(-2)[..., :vocab]
+    return -torch.where(is_max, exp_minus_max, below).log().flatten(-2)[..., first : first + vocab]
+
+
+def noise_of(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """The same noise of single tokens, float64 [..., n]; seeds and positions int64 [...], tokens int64 [..., n]."""
+    block, place = tokens // BLOCK, tokens % BLOCK
+    high, low, largest, _ = _random_words(seeds, positions, block, MAXIMUM_STREAM)
+    exp_minus_max = -unit(high, low).log() / BLOCK
+    rest = torch.stack(_random_words(seeds, positions, LANES * block + place % LANES, REST_STREAM), -1)
+    word = rest.gather(-1, (place // LANES)[..., None])[..., 0]
+    below = exp_minus_max - ((word.double() + 0.5) / 2**32).log()
+    return -torch.where(place == (largest >> 25), exp_minus_max, below).log()
 
 
 def best_tokens(rows: Distributions, seeds: Tensor | None, positions: Tensor | None, count: int) -> Tensor:

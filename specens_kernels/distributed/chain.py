@@ -1,0 +1,286 @@
+"""Chains whose rows lie on several ranks: `specens_kernels.ops.verify_chain.reference`, with what it sums told."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    ChainArguments,
+    Draft,
+    RandomSource,
+    Report,
+    Rule,
+    Target,
+)
+from specens_kernels.distributed.draw import Drawn, Noise, best_steps, draw_steps, report_steps
+from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.distributed.steps import Steps, together
+from specens_kernels.distributed.target import (
+    DraftRows,
+    Looked,
+    Rows,
+    always_greedy,
+    direct_steps,
+    draft_steps,
+    first_if_greedy,
+    invalid_draft,
+    no_draft_rows,
+    probabilities,
+    scores_need_no_sums,
+    target_steps,
+)
+from specens_kernels.ops.target_logprobs.reference import one_hot, parameters, raw
+from specens_kernels.ops.verify_chain.layout import padded
+from specens_kernels.ops.verify_chain.reference import (
+    bad_uniforms,
+    chain_uniforms,
+    emitted_tokens,
+    pick_row,
+    prefix_status,
+)
+from specens_kernels.ops.verify_chain.rules import walk_tree
+from specens_kernels.results import Status
+from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
+
+
+class Call(NamedTuple):
+    """What is known before anything is told."""
+
+    shard: Shard
+    kind: RuleKind
+    rule: Rule
+    report: Report
+    random: RandomSource
+    target: Target  # dense; processing as the shard sees it
+    draft: Draft
+    tokens: Tensor  # int64 [batch, draft_len], of the whole vocabulary
+    here: Tensor  # likewise, as the shard sees them
+    end: Tensor  # int64 [batch], drafts before the first that is no token
+    lens: Tensor  # int64 [batch]
+    num_rows: Tensor  # int64 [batch]
+    invalid: Tensor  # bool [batch]
+
+    @property
+    def draft_len(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def by_best(self) -> bool:
+        """Whether a row has one token for all requests: of the best score, or the most likely."""
+        return self.kind == RuleKind.GUMBEL or (always_greedy(self.target) and not self.kind.tests_greedy)
+
+    @property
+    def direct(self) -> bool:
+        """Whether that is all that is told of rows."""
+        return self.by_best and scores_need_no_sums(self.target) and self.report.logprobs == NO_LOGPROBS
+
+
+class Seen(NamedTuple):
+    """What all ranks know of the rows, but for their local log-probabilities."""
+
+    rows: Rows
+    draft: DraftRows
+    raw: Tensor | None  # float64 [batch, rows, width], log-probabilities of the raw ensemble
+    picked: Tensor  # int64 [batch, rows], the most likely token or that of the best score
+    at_target: Tensor  # float64 [batch, draft_len], probabilities of the drafts
+    at_draft: Tensor  # likewise
+
+
+def prepare(shard: Shard, arguments: ChainArguments) -> Call:
+    target, draft, lens, num_rows, invalid = padded(arguments.target, arguments.draft)
+    target = target._replace(processing=shifted(shard, target.processing))
+    tokens = draft.tokens.long()
+    known = shard.vocab if draft.logits is None else max(shard.vocab, shard.draft_size)
+    end = torch.minimum(((tokens >= 0) & (tokens < known)).int().cumprod(1).sum(1), lens.clamp(0, tokens.shape[1]))
+    invalid = invalid | invalid_draft(shard, draft)
+    kind, rule, source = RuleKind(arguments.rule.kind), arguments.rule, arguments.random_numbers
+    own = shard.own(tokens)
+    return Call(shard, kind, rule, arguments.report, source, target, draft, tokens, own, end, lens, num_rows, invalid)
+
+
+def chain_steps(shard: Shard, arguments: ChainArguments) -> Steps[list[Tensor]]:
+    """What `verify_chain` of the whole vocabulary gives, on every rank."""
+    call = prepare(shard, arguments)
+    seen = yield from read_steps(call)
+    num_accepted, share = yield from accept_steps(call, seen)
+    verdict = yield from finish_steps(call, seen, num_accepted, share)
+    if call.report.logprobs == NO_LOGPROBS:
+        return verdict
+    logprobs = seen.rows.logprobs if seen.raw is None else seen.raw
+    columns = torch.arange(call.draft_len + 1, device=call.tokens.device).expand_as(verdict[0])
+    told = yield from report_steps(shard, logprobs, columns, verdict[0], call.report.top)
+    return [*verdict, *told]
+
+
+def noise_of_rows(call: Call) -> Noise:
+    positions = call.random.positions
+    if call.kind != RuleKind.GUMBEL or positions is None:
+        return Noise(None, None)
+    steps = call.target.member_logits[0].shape[1]
+    return Noise(call.random.seeds, positions[:, None] + torch.arange(steps, device=positions.device))
+
+
+def read_steps(call: Call) -> Steps[Seen]:
+    """The rows of target and drafts; side by side, so that they take as many collectives as the longer of them."""
+    shard, tokens, before, n = call.shard, call.tokens, call.here, call.draft_len
+    looked = Looked(before, torch.arange(n, device=tokens.device).expand_as(tokens))
+    draft, raw_logprobs = no_draft_rows(tokens, looked, shard.width), None
+    if call.direct:
+        rows, _ = yield from direct_steps(shard, call.target, before, noise_of_rows(call))
+        picked = rows.most_likely
+    else:
+        parts: list[Steps[Any]] = [target_steps(shard, call.target, before, looked, call.kind.compares)]
+        reads_draft = call.kind.reads_draft and not always_greedy(call.target)
+        if reads_draft:
+            of_drafts = call.target._replace(
+                member_logits=[logits[:, :n] for logits in call.target.member_logits],
+                allowed=None if call.target.allowed is None else call.target.allowed[:, :n],
+            )
+            greedy = parameters(call.target.sampling, tokens).greedy
+            parts.append(draft_steps(shard, of_drafts, call.draft, greedy, before, looked))
+        if call.report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
+            parts.append(target_steps(shard, raw(call.target), before, looked))
+        rows, *others = yield from together(*parts)
+        draft = others.pop(0) if reads_draft else draft
+        raw_logprobs = others[0].logprobs if others else None
+        picked = rows.most_likely
+        if call.kind == RuleKind.GUMBEL:
+            scores = first_if_greedy(shard, rows)
+            best = yield from best_steps(shard, scores, None, rows.greedy, noise_of_rows(call), 1, rows.status)
+            picked = best.tokens[..., 0]
+    is_picked = ((tokens == picked[:, :n]) & rows.alive[:, :n]).double()
+    at_target = is_picked
+    if not call.by_best:
+        at_target = torch.where(rows.greedy[:, None], is_picked, rows.looked_up.exp())
+    return Seen(rows, draft, raw_logprobs, picked, at_target, torch.where(draft.drawn, draft.looked_up.exp(), 1.0))
+
+
+def leading(accepted: Tensor, call: Call) -> Tensor:
+    """The number of accepted drafts before the first that is not."""
+    index = torch.arange(accepted.shape[1], device=accepted.device)
+    return (accepted & (index < call.end[:, None])).int().cumprod(1).sum(1)
+
+
+def accept_steps(call: Call, seen: Seen) -> Steps[tuple[Tensor, Tensor]]:
+    """The number of accepted drafts, and the target's share of the residual after a rejection, each [batch]."""
+    kind, rule, rows = call.kind, call.rule, seen.rows
+    share = torch.ones_like(rows.greedy, dtype=torch.float64)
+    most_likely = leading(seen.at_target > 0, call)
+    if call.by_best:
+        return most_likely, share
+    uniforms = tested_uniforms(call, rows)
+    if kind == RuleKind.BLOCK:
+        num_accepted, share = yield from block_steps(call, seen, uniforms)
+    else:
+        limit = None
+        if kind == RuleKind.TYPICAL:
+            probs = probabilities(call.shard, rows)[:, : call.draft_len]
+            heard = yield -torch.where(probs > 0, probs * probs.log(), 0.0).sum(-1)
+            limit = torch.clamp(rule.alpha * (-heard.sum(0)).exp(), max=rule.threshold)
+        num_accepted = leading(accepted_drafts(call, seen, uniforms, limit), call)
+    if kind.tests_greedy:
+        return num_accepted, share
+    return torch.where(rows.greedy, most_likely, num_accepted), share
+
+
+def tested_uniforms(call: Call, rows: Rows) -> Tensor:
+    without = (rows.greedy | call.kind.picks) & (not call.kind.tests_greedy)
+    return torch.where(without[:, None], 0.0, chain_uniforms(call.random, None, call.tokens))
+
+
+def accepted_drafts(call: Call, seen: Seen, uniforms: Tensor, limit: Tensor | None) -> Tensor:
+    """bool [batch, draft_len]: whether each draft passes a rule that looks at one row."""
+    kind, rule, target, draft = call.kind, call.rule, seen.at_target, seen.at_draft
+    if kind == RuleKind.TOKEN:
+        return uniforms * draft < target
+    if limit is not None:
+        return target > limit
+    if kind == RuleKind.THRESHOLD:
+        return target >= rule.threshold
+    if kind == RuleKind.SYNTHETIC:
+        return uniforms < torch.tensor(rule.table, dtype=torch.float64, device=uniforms.device)
+    best = torch.where(seen.rows.alive, seen.rows.best.exp(), 0.0)[:, : call.draft_len]
+    if kind == RuleKind.REPLACEMENT:
+        replaced = (draft < rule.threshold) & (best > rule.alpha * draft)
+    else:
+        replaced = walk_tree(rule.table, draft, best)
+    return (target > 0) & ((call.tokens == seen.picked[:, : call.draft_len]) | ~replaced)
+
+
+def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[tuple[Tensor, Tensor]]:
+    """`block_rule`, whose masses of residuals are summed over the shards: a collective."""
+    n = call.draft_len
+    ratio = torch.where(seen.at_target > 0, seen.at_target / seen.at_draft, 0.0)
+    shares = [torch.ones_like(call.end, dtype=torch.float64)]
+    for length in range(1, n + 1):
+        own = torch.where(shares[-1] > 0, shares[-1] * ratio[:, length - 1], 0.0)
+        shares.append(own.clamp(max=1))
+    masses = [residual(call, seen, shares[length], torch.full_like(call.end, length)).sum(-1) for length in range(1, n)]
+    heard = yield torch.stack([*masses, torch.zeros_like(shares[0])], 1)
+    mass = heard.sum(0)
+    num_accepted, accepted_share = torch.zeros_like(call.end), shares[0]
+    for length in range(1, n + 1):
+        rest = mass[:, length - 1] + 1 - shares[length]
+        keeps = torch.where(rest > EMPTY_RESIDUAL_MASS, mass[:, length - 1] / rest, 1.0)
+        keeps = torch.where((call.end == length) | (length == n), shares[length], keeps)
+        longer = (uniforms[:, length - 1] < keeps) & (length <= call.end)
+        num_accepted = torch.where(longer, length, num_accepted)
+        accepted_share = torch.where(longer, shares[length], accepted_share)
+    return num_accepted, accepted_share
+
+
+def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:
+    """max(share * target - draft, 0) of this rank's tokens at a row [batch], float64 [batch, width]."""
+    target = pick_row(probabilities(call.shard, seen.rows), row)
+    if call.draft_len == 0:
+        return share[:, None] * target
+    width = target.shape[-1]
+    place = row.clamp(max=call.draft_len - 1)
+    request = torch.arange(len(row), device=row.device)
+    own = one_hot(call.here[request, place], width)
+    drawn = seen.draft.drawn[request, place]
+    draft = torch.where(drawn[:, None], seen.draft.logprobs[request, place].exp(), own)
+    draft = torch.where((row < call.draft_len)[:, None], draft, 0.0)
+    return (share[:, None] * target - draft).clamp(min=0)
+
+
+def next_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor, uniform: Tensor) -> Steps[Drawn]:
+    """From the residual after a rejection, from the target after the whole chain, or what the row picks."""
+    rows = seen.rows
+    row = num_accepted.clamp(max=rows.alive.shape[1])
+    alive = pick_row(rows.alive[..., None], row)[:, 0] & (num_accepted < call.num_rows)
+    picked = torch.where(alive, pick_row(seen.picked[..., None], row)[:, 0], -1)
+    nothing = torch.zeros_like(rows.greedy)
+    if call.kind.picks or always_greedy(call.target):
+        return Drawn(picked, nothing)
+    subtracts = (num_accepted < call.end) & call.kind.subtracts & ~rows.greedy
+    target = pick_row(probabilities(call.shard, rows), num_accepted)
+    left = residual(call, seen, share, num_accepted) if call.kind.subtracts else target
+    drawn = yield from draw_steps(call.shard, left, target, subtracts, uniform)
+    tokens = torch.where(num_accepted < call.num_rows, drawn.tokens, -1)
+    return Drawn(tokens, drawn.empty)
+
+
+def finish_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor) -> Steps[list[Tensor]]:
+    """The next token, the status, and what is emitted."""
+    rows = seen.rows
+    without = rows.greedy | call.kind.picks
+    uniform = torch.where(without, 0.0, chain_uniforms(call.random, num_accepted, call.tokens))
+    drawn = yield from next_steps(call, seen, num_accepted, share, uniform)
+    has_row, rejected = num_accepted < call.num_rows, num_accepted < call.end
+    status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
+    if call.kind.reads_draft:
+        status = status | prefix_status(seen.draft.status, torch.where(rejected, num_accepted, num_accepted - 1))
+    status = status | drawn.empty * Status.EMPTY_RESIDUAL
+    status = status | ((num_accepted == call.end) & (call.end < call.lens)) * Status.INVALID_DRAFT_TOKEN
+    invalid = call.invalid | rows.invalid | bad_uniforms(tested_uniforms(call, rows), uniform, call.lens)
+    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
+    num_accepted = torch.where(invalid, 0, num_accepted)
+    next_token = torch.where(invalid, -1, drawn.tokens)
+    tokens = emitted_tokens(call.tokens, num_accepted, next_token)
+    return [tokens, num_accepted, num_accepted + (next_token >= 0), next_token, status.int()]

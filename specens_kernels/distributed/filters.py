@@ -1,0 +1,233 @@
+"""Filters of rows whose scores lie on several ranks: what is kept is found from candidates or sums of buckets."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import SamplingArguments
+from specens_kernels.distributed.shard import Shard
+from specens_kernels.distributed.steps import Steps
+from specens_kernels.ops.target_logprobs.reference import Filters
+from specens_kernels.values import fail
+
+MOST_CANDIDATES = 1024  # of a rank: a top-k up to it is settled by the largest scores of each
+DIGIT = 8  # bits of a score's key that one collective settles
+BUCKETS = 2**DIGIT
+KEY_BITS = 32
+OF_DTYPE = {torch.bfloat16: 16, torch.float16: 24}  # leading bits of float32 that tell numbers of a type apart
+UNLIMITED = 2**40  # a top-k that no vocabulary has
+
+
+class Filter(NamedTuple):
+    """Filters of a batch, and what arguments alone say of them, so that all ranks have the same collectives."""
+
+    top_k: Tensor  # int64 [batch], 0 is off
+    top_p: Tensor  # float64 [batch], 1 is off
+    min_p: Tensor  # float64 [batch], 0 is off
+    min_p_first: bool
+    most: int  # that top_k is; 0: it is off for all
+    always: bool  # it is on for every request that is filtered at all
+    has_top_p: bool
+    has_min_p: bool
+    bits: int  # of scores as float32, that tell them apart
+
+    @property
+    def candidates(self) -> int:
+        """So many of a rank's largest scores are told."""
+        return self.most if self.most <= MOST_CANDIDATES else 0
+
+    @property
+    def cuts_first(self) -> bool:
+        """Whether min-p comes before the others."""
+        return self.has_min_p and self.min_p_first
+
+
+def filter_of(
+    shard: Shard, sampling: SamplingArguments, filters: Filters | None, bits: int = KEY_BITS
+) -> Filter | None:
+    """None: nothing is filtered. filters: those of the parameters."""
+    if filters is None:
+        return None
+    most, always = _most_top_k(shard, sampling)
+    has_top_p = sampling.top_ps is not None or sampling.top_p < 1
+    has_min_p = sampling.min_ps is not None or sampling.min_p > 0
+    return Filter(*filters, most, always, has_top_p, has_min_p, bits)
+
+
+def _most_top_k(shard: Shard, sampling: SamplingArguments) -> tuple[int, bool]:
+    """The most that top-k is, and whether it is always on."""
+    vocab = max(shard.vocab, shard.draft_size)
+    if sampling.top_ks is None:
+        on = 0 < sampling.top_k < vocab
+        return sampling.top_k if on else 0, on
+    if not sampling.top_ks.is_cpu:
+        if shard.max_top_k is None:
+            fail("max_top_k", "the most that top_k is, which a tensor on a device does not tell", None)
+        return min(shard.max_top_k, vocab), False
+    most = int(sampling.top_ks.max()) if sampling.top_ks.numel() > 0 else 0
+    if shard.max_top_k is not None and most > shard.max_top_k:
+        fail("max_top_k", f"at least {most}, the most of top_k", shard.max_top_k)
+    return max(min(shard.max_top_k or most, vocab), 0), bool((sampling.top_ks > 0).all())
+
+
+class Least(NamedTuple):
+    """What is kept: scores of at least both; as float32 they are ordered like their keys."""
+
+    scaled: Tensor  # float64 [batch, rows], of scores over temperature, relative to the largest
+    key: Tensor  # int64 [batch, rows]
+
+    def keeps(self, scaled: Tensor, keys: Tensor | None) -> Tensor:
+        """Of scores [batch, rows, n]."""
+        kept = (scaled > -math.inf) & (scaled >= self.scaled[..., None])
+        return kept if keys is None else kept & (keys >= self.key[..., None])
+
+
+def relative_to(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """(scores - largest) / temperature, -inf where there is no token; scores [batch, rows, n]."""
+    scaled = (scores - largest[..., None]) / temperature[:, None, None]
+    return torch.where(scaled.isnan(), -math.inf, scaled)
+
+
+def keys_of(scores: Tensor, bits: int) -> Tensor:
+    """The leading bits of scores as float32, int64, in their order."""
+    word = (scores.float() + 0.0).view(torch.int32).long() & 0xFFFFFFFF
+    return torch.where(word >= 2**31, 0xFFFFFFFF - word, word + 2**31) >> (KEY_BITS - bits)
+
+
+def histogram(keys: Tensor, weights: Tensor, prefix: Tensor, shift: int) -> Tensor:
+    """The weights [batch, rows, width] of each value of a digit, of keys that begin with prefix [batch, rows]."""
+    inside = (keys >> (shift + DIGIT)) == prefix[..., None]
+    digit = (keys >> shift) & (BUCKETS - 1)
+    sums = weights.new_zeros(*keys.shape[:2], BUCKETS)
+    return sums.scatter_add(2, digit, torch.where(inside, weights, 0.0))
+
+
+def find_key(
+    keys: Tensor, weights: Tensor, needed: Tensor, bits: int, first: Tensor | None
+) -> Steps[tuple[Tensor, Tensor]]:
+    """The largest key such that those not below it have the needed weight; and the weight they have, [batch, rows].
+
+    needed: [batch, rows], or [batch], the share of the whole. first: what ranks have told of the first digit.
+    """
+    prefix = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
+    above = torch.zeros(keys.shape[:2], dtype=torch.float64, device=keys.device)
+    value = torch.arange(BUCKETS, device=keys.device)
+    for shift in range(bits - DIGIT, -1, -DIGIT):
+        if first is None:
+            told = histogram(keys, weights, prefix, shift)
+            heard = yield told.flatten(1)
+            first = heard.view(len(heard), *told.shape)
+        falling, first = first.sum(0).flip(-1), None
+        if needed.dim() == 1:
+            needed = needed[:, None] * falling.sum(-1)
+        reached = above[..., None] + falling.cumsum(-1) >= needed[..., None]
+        last = torch.where(falling > 0, value, 0).amax(-1)  # where rounding reaches none
+        place = torch.where(reached.any(-1), reached.int().argmax(-1), last)[..., None]
+        before = torch.nn.functional.pad(falling.cumsum(-1), (1, 0))
+        above = above + before.gather(-1, place)[..., 0]
+        prefix = prefix * BUCKETS + (BUCKETS - 1 - place[..., 0])
+        own = falling.gather(-1, place)[..., 0]
+    return prefix, above + own
+
+
+def first_of_filter(own: Filter, scores: Tensor, masses: Tensor) -> list[Tensor]:
+    """What a filter can tell before the largest score of all ranks is known: candidates, or sums of the first digit.
+
+    Each float64 [batch, rows, numbers].
+    """
+    if own.candidates > 0:
+        count = min(own.candidates, scores.shape[-1])
+        values = scores.topk(count, -1).values
+        last = values[..., -1:]
+        ties = (scores == last).sum(-1) - (values == last).sum(-1)
+        values = torch.nn.functional.pad(values, (0, own.candidates - count), value=-math.inf)
+        return [values, torch.where(last[..., 0] > -math.inf, ties, 0).double()[..., None]]
+    if own.cuts_first or (own.most == 0 and not own.has_top_p):
+        return []
+    keys = keys_of(scores, own.bits)
+    weights = (scores > -math.inf).double() if own.most > 0 else masses
+    none = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
+    return [histogram(keys, weights, none, own.bits - DIGIT)]
+
+
+class FilteredRows(NamedTuple):
+    """Rows whose largest scores, over all ranks, are known."""
+
+    scores: Tensor  # float64 [batch, rows, width]
+    scaled: Tensor  # likewise: over temperature, relative to the largest
+    temperature: Tensor  # float64 [batch]
+    largest: Tensor  # float64 [batch, rows]
+    total: Tensor  # float64 [batch, rows], mass over all ranks, relative to that of the largest
+    ratios: Tensor  # float64 [ranks, batch, rows], by which what a rank has told of its masses is larger
+
+
+def filter_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[tuple[Least, Tensor | None]]:
+    """What is kept, and its mass relative to that of the largest score; None where that is still to be summed.
+
+    told: what ranks have told of `first_of_filter`, each [ranks, batch, rows, numbers].
+    """
+    scaled, keys = rows.scaled, keys_of(rows.scores, own.bits)
+    least = Least(torch.full_like(rows.total, -math.inf), torch.zeros_like(keys[..., 0]))
+    mass: Tensor | None = rows.total
+    log_min_p = own.min_p.log()[:, None].expand_as(rows.total)
+    has_top_k, has_top_p = (own.top_k > 0)[:, None], (own.top_p < 1)[:, None]
+    if own.cuts_first:
+        least, mass = least._replace(scaled=log_min_p), None
+    if own.candidates > 0:
+        threshold, own_mass = by_candidates(own, rows, *told)
+        least, told = least._replace(scaled=torch.where(has_top_k, threshold, least.scaled)), []
+        if own.always:
+            return least, torch.where(has_top_k, own_mass, rows.total)  # greedy requests are not filtered
+        mass = None if mass is None else torch.where(has_top_k, own_mass, mass)
+    elif own.most > 0:
+        kept = least.keeps(scaled, keys).double()
+        count = torch.where(own.top_k > 0, own.top_k, UNLIMITED).double()[:, None].expand_as(rows.total)
+        key, _ = yield from find_key(keys, kept, count, own.bits, told[0] if told else None)
+        least, mass, told = least._replace(key=torch.where(has_top_k, key, least.key)), None, []
+    if own.has_top_p:
+        masses = torch.where(least.keeps(scaled, keys), scaled.exp(), 0.0)
+        first = told[0] * rows.ratios[..., None] if told else None
+        key, own_mass = yield from find_key(keys, masses, own.top_p, own.bits, first)
+        least = least._replace(key=torch.where(has_top_p, torch.maximum(key, least.key), least.key))
+        mass = None if mass is None else torch.where(has_top_p, own_mass, mass)
+    if own.has_min_p and not own.min_p_first:
+        least, mass = least._replace(scaled=torch.maximum(least.scaled, log_min_p)), None
+    return least, mass
+
+
+def by_candidates(own: Filter, rows: FilteredRows, values: Tensor, ties: Tensor) -> tuple[Tensor, Tensor]:
+    """What top-k keeps at least, of requests that have one, from the largest scores of each rank; and its mass.
+
+    Where all have one, after top-p and min-p. values: [ranks, batch, rows, candidates]. ties: [ranks, batch, rows, 1],
+    how often more the last of them comes.
+    """
+    counts = torch.cat([torch.ones_like(values[..., 1:]), ties + 1], -1)
+    values, order = values.movedim(0, 2).flatten(2).sort(dim=-1, descending=True)
+    counts = counts.movedim(0, 2).flatten(2).gather(-1, order)  # [batch, rows, ranks * candidates]
+    scaled = relative_to(values, rows.largest, rows.temperature)
+    log_min_p = own.min_p.log()[:, None, None]
+    counts = torch.where(scaled > -math.inf, counts, 0.0)
+    if own.min_p_first:
+        counts = torch.where(scaled >= log_min_p, counts, 0.0)
+    wanted = torch.where(own.top_k > 0, own.top_k, UNLIMITED).double()[:, None, None]
+    least = _lowest(scaled, counts, counts.cumsum(-1) - counts < wanted)
+    counts = torch.where(scaled >= least[..., None], counts, 0.0)
+    if own.always and own.has_top_p:
+        masses = torch.where(counts > 0, counts * scaled.exp(), 0.0)
+        top_p = own.top_p[:, None, None]
+        inside = (masses.cumsum(-1) - masses < top_p * masses.sum(-1, keepdim=True)) | (top_p >= 1)
+        least = _lowest(scaled, counts, inside)
+    if own.always and not own.min_p_first:
+        least = torch.maximum(least, log_min_p[..., 0].expand_as(least))
+    counts = torch.where(scaled >= least[..., None], counts, 0.0)
+    return least, torch.where(counts > 0, counts * scaled.exp(), 0.0).sum(-1)
+
+
+def _lowest(scaled: Tensor, counts: Tensor, inside: Tensor) -> Tensor:
+    """The smallest of the values that are there and inside, [batch, rows]; -inf where none is."""
+    smallest = torch.where((counts > 0) & inside, scaled, math.inf).amin(-1)
+    return torch.where(smallest < math.inf, smallest, -math.inf)

@@ -1,0 +1,107 @@
+"""Single rows on several ranks: `sample` and `target_logprobs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    RandomSource,
+    Stream,
+    report_of,
+    stream_of,
+    target_of,
+    uniforms_of,
+)
+from specens_kernels.distributed.draw import Noise, best_steps, draw_steps, report_steps
+from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.distributed.steps import Steps, together
+from specens_kernels.distributed.target import (
+    Looked,
+    Rows,
+    always_greedy,
+    direct_steps,
+    first_if_greedy,
+    probabilities,
+    scores_need_no_sums,
+    target_steps,
+)
+from specens_kernels.ops.sample.reference import invalid_uniform, one_step
+from specens_kernels.ops.target_logprobs.reference import raw
+from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
+from specens_kernels.results import Status
+
+
+def nothing_looked_up(like: Tensor) -> Looked:
+    none = torch.zeros(like.shape[0], 0, dtype=torch.int64, device=like.device)
+    return Looked(none, none)
+
+
+def score_steps(
+    shard: Shard, member_logits: list[Tensor], *, draft_tokens: Tensor | None = None, **options: Any
+) -> Steps[Tensor]:
+    """float32 [batch, steps, width]: this rank's part of `target_logprobs`."""
+    target = target_of(member_logits, options)
+    target = target._replace(processing=shifted(shard, target.processing))
+    before = None if draft_tokens is None else shard.own(draft_tokens)
+    rows = yield from target_steps(shard, target, before, nothing_looked_up(member_logits[0]))
+    logprobs = torch.where(rows.greedy[:, None, None], probabilities(shard, rows).log(), rows.logprobs)
+    return torch.where(rows.invalid[:, None, None], -torch.inf, logprobs).float()
+
+
+def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> Steps[list[Tensor]]:
+    """What the operator `sample` gives."""
+    target, source, stream = one_step(target_of(member_logits, options)), uniforms_of(options), stream_of(options)
+    target = target._replace(processing=shifted(shard, target.processing))
+    report, count = report_of(options), max(stream.best, 1)
+    looked = nothing_looked_up(member_logits[0])
+    noise = Noise(None, None)
+    if stream.best > 0 and source.positions is not None:
+        noise = Noise(source.seeds, (source.positions + stream.step)[:, None])
+    by_best = stream.best > 0 or always_greedy(target)
+    raw_logprobs: Tensor | None = None
+    if by_best and scores_need_no_sums(target) and report.logprobs == NO_LOGPROBS:
+        rows, tokens = yield from direct_steps(shard, target, None, noise, count)
+    else:
+        parts = [target_steps(shard, target, None, looked)]
+        if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
+            parts.append(target_steps(shard, raw(target), None, looked))
+        rows, *others = yield from together(*parts)
+        raw_logprobs = others[0].logprobs if others else None
+        tokens = yield from chosen_steps(shard, rows, source, stream, noise)
+    tokens = tokens[:, 0]
+    invalid = rows.invalid
+    if stream.best == 0:
+        invalid = invalid | (invalid_uniform(uniforms_of_draw(source, stream, rows)) & ~rows.greedy)
+    status = torch.where(invalid, Status.INVALID_PARAMETER, rows.status[:, 0])
+    tokens = torch.where(invalid[:, None], -1, tokens)
+    shaped = tokens if stream.best > 0 else tokens[:, 0]
+    if report.logprobs == NO_LOGPROBS:
+        return [shaped, status.int()]
+    logprobs = rows.logprobs if raw_logprobs is None else raw_logprobs
+    own, *top = yield from report_steps(shard, logprobs, torch.zeros_like(tokens), tokens, report.top)
+    return [shaped, status.int(), own.view_as(shaped), *[values[:, 0] for values in top]]
+
+
+def uniforms_of_draw(source: RandomSource, stream: Stream, rows: Rows) -> Tensor:
+    if source.uniforms is not None:
+        return source.uniforms.double()
+    if source.seeds is not None and source.positions is not None:
+        return philox_uniforms(source.seeds, source.positions, stream.step, stream.stream)
+    return torch.zeros_like(rows.greedy, dtype=torch.float64)
+
+
+def chosen_steps(shard: Shard, rows: Rows, source: RandomSource, stream: Stream, noise: Noise) -> Steps[Tensor]:
+    """Tokens int64 [batch, 1, count]."""
+    if stream.best > 0:
+        scores = first_if_greedy(shard, rows)
+        best = yield from best_steps(shard, scores, None, rows.greedy, noise, stream.best, rows.status)
+        return best.tokens
+    masses = probabilities(shard, rows)[:, 0]
+    uniform = torch.where(rows.greedy, 0.0, uniforms_of_draw(source, stream, rows))
+    drawn = yield from draw_steps(shard, masses, masses, torch.zeros_like(rows.greedy), uniform)
+    return drawn.tokens[:, None, None]

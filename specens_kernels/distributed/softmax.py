@@ -1,0 +1,104 @@
+"""The distribution of rows whose scores lie on several ranks: normalised, filtered, looked up."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.distributed.filters import (
+    Filter,
+    FilteredRows,
+    filter_steps,
+    first_of_filter,
+    keys_of,
+    relative_to,
+)
+from specens_kernels.distributed.shard import Shard
+from specens_kernels.distributed.steps import Steps
+
+
+class Source(NamedTuple):
+    """Rows of scores, of which the distribution is softmax(scores / temperature), filtered."""
+
+    scores: Tensor  # float64 [batch, rows, width], -inf: no token
+    temperature: Tensor  # float64 [batch]
+    status: Tensor  # int64 [batch, rows], of this rank's slice
+    tokens: Tensor  # int64 [batch, n], of the shard, to be looked up
+    token_rows: Tensor  # int64 [batch, n]
+    filter: Filter | None = None
+
+
+class Softmax(NamedTuple):
+    """The same on all ranks, but for the first."""
+
+    logprobs: Tensor  # float64 [batch, rows, width], of this rank's tokens
+    looked_up: Tensor  # float64 [batch, n], log-probabilities
+    most_likely: Tensor  # int64 [batch, rows], of the whole vocabulary, before filters; the lowest id on a tie
+    best: Tensor  # float64 [batch, rows], its log-probability
+    alive: Tensor  # bool [batch, rows], whether there is a token
+    status: Tensor  # int64 [batch, rows]
+
+
+def look_up(values: Tensor, source: Source) -> Tensor:
+    """[batch, n]: the values [batch, rows, width] of the looked up tokens that lie here, -inf for others."""
+    here = (source.tokens >= 0) & (source.tokens < values.shape[-1])
+    request = torch.arange(values.shape[0], device=values.device)[:, None]
+    return torch.where(here, values[request, source.token_rows, torch.where(here, source.tokens, 0)], -math.inf)
+
+
+def by_rows(values: Tensor, source: Source) -> Tensor:
+    """[batch, n]: the values [batch, rows] of the rows of the looked up tokens."""
+    return values.gather(1, source.token_rows)
+
+
+def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
+    """Normalise, filter and look up: a collective, and as many as the filter takes."""
+    scores, temperature = source.scores, source.temperature
+    largest_here = scores.amax(-1)
+    masses_here = relative_to(scores, largest_here, temperature).exp()
+    token = scores.argmax(-1) + shard.start
+    told = [largest_here, token.double(), masses_here.sum(-1), source.status.double(), look_up(scores, source)]
+    of_filter = [] if source.filter is None else first_of_filter(source.filter, scores, masses_here)
+    told += [part.flatten(1) for part in of_filter]
+    widths = [part.shape[1] for part in told]
+    heard = yield torch.cat(told, 1)
+    maxima, tokens, sums, status, looked_up, *more = heard.split(widths, 2)
+
+    largest = maxima.amax(0)
+    ratios = torch.nan_to_num(((maxima - largest) / temperature[:, None]).exp(), nan=0.0)  # [ranks, batch, rows]
+    most_likely = torch.where(maxima == largest, tokens, math.inf).amin(0)
+    scaled = relative_to(scores, largest, temperature)
+    total = (sums * ratios).sum(0)
+    looked = looked_up.amax(0)
+    looked_scaled = (looked - by_rows(largest, source)) / temperature[:, None]
+    looked_scaled = torch.where(looked_scaled.isnan(), -math.inf, looked_scaled)
+    kept, kept_looked = scaled > -math.inf, looked > -math.inf
+    if source.filter is not None:
+        filtered = FilteredRows(scores, scaled, temperature, largest, total, ratios)
+        first = [part.view(len(heard), *own.shape) for part, own in zip(more, of_filter)]
+        least, mass = yield from filter_steps(source.filter, filtered, first)
+        kept = least.keeps(scaled, keys_of(scores, source.filter.bits))
+        kept_looked = kept_looked & (looked_scaled >= by_rows(least.scaled, source))
+        kept_looked = kept_looked & (keys_of(looked, source.filter.bits) >= by_rows(least.key, source))
+        if mass is None:
+            heard = yield torch.where(kept, scaled.exp(), 0.0).sum(-1)
+            mass = heard.sum(0)
+        total = mass
+    log_total = total.log()
+    logprobs = torch.where(kept, scaled - log_total[..., None], -math.inf).clamp(max=0)
+    looked_up = torch.where(kept_looked, looked_scaled - by_rows(log_total, source), -math.inf).clamp(max=0)
+    alive = largest > -math.inf
+    best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
+    return Softmax(logprobs, looked_up, most_likely.nan_to_num(posinf=0).long(), best, alive, union(status))
+
+
+def union(status: Tensor) -> Tensor:
+    """Bits that any rank has told, int64 [batch, rows]."""
+    bits = status.long()
+    total = bits[0]
+    for own in bits[1:]:
+        total = total | own
+    return total

@@ -1,0 +1,270 @@
+"""The target and draft distributions of rows whose logits lie on several ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
+from specens_kernels.distributed.draw import Noise, best_steps
+from specens_kernels.distributed.filters import KEY_BITS, OF_DTYPE, filter_of
+from specens_kernels.distributed.shard import Shard, usable
+from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
+from specens_kernels.distributed.steps import Steps
+from specens_kernels.ensembles import EnsembleKind
+from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties
+from specens_kernels.ops.target_logprobs.reference import (
+    Parameters,
+    invalid_weights,
+    mixed_logits,
+    one_hot,
+    parameters,
+)
+from specens_kernels.results import Status
+
+
+class Looked(NamedTuple):
+    """Tokens whose probability every rank is to know."""
+
+    tokens: Tensor  # int64 [batch, n], of the shard
+    rows: Tensor  # int64 [batch, n]
+
+
+class Rows(NamedTuple):
+    """Target distributions before greedy requests are made one-hot. The same on all ranks, but for the first."""
+
+    logprobs: Tensor  # float64 [batch, rows, width], of this rank's tokens; unfiltered at temperature 1 if greedy
+    looked_up: Tensor  # float64 [batch, n]
+    most_likely: Tensor  # int64 [batch, rows], of the whole vocabulary
+    best: Tensor  # float64 [batch, rows], its log-probability
+    alive: Tensor  # bool [batch, rows]
+    status: Tensor  # int64 [batch, rows]
+    greedy: Tensor  # bool [batch]
+    invalid: Tensor  # bool [batch]
+
+
+class Members(NamedTuple):
+    """The usable logits of all members, and how they are weighted."""
+
+    logits: Tensor  # float64 [members, batch, rows, width]
+    status: Tensor  # int64 [batch, rows], of the weighted members' slices
+    weights: Tensor  # float64 [members, batch, 1]
+    sampling: Parameters
+    invalid: Tensor  # bool [batch]
+
+
+def too_many(shard: Shard, sampling: SamplingArguments) -> Tensor | bool:
+    """bool [batch]: whether a top-k exceeds what was said of all."""
+    return False if sampling.top_ks is None or shard.max_top_k is None else sampling.top_ks > shard.max_top_k
+
+
+def invalid_draft(shard: Shard, draft: Draft) -> Tensor:
+    """bool [batch]: whether a sampling parameter of the draft is out of range."""
+    return parameters(draft.sampling, draft.tokens).invalid | too_many(shard, draft.sampling)
+
+
+def scores_need_no_sums(target: Target) -> bool:
+    """Whether the best tokens need no probabilities: a lone model or a mixture of logits, without filters."""
+    return target.ensemble != EnsembleKind.MIXTURE and (not target.sampling.filters or always_greedy(target))
+
+
+def always_greedy(target: Target) -> bool:
+    """Whether arguments alone say that every request is."""
+    return target.sampling.temperatures is None and target.sampling.temperature == 0
+
+
+def never_greedy(target: Target) -> bool:
+    return target.sampling.temperatures is None and target.sampling.temperature > 0
+
+
+def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) -> Members:
+    """What `ensemble_logprobs` makes of arguments, of this rank's slice."""
+    first = target.member_logits[0]
+    batch = first.shape[0]
+    own = parameters(target.sampling, first)
+    share = torch.tensor(target.weights, dtype=torch.float64, device=first.device).expand(batch, -1)
+    if target.weight_rows is not None:
+        share = target.weight_rows.double()
+    invalid = own.invalid | invalid_weights(share, target.ensemble) | invalid_penalties(target.processing, first)
+    invalid = invalid | too_many(shard, target.sampling)
+    share = torch.nan_to_num(share, nan=0.0, posinf=0.0, neginf=0.0).t()[..., None]
+    cleaned = [usable(shard, logits, target, before) for logits in target.member_logits]
+    status = torch.zeros(first.shape[:2], dtype=torch.int64, device=first.device)
+    for weight, (_, bits) in zip(share, cleaned):
+        status = status | torch.where(weight != 0, bits, 0)
+    return Members(torch.stack([values for values, _ in cleaned]), status, share, own, invalid)
+
+
+def mixed_steps(target: Target, members: Members) -> Steps[Tensor]:
+    """Mixed logits [batch, rows, width] of a lone member or a mixture of logits; a collective for plausibility."""
+    if target.plausibility == 0:
+        return mixed_logits(members.logits, members.weights, 0.0)
+    first = members.logits[0]
+    heard = yield first.amax(-1)
+    least = heard.amax(0)[..., None] + math.log(target.plausibility)
+    return torch.where(first < least, -math.inf, mixed_logits(members.logits, members.weights, 0.0))
+
+
+def key_bits(target: Target, logits: Tensor) -> int:
+    """How many leading bits tell the scores of a lone model's rows apart."""
+    lone = target.ensemble == EnsembleKind.SINGLE and not target.processing.active
+    return OF_DTYPE.get(logits.dtype, KEY_BITS) if lone else KEY_BITS
+
+
+def target_steps(
+    shard: Shard, target: Target, before: Tensor | Paths | None, looked: Looked, picks: bool = False
+) -> Steps[Rows]:
+    """The target distributions: a collective for a lone model or a mixture of logits, and what filters take.
+
+    picks: whether the most likely tokens are looked at, also of requests that are not greedy.
+    """
+    members = read_members(shard, target, before)
+    own = members.sampling
+    if target.ensemble != EnsembleKind.MIXTURE:
+        scores = yield from mixed_steps(target, members)
+        kept = filter_of(shard, target.sampling, own.filters, key_bits(target, target.member_logits[0]))
+        source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept)
+        found = yield from softmax_steps(shard, source)
+        status = found.status
+    else:
+        found, status = yield from mixture_steps(shard, target, members, looked, picks)
+    status = status | ~found.alive * Status.NO_TOKEN
+    return Rows(*found[:5], status, own.greedy, members.invalid)
+
+
+def direct_steps(
+    shard: Shard, target: Target, before: Tensor | Paths | None, noise: Noise, count: int = 1
+) -> Steps[tuple[Rows, Tensor]]:
+    """The best tokens of each row, int64 [batch, rows, count], where nothing else is needed: 16 bytes a row and token.
+
+    The rows' log-probabilities are not known.
+    """
+    members = read_members(shard, target, before)
+    scores = yield from mixed_steps(target, members)
+    own = members.sampling
+    best = yield from best_steps(shard, scores, own.temperature, own.greedy, noise, count, members.status)
+    first = best.tokens[..., 0]
+    status = best.status | (first < 0) * Status.NO_TOKEN
+    unknown = torch.zeros_like(first, dtype=torch.float64)
+    rows = Rows(scores, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, members.invalid)
+    return rows, best.tokens
+
+
+def probabilities(shard: Shard, rows: Rows) -> Tensor:
+    """What this rank's tokens are emitted with, float64 [batch, rows, width]: one-hot for greedy requests."""
+    first = one_hot(shard.own(rows.most_likely), rows.logprobs.shape[-1]) * rows.alive[..., None]
+    return torch.where(rows.greedy[:, None, None], first, rows.logprobs.exp())
+
+
+def first_if_greedy(shard: Shard, rows: Rows) -> Tensor:
+    """Log-probabilities [batch, rows, width], where the most likely token of a greedy request is above all others.
+
+    Rounding may have made ties.
+    """
+    first = one_hot(shard.own(rows.most_likely), rows.logprobs.shape[-1]) * rows.alive[..., None]
+    return torch.where(rows.greedy[:, None, None] & (first > 0), 1.0, rows.logprobs)
+
+
+def mixture_steps(
+    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool
+) -> Steps[tuple[Softmax, Tensor]]:
+    """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at."""
+    count, batch, rows, _ = members.logits.shape
+    own, n = members.sampling, looked.tokens.shape[1]
+    kept = filter_of(shard, target.sampling, own.filters)
+    index = torch.arange(count, device=looked.rows.device)[:, None] * rows
+    source = Source(
+        members.logits.transpose(0, 1).flatten(1, 2),
+        own.temperature,
+        members.status.repeat(1, count),
+        looked.tokens.repeat(1, count),
+        (looked.rows[:, None] + index).flatten(1),
+        kept if target.filter_members else None,
+    )
+    each = yield from softmax_steps(shard, source)
+    status = each.status.view(batch, count, rows)[:, 0]
+    alive = each.alive.view(batch, count, rows).transpose(0, 1)
+    logprobs = each.logprobs.view(batch, count, rows, shard.width).transpose(0, 1)
+    mixed, shares = weighted(logprobs, members.weights, alive)
+    looked_up = each.looked_up.view(batch, count, n).transpose(0, 1)
+    of_rows = looked.rows.expand(count, -1, -1)
+    looked_up = torch.logsumexp(looked_up + shares.gather(2, of_rows), 0).clamp(max=0)
+    dead = ((members.weights != 0) & ~alive).any(0) & ((members.weights != 0) & alive).any(0)
+    status = status | dead * Status.MEMBER_WITHOUT_TOKEN
+    kept = None if target.filter_members else kept
+    there = ((members.weights != 0) & alive).any(0)
+    if kept is None and never_greedy(target) and not picks:
+        unknown = torch.zeros_like(status)
+        return Softmax(mixed, looked_up, unknown, torch.zeros_like(mixed[..., 0]), there, status), status
+    plain = torch.ones_like(own.temperature)
+    whole = Source(mixed, plain, torch.zeros_like(status), looked.tokens, looked.rows, kept)
+    found = yield from softmax_steps(shard, whole)
+    return found, status
+
+
+def weighted(logprobs: Tensor, weights: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+    """log sum_i weight_i exp(logprobs_i) of members [members, batch, rows, width] that have a token on some rank.
+
+    And the logarithms of the weights that count, [members, batch, rows].
+    """
+    used = torch.where(alive & (weights != 0), weights, 0.0)
+    shares = torch.nan_to_num(used.log() - used.sum(0).log(), nan=-math.inf, neginf=-math.inf)
+    return torch.logsumexp(shares[..., None] + logprobs, 0).clamp(max=0), shares
+
+
+class DraftRows(NamedTuple):
+    """What draft tokens were drawn from. The same on all ranks, but for the first."""
+
+    logprobs: Tensor  # float64 [batch, drafts, width]; of no meaning where it was not drawn
+    looked_up: Tensor  # float64 [batch, n], log-probabilities
+    drawn: Tensor  # bool [batch, drafts], False: one-hot at the token
+    status: Tensor  # int64 [batch, drafts]
+
+
+def no_draft_rows(tokens: Tensor, looked: Looked, width: int) -> DraftRows:
+    """Of drafts that were not drawn."""
+    nothing = torch.zeros(*tokens.shape, width, dtype=torch.float64, device=tokens.device)
+    status = torch.zeros_like(tokens)
+    return DraftRows(nothing, torch.zeros_like(looked.tokens, dtype=torch.float64), status.bool(), status)
+
+
+def has_source(draft: Draft) -> bool:
+    return draft.logits is not None or draft.drafters is not None or draft.drafter != NO_DRAFTER
+
+
+def draft_steps(
+    shard: Shard, target: Target, draft: Draft, greedy: Tensor, before: Tensor | Paths, looked: Looked
+) -> Steps[DraftRows]:
+    """What each draft token was drawn from; looked.rows: drafts. target: its logits and mask are of the drafts' rows.
+
+    `specens_kernels.ops.verify_chain.reference.draft_rows` on a shard: a collective, and what filters take.
+    """
+    tokens = draft.tokens.long()
+    if not has_source(draft):
+        return no_draft_rows(tokens, looked, shard.width)
+    edits = target if draft.processed else target._replace(allowed=None, processing=NO_PROCESSING)
+    members = [draft.logits] if draft.logits is not None else target.member_logits
+    if draft.drafters is None and draft.logits is None:
+        members = [members[draft.drafter]]
+    cleaned = [usable(shard, logits, edits, before) for logits in members]
+    scores, bits = cleaned[0]
+    known = given = torch.ones_like(tokens, dtype=torch.bool)
+    if draft.drafters is not None:
+        member = draft.drafters.long().clamp(0, len(members) - 1)[..., None]  # [batch, drafts, 1]
+        stack = torch.stack([values for values, _ in cleaned], 2)
+        scores = stack.gather(2, member[..., None].expand(-1, -1, -1, shard.width))[:, :, 0]
+        bits = torch.stack([own for _, own in cleaned], 2).gather(2, member)[..., 0]
+        given = draft.drafters != NO_DRAFTER
+        known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
+    own = parameters(draft.sampling, tokens)
+    width = KEY_BITS if draft.processed and target.processing.active else OF_DTYPE.get(members[0].dtype, KEY_BITS)
+    kept = filter_of(shard, draft.sampling, own.filters, width if draft.drafters is None else KEY_BITS)
+    source = Source(scores, own.temperature, bits, looked.tokens, looked.rows, kept)
+    found = yield from softmax_steps(shard, source)
+    soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
+    usable_rows = known & found.alive
+    status = torch.where(known, found.status, 0) | ~usable_rows * Status.INVALID_DRAFT_DISTRIBUTION
+    return DraftRows(found.logprobs, found.looked_up, soft & usable_rows, torch.where(soft, status, 0))

@@ -1,0 +1,401 @@
+"""Trees whose rows lie on several ranks: `specens_kernels.ops.verify_tree.reference`, with what it sums told."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    TARGET_LOGPROBS,
+    Draft,
+    RandomSource,
+    Report,
+    Rule,
+    Target,
+    Tree,
+    TreeArguments,
+)
+from specens_kernels.distributed.draw import Noise, best_steps, draw_steps, report_steps
+from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.distributed.steps import Steps, together
+from specens_kernels.distributed.target import (
+    DraftRows,
+    Looked,
+    Rows,
+    always_greedy,
+    direct_steps,
+    draft_steps,
+    first_if_greedy,
+    has_source,
+    invalid_draft,
+    no_draft_rows,
+    probabilities,
+    scores_need_no_sums,
+    target_steps,
+)
+from specens_kernels.ops.target_logprobs.processing import Paths
+from specens_kernels.ops.target_logprobs.reference import one_hot, parameters, raw
+from specens_kernels.ops.tree_mask.reference import descent
+from specens_kernels.ops.verify_chain.reference import bad_uniforms, chain_uniforms, emitted_tokens
+from specens_kernels.ops.verify_tree import parents_of_trees
+from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT, at_path, used_status
+from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, first_kept, first_passing, longest
+from specens_kernels.ops.verify_tree.shape import Shape, path_to, paths, rows_of_parents, tree_shape
+from specens_kernels.results import Status
+from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
+
+
+class Call(NamedTuple):
+    """What is known before anything is told."""
+
+    shard: Shard
+    kind: RuleKind
+    rule: Rule
+    report: Report
+    random: RandomSource
+    target: Target  # processing as the shard sees it
+    draft: Draft
+    tree: Tree
+    shape: Shape
+    tokens: Tensor  # int64 [batch, nodes], of the whole vocabulary
+    here: Tensor  # likewise, as the shard sees them
+    usable: Tensor  # bool [batch, nodes]
+
+    @property
+    def by_best(self) -> bool:
+        """Whether a row has one token for all requests."""
+        return self.kind == RuleKind.GUMBEL or always_greedy(self.target)
+
+    @property
+    def direct(self) -> bool:
+        return self.by_best and scores_need_no_sums(self.target) and self.report.logprobs == NO_LOGPROBS
+
+    @property
+    def offers(self) -> bool:
+        """Whether children are offered to a share of what the target leaves."""
+        return not self.by_best and self.kind != RuleKind.TYPICAL
+
+
+class Seen(NamedTuple):
+    """What all ranks know of the rows, but for their local log-probabilities."""
+
+    rows: Rows
+    draft: DraftRows
+    raw: Tensor | None
+    picked: Tensor  # int64 [batch, rows]
+    at_target: Tensor  # float64 [batch, nodes], the probability of each node at its parent's row
+
+
+class NodeDrafts(NamedTuple):
+    """What nodes were drawn from, given the siblings before them."""
+
+    taken: Tensor  # bool [batch, node, token of a node]: it cannot be drawn any more
+    mass: Tensor  # float64 [batch, nodes], what is left of the distribution
+    drawn: Tensor  # bool [batch, nodes], False: one-hot
+    at: Tensor  # float64 [batch, node, token of a node], probabilities
+    status: Tensor  # int64 [batch, nodes]
+
+
+def tree_steps(shard: Shard, arguments: TreeArguments, rounds: int | None) -> Steps[list[Tensor]]:
+    """What `verify_tree` of the whole vocabulary gives, on every rank.
+
+    rounds: in how many turns all nodes are offered; None: each node has one of its own.
+    """
+    call = prepare(shard, arguments)
+    seen = yield from read_steps(call)
+    accepted, draft_status = yield from accept_steps(call, seen, rounds)
+    return (yield from finish_steps(call, seen, accepted, draft_status))
+
+
+def prepare(shard: Shard, arguments: TreeArguments) -> Call:
+    target = arguments.target._replace(processing=shifted(shard, arguments.target.processing))
+    draft, tokens = arguments.draft, arguments.draft.tokens.long()
+    shape = tree_shape(arguments.tree, draft)
+    known = shard.vocab if draft.logits is None else max(shard.vocab, shard.draft_size)
+    usable = shape.used & (tokens >= 0) & (tokens < known)
+    kind, rule = RuleKind(arguments.rule.kind), arguments.rule
+    report, source, own = arguments.report, arguments.random_numbers, shard.own(tokens)
+    return Call(shard, kind, rule, report, source, target, draft, arguments.tree, shape, tokens, own, usable)
+
+
+def noise_of_rows(call: Call) -> Noise:
+    positions = call.random.positions
+    if call.kind != RuleKind.GUMBEL or positions is None:
+        return Noise(None, None)
+    return Noise(call.random.seeds, positions[:, None] + call.shape.depth)
+
+
+def read_steps(call: Call) -> Steps[Seen]:
+    shard, shape, tokens = call.shard, call.shape, call.tokens
+    batch, nodes = tokens.shape
+    before = paths(call.here, shape)
+    looked = Looked(call.here, shape.parent_row)
+    draft, raw_logprobs = no_draft_rows(tokens, looked, shard.width), None
+    if call.direct:
+        rows, _ = yield from direct_steps(shard, call.target, before, noise_of_rows(call))
+        picked = rows.most_likely
+    else:
+        parts: list[Steps[Any]] = [target_steps(shard, call.target, before, looked)]
+        reads_draft = call.offers and has_source(call.draft)
+        if reads_draft:
+            node = torch.arange(nodes, device=tokens.device)
+            pairs = Looked(call.here.repeat(1, nodes), node.repeat_interleave(nodes).expand(batch, -1))
+            of_nodes = call.target._replace(
+                member_logits=[rows_of_parents(logits, shape) for logits in call.target.member_logits],
+                allowed=None if call.target.allowed is None else rows_of_parents(call.target.allowed, shape),
+            )
+            own = call.draft
+            own = own if own.logits is None else own._replace(logits=rows_of_parents(own.logits, shape))
+            above = Paths(call.here, rows_of_parents(shape.above, shape))
+            greedy = parameters(call.target.sampling, tokens).greedy
+            parts.append(draft_steps(shard, of_nodes, own, greedy, above, pairs))
+        if call.report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
+            parts.append(target_steps(shard, raw(call.target), before, looked))
+        rows, *others = yield from together(*parts)
+        draft = others.pop(0) if reads_draft else draft
+        raw_logprobs = others[0].logprobs if others else None
+        picked = rows.most_likely
+        if call.kind == RuleKind.GUMBEL:
+            scores = first_if_greedy(shard, rows)
+            best = yield from best_steps(shard, scores, None, rows.greedy, noise_of_rows(call), 1, rows.status)
+            picked = best.tokens[..., 0]
+    at_target = ((tokens == picked.gather(1, shape.parent_row)) & rows.alive.gather(1, shape.parent_row)).double()
+    if not call.by_best:
+        at_target = torch.where(rows.greedy[:, None], at_target, rows.looked_up.exp())
+    return Seen(rows, draft, raw_logprobs, picked, at_target)
+
+
+def accept_steps(call: Call, seen: Seen, rounds: int | None) -> Steps[tuple[Acceptance, Tensor]]:
+    """The last accepted row of each request, and the status of the nodes."""
+    rows, shape = seen.rows, call.shape
+    target = probabilities(call.shard, rows)
+    no_status = torch.zeros_like(call.tokens)
+    empty = torch.zeros_like(call.usable)
+    most_likely = longest(call.usable & (seen.at_target > 0), shape)
+    if call.by_best:
+        reads = call.kind != RuleKind.GUMBEL and call.kind != RuleKind.TYPICAL
+        return Acceptance(most_likely, target, empty, reads), no_status
+    if call.kind == RuleKind.TYPICAL:
+        heard = yield -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
+        limit = torch.clamp(call.rule.alpha * (-heard.sum(0)).exp(), max=call.rule.threshold)
+        passes = call.usable & (seen.at_target > limit.gather(1, shape.parent_row))
+        last = torch.where(rows.greedy, most_likely, longest(passes, shape))
+        return Acceptance(last, target, empty, False), no_status
+    drafts = yield from node_steps(call, seen)
+    uniforms = tested_uniforms(call, rows)
+    offers = yield from offer_steps(call, seen, drafts, uniforms, target, rounds)
+    if call.kind == RuleKind.TRAVERSAL:
+        last = first_kept(offers.share, as_drafts(call, uniforms))
+    else:
+        last = first_passing(offers.passes, shape)
+    left = torch.where(rows.greedy[:, None, None], target, offers.left)
+    last = torch.where(rows.greedy, most_likely, last)
+    return Acceptance(last, left, offers.empty & ~rows.greedy[:, None], True), drafts.status
+
+
+def as_drafts(call: Call, uniforms: Tensor) -> Drafts:
+    """What functions of the reference look at that read no probabilities."""
+    return Drafts(uniforms, uniforms, call.tokens, uniforms, call.usable, call.shape)
+
+
+def tested_uniforms(call: Call, rows: Rows) -> Tensor:
+    without = rows.greedy | (call.kind == RuleKind.GUMBEL)
+    return torch.where(without[:, None], 0.0, chain_uniforms(call.random, None, call.tokens))
+
+
+def node_steps(call: Call, seen: Seen) -> Steps[NodeDrafts]:
+    """What each node was drawn from; a collective where siblings were drawn without replacement."""
+    tokens, shape, draft = call.tokens, call.shape, seen.draft
+    batch, nodes = tokens.shape
+    same = tokens[:, :, None] == tokens[:, None]  # [batch, node, token of a node]
+    taken = torch.zeros_like(same)
+    ones = torch.ones_like(tokens, dtype=torch.float64)
+    if not has_source(call.draft):
+        return NodeDrafts(taken, ones, draft.drawn, same.double(), draft.status)
+    at, drawn, status, mass = draft.looked_up.exp().view(batch, nodes, nodes), draft.drawn, draft.status, ones
+    if call.tree.without_replacement:
+        node = torch.arange(nodes, device=tokens.device)
+        siblings = (shape.parent_row[:, :, None] == shape.parent_row[:, None]) & shape.used[:, None]
+        before = siblings & (node < node[:, None])
+        taken = (before.double() @ same.double()) > 0
+        probs = torch.where(drawn[..., None], draft.logprobs.exp(), 0.0)
+        heard = yield torch.where(taken_here(call, before), 0.0, probs).sum(-1)
+        mass = heard.sum(0)
+        left = drawn & (mass > LEAST_MASS_LEFT)
+        status = status | (drawn & ~left) * Status.INVALID_DRAFT_DISTRIBUTION
+        drawn = left
+        at = torch.where(taken, 0.0, at) / torch.where(drawn, mass, 1.0)[..., None]
+    at = torch.where(drawn[..., None], at, same.double())
+    return NodeDrafts(taken, mass, drawn, at, status)
+
+
+def taken_here(call: Call, before: Tensor) -> Tensor:
+    """bool [batch, nodes, width]: this rank's tokens that an earlier sibling has."""
+    return before.double() @ one_hot(call.here, call.shard.width) > 0
+
+
+def node_draft(call: Call, seen: Seen, drafts: NodeDrafts, node: int) -> Tensor:
+    """This rank's part of what a node was drawn from, float64 [batch, width]."""
+    own = one_hot(call.here[:, node], call.shard.width)
+    if not has_source(call.draft):
+        return own
+    probs = seen.draft.logprobs[:, node].exp()
+    if call.tree.without_replacement:
+        shape = call.shape
+        earlier = (shape.parent_row[:, :node] == shape.parent_row[:, node, None]) & shape.used[:, :node]
+        gone = (earlier[..., None] & (one_hot(call.here[:, :node], call.shard.width) > 0)).any(1)
+        probs = torch.where(gone, 0.0, probs) / drafts.mass[:, node, None]
+    return torch.where(drafts.drawn[:, node, None], probs, own)
+
+
+class Shares:
+    """What is left of every row while its children are offered, each rank's part of it, and what all ranks know."""
+
+    def __init__(self, call: Call, seen: Seen, drafts: NodeDrafts, target: Tensor) -> None:
+        self.call, self.seen, self.drafts, self.target = call, seen, drafts, target
+        self.request = torch.arange(target.shape[0], device=target.device)
+        self.left = target.clone()  # float64 [batch, rows, width]
+        self.left_at = seen.at_target.clone()  # float64 [batch, nodes], of the row of each node at its token
+        self.share = torch.ones_like(target[..., 0])  # float64 [batch, rows]
+        self.has_token = seen.rows.alive
+        self.passes = torch.zeros_like(call.usable)
+        self.empty = torch.zeros_like(call.usable)
+
+    def enter(self, node: int, now: Tensor, uniform: Tensor) -> None:
+        """Test a node, and give its row the share that it is offered."""
+        row = self.call.shape.parent_row[:, node]
+        target_there = self.share[self.request, row] * self.left_at[:, node]
+        draft_there = self.drafts.at[:, node, node]
+        passes = self.call.usable[:, node] & (uniform * draft_there < target_there)
+        self.passes[:, node] = torch.where(now, passes, self.passes[:, node])
+        if self.call.kind == RuleKind.TRAVERSAL:
+            share = torch.where(target_there > 0, target_there / draft_there, 0.0).clamp(max=1)
+            self.share[:, node + 1] = torch.where(now, share, self.share[:, node + 1])
+
+    def residual(self, node: int) -> Tensor:
+        """What a node that is rejected leaves of its row, not normalised, float64 [batch, width]."""
+        row = self.call.shape.parent_row[:, node]
+        draft = node_draft(self.call, self.seen, self.drafts, node)
+        return (self.share[self.request, row][:, None] * self.left[self.request, row] - draft).clamp(min=0)
+
+    def mass_of_chosen(self, node: int) -> Tensor:
+        """The sum of that over all ranks, of a node that was chosen and not drawn."""
+        row = self.call.shape.parent_row[:, node]
+        share = self.share[self.request, row]
+        there = share * self.left_at[:, node]
+        whole = torch.where(self.has_token[self.request, row], share, 0.0)
+        return (whole - there).clamp(min=0) + (there - 1).clamp(min=0)
+
+    def leave(self, node: int, now: Tensor, mass: Tensor) -> None:
+        """Take a rejected node's part out of its row. mass: the residual's, over all ranks."""
+        request, shape = self.request, self.call.shape
+        row, usable = shape.parent_row[:, node], self.call.usable[:, node] & now
+        residual, share = self.residual(node), self.share[request, row]
+        rest = mass + 1 - share
+        nothing = mass <= EMPTY_RESIDUAL_MASS
+        lessened = torch.where(rest > EMPTY_RESIDUAL_MASS, mass / rest, 1.0)
+        residual = torch.where(nothing[:, None], self.target[request, row], residual / mass[:, None])
+        in_row = (shape.parent_row == row[:, None]) & usable[:, None]
+        left_at = (share[:, None] * self.left_at - self.drafts.at[:, node]).clamp(min=0) / mass[:, None]
+        left_at = torch.where(nothing[:, None], self.seen.at_target, left_at)
+        self.left_at = torch.where(in_row, left_at, self.left_at)
+        self.share[request, row] = torch.where(usable, lessened, share)
+        self.left[request, row] = torch.where(usable[:, None], residual, self.left[request, row])
+        self.empty[:, node] |= usable & nothing & self.has_token[request, row]
+
+
+def offer_steps(
+    call: Call, seen: Seen, drafts: NodeDrafts, uniforms: Tensor, target: Tensor, rounds: int | None
+) -> Steps[Shares]:
+    """`offer` on a shard. A turn offers one child of every row that is ready, and tells the masses of what is left.
+
+    Where children were chosen, their tokens' probabilities say what is left, and nothing is told.
+    """
+    nodes = call.tokens.shape[1]
+    shares = Shares(call, seen, drafts, target)
+    chosen = not has_source(call.draft)
+    turns = torch.arange(nodes, device=call.tokens.device).expand_as(call.tokens)
+    if rounds is not None:
+        turns = offered_at(call.shape.parent_row, call.shape.used)
+    for turn in range(nodes if rounds is None else rounds):
+        now = turns == turn
+        due = [turn] if rounds is None else [node for node in range(nodes) if bool(now[:, node].any())]
+        for node in due:
+            shares.enter(node, now[:, node], uniforms[:, node])
+        if chosen:
+            masses = {node: shares.mass_of_chosen(node) for node in due}
+        else:
+            told = torch.stack([shares.residual(node).sum(-1) for node in due] or [uniforms.new_zeros(len(now))], 1)
+            heard = yield told
+            masses = dict(zip(due, heard.sum(0).unbind(1)))
+        for node in due:
+            shares.leave(node, now[:, node], masses[node])
+    return shares
+
+
+def offered_at(parent_row: Tensor, used: Tensor) -> Tensor:
+    """int64 [batch, nodes]: the turn of each node, after the siblings before it and not before its parent's.
+
+    -1 for padding.
+    """
+    batch, nodes = parent_row.shape
+    free = torch.zeros(batch, nodes + 1, dtype=torch.int64, device=parent_row.device)  # when a row can take a child
+    request = torch.arange(batch, device=parent_row.device)
+    turn = torch.full_like(parent_row, -1)
+    for node in range(nodes):
+        row, there = parent_row[:, node], used[:, node]
+        own = free[request, row]
+        turn[:, node] = torch.where(there, own, -1)
+        free[:, node + 1] = own
+        free[request, row] = own + there
+    return turn
+
+
+def rounds_of(parents: Any, draft_tokens: Tensor) -> int | None:
+    """How many turns offering takes at most; None: the host does not know the trees."""
+    if isinstance(parents, Tensor):
+        if not parents.is_cpu:
+            return None
+        table = parents.long()
+    else:
+        table, _ = parents_of_trees(parents, torch.empty(draft_tokens.shape, device="cpu"))
+    if table.numel() == 0:
+        return 0
+    _, used = descent(table, None)
+    return int(offered_at(torch.where(used, table + 1, 0), used).max()) + 1
+
+
+def finish_steps(call: Call, seen: Seen, accepted: Acceptance, draft_status: Tensor) -> Steps[list[Tensor]]:
+    """The next token, the status, and what is emitted."""
+    rows, shape, tokens = seen.rows, call.shape, call.tokens
+    request = torch.arange(tokens.shape[0], device=tokens.device)
+    num_accepted = shape.depth[request, accepted.last]
+    without = rows.greedy | (call.kind == RuleKind.GUMBEL)
+    uniform = torch.where(without, 0.0, chain_uniforms(call.random, num_accepted, tokens))
+    if call.by_best:
+        alive = rows.alive[request, accepted.last]
+        next_token = torch.where(alive, seen.picked[request, accepted.last], -1)
+    else:
+        masses = accepted.left[request, accepted.last]
+        drawn = yield from draw_steps(call.shard, masses, masses, torch.zeros_like(without), uniform)
+        next_token = drawn.tokens
+    path, on_path = path_to(accepted.last, shape, call.tree.levels)
+    uniforms = tested_uniforms(call, rows)
+    status = used_status(rows.status, draft_status, accepted, as_drafts(call, uniforms), on_path)
+    nodes = torch.full_like(num_accepted, tokens.shape[1]) if call.draft.lens is None else call.draft.lens.long()
+    invalid = rows.invalid | shape.invalid | invalid_draft(call.shard, call.draft)
+    invalid = invalid | bad_uniforms(uniforms, uniform, nodes)
+    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
+    num_accepted, path = torch.where(invalid, 0, num_accepted), torch.where(invalid[:, None], -1, path)
+    next_token = torch.where(invalid, -1, next_token)
+    emitted = emitted_tokens(at_path(tokens, path), num_accepted, next_token)
+    verdict = [emitted, num_accepted, num_accepted + (next_token >= 0), next_token, status.int(), path]
+    if call.report.logprobs == NO_LOGPROBS:
+        return verdict
+    logprobs = rows.logprobs if seen.raw is None else seen.raw
+    columns = torch.nn.functional.pad(path + 1, (1, 0))
+    told = yield from report_steps(call.shard, logprobs, columns, emitted, call.report.top)
+    return [*verdict, *told]
