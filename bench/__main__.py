@@ -24,6 +24,7 @@ from bench.report import JsonLines, list_operations, print_environment
 
 EVERYTHING = "all"
 COUNTS = {
+    "distributed": "bench.distributed",
     "traffic": "bench.gpu.traffic",
     "static": "bench.gpu.static",
     "host_time": "bench.gpu.host_time",
@@ -51,7 +52,7 @@ def main(
     operations = runner.operations()
     if name is None:
         list_operations(console, operations)
-        console.print(f"counts of the GPU kernels, without a GPU: {', '.join(COUNTS)}")
+        console.print(f"counts, without a GPU: {', '.join(COUNTS)}")
         return
     if name in COUNTS:
         raise typer.Exit(subprocess.run([sys.executable, "-m", COUNTS[name]], check=False).returncode)

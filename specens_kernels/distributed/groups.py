@@ -38,10 +38,12 @@ def _gather_of(group: Any) -> Callable[[Tensor], Tensor]:
     if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
         fail("group", "None, a ProcessGroup or an object with all_gather", type(group).__name__)
     ranks = torch.distributed.get_world_size(group)
+    names = ("all_gather_single", "all_gather_into_tensor")  # of torch 2.13, and before
+    gather_into = next(function for name in names if (function := getattr(torch.distributed, name, None)) is not None)
 
     def gather(told: Tensor) -> Tensor:
         heard = told.new_empty(ranks * told.numel())
-        torch.distributed.all_gather_into_tensor(heard, told, group=group)
+        gather_into(heard, told, group=group)
         return heard.view(ranks, -1)
 
     return gather

@@ -121,15 +121,22 @@ def _taken(member_logits: Any, options: dict[str, Any]) -> tuple[Shard, list[Any
     return Shard(start, sizes, draft_size, width, most), members, options
 
 
+def _then(steps: Steps[Any], make: Callable[..., Any]) -> Steps[Any]:
+    results = yield from steps
+    return make(results)
+
+
 def chain_of(member_logits: Any, draft_tokens: Tensor, **arguments: Any) -> Steps[Verdict]:
-    """`verify_chain` as a computation that knows no group."""
+    """`verify_chain` as a computation that knows no group; its arguments are checked at once."""
     shard, members, options = _taken(member_logits, _options(chain_operation.verify_chain, arguments))
     call = ChainCall(member_logits=members, draft_tokens=draft_tokens, **options)
     chain_operation.check(call)
     given, packed = chain_operation._pack(call, members)
-    tokens, num_accepted, num_tokens, next_token, status, *reported = yield from chain_steps(
-        shard, ChainArguments.of(*given, **packed)
-    )
+    return _then(chain_steps(shard, ChainArguments.of(*given, **packed)), _verdict)
+
+
+def _verdict(results: list[Tensor]) -> Verdict:
+    tokens, num_accepted, num_tokens, next_token, status, *reported = results
     emitted, top_tokens, top = (*reported, None, None, None)[:3]
     return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status, top_tokens, top)
 
@@ -140,11 +147,9 @@ def tree_of(member_logits: Any, draft_tokens: Tensor, parents: Any, **arguments:
     call = TreeCall(member_logits=members, draft_tokens=draft_tokens, parents=parents, **options)
     tree_operation.check(call)
     given, packed = tree_operation._pack(call, members)
-    tokens, num_accepted, num_tokens, next_token, status, path, *reported = yield from tree_steps(
-        shard, TreeArguments.of(*given, **packed), rounds_of(parents, draft_tokens)
-    )
-    emitted, top_tokens, top = (*reported, None, None, None)[:3]
-    return Verdict(tokens, num_accepted, num_tokens, next_token, emitted, status, top_tokens, top, path)
+    rounds = rounds_of(parents, draft_tokens, call.rule == "traversal")
+    steps = tree_steps(shard, TreeArguments.of(*given, **packed), rounds)
+    return _then(steps, lambda results: _verdict([*results[:5], *results[6:]])._replace(path=results[5]))
 
 
 def draw_of(member_logits: Any, **arguments: Any) -> Steps[Draw]:
@@ -154,11 +159,15 @@ def draw_of(member_logits: Any, **arguments: Any) -> Steps[Draw]:
     call = sample_operation.SampleCall(member_logits=members, **options)
     sample_operation._check(call)
     given, packed = sample_operation._pack(call, members)
-    tokens, status, *told = yield from sample_steps(shard, *given, **packed)
-    emitted, top_tokens, top = (*told, None, None, None)[:3]
-    if call.method == "gumbel" and call.num_best is None:
-        tokens, emitted = tokens[:, 0], None if emitted is None else emitted[:, 0]
-    return Draw(tokens, emitted, status, top_tokens, top)
+
+    def drawn(results: list[Tensor]) -> Draw:
+        tokens, status, *told = results
+        emitted, top_tokens, top = (*told, None, None, None)[:3]
+        if call.method == "gumbel" and call.num_best is None:
+            tokens, emitted = tokens[:, 0], None if emitted is None else emitted[:, 0]
+        return Draw(tokens, emitted, status, top_tokens, top)
+
+    return _then(sample_steps(shard, *given, **packed), drawn)
 
 
 def scores_of(member_logits: Any, **arguments: Any) -> Steps[Tensor]:
@@ -168,9 +177,12 @@ def scores_of(member_logits: Any, **arguments: Any) -> Steps[Tensor]:
     call = score_operation.ScoreCall(member_logits=members, **options)
     score_operation._check(call)
     given, packed = score_operation._pack(call, members)
-    logprobs = yield from score_steps(shard, *given, **packed)
     slices = [member_logits] if isinstance(member_logits, Tensor) else member_logits
-    width = max(logits.shape[-1] for logits in slices)
-    missing = max(0, width - logprobs.shape[-1])
-    logprobs = torch.nn.functional.pad(logprobs, (0, missing), value=-torch.inf)[..., :width]
-    return logprobs[:, 0] if slices[0].dim() == 2 else logprobs
+    width, one_row = max(logits.shape[-1] for logits in slices), slices[0].dim() == 2
+
+    def scored(logprobs: Tensor) -> Tensor:
+        missing = max(0, width - logprobs.shape[-1])
+        logprobs = torch.nn.functional.pad(logprobs, (0, missing), value=-torch.inf)[..., :width]
+        return logprobs[:, 0] if one_row else logprobs
+
+    return _then(score_steps(shard, *given, **packed), scored)

@@ -319,7 +319,7 @@ def offer_steps(
     chosen = not has_source(call.draft)
     turns = torch.arange(nodes, device=call.tokens.device).expand_as(call.tokens)
     if rounds is not None:
-        turns = offered_at(call.shape.parent_row, call.shape.used)
+        turns = offered_at(call.shape.parent_row, call.shape.used, call.kind == RuleKind.TRAVERSAL)
     for turn in range(nodes if rounds is None else rounds):
         now = turns == turn
         due = [turn] if rounds is None else [node for node in range(nodes) if bool(now[:, node].any())]
@@ -336,10 +336,10 @@ def offer_steps(
     return shares
 
 
-def offered_at(parent_row: Tensor, used: Tensor) -> Tensor:
-    """int64 [batch, nodes]: the turn of each node, after the siblings before it and not before its parent's.
+def offered_at(parent_row: Tensor, used: Tensor, whole_paths: bool) -> Tensor:
+    """int64 [batch, nodes]: the turn of each node, after the siblings before it; -1 for padding.
 
-    -1 for padding.
+    whole_paths: and not before its parent's, which says what share the row has.
     """
     batch, nodes = parent_row.shape
     free = torch.zeros(batch, nodes + 1, dtype=torch.int64, device=parent_row.device)  # when a row can take a child
@@ -349,12 +349,12 @@ def offered_at(parent_row: Tensor, used: Tensor) -> Tensor:
         row, there = parent_row[:, node], used[:, node]
         own = free[request, row]
         turn[:, node] = torch.where(there, own, -1)
-        free[:, node + 1] = own
+        free[:, node + 1] = own if whole_paths else 0
         free[request, row] = own + there
     return turn
 
 
-def rounds_of(parents: Any, draft_tokens: Tensor) -> int | None:
+def rounds_of(parents: Any, draft_tokens: Tensor, whole_paths: bool) -> int | None:
     """How many turns offering takes at most; None: the host does not know the trees."""
     if isinstance(parents, Tensor):
         if not parents.is_cpu:
@@ -365,7 +365,7 @@ def rounds_of(parents: Any, draft_tokens: Tensor) -> int | None:
     if table.numel() == 0:
         return 0
     _, used = descent(table, None)
-    return int(offered_at(torch.where(used, table + 1, 0), used).max()) + 1
+    return int(offered_at(torch.where(used, table + 1, 0), used, whole_paths).max()) + 1
 
 
 def finish_steps(call: Call, seen: Seen, accepted: Acceptance, draft_status: Tensor) -> Steps[list[Tensor]]:

@@ -1,0 +1,135 @@
+"""What ranks tell each other about rows whose vocabulary lies on several of them: `python -m bench distributed`.
+
+Counted are collectives, and bytes of what a rank tells, over the rows of a call. Neither depends on the number of
+ranks or on logits. Beside them: what a rank tells of a row where logits are gathered.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from specens_kernels import LogitMixture, Mixture, Sampling, TokenTree, distributed
+
+BATCH, DRAFT_LEN, VOCAB, RANKS = 4, 5, 131072, 8
+ROWS = BATCH * (DRAFT_LEN + 1)
+MOST_BYTES = 16 * 1024  # of a row, where filters are searched
+TABLE_WIDTH = 150
+
+
+class Counted:
+    """A group of one rank, which counts what it tells."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def all_gather(self, told: Tensor) -> Tensor:
+        self.sizes.append(told.numel() * told.element_size())
+        return told[None]
+
+
+class Setting(NamedTuple):
+    name: str
+    most: int  # collectives
+    call: Callable[[Counted], Any]
+    rows: int = ROWS
+    members: int = 1
+
+
+def chain(dtype: torch.dtype = torch.bfloat16, members: int = 1, **arguments: Any) -> Callable[[Counted], Any]:
+    """A call with drafts of a member, unless they play no part."""
+    width = VOCAB // RANKS
+    logits = [torch.randn(BATCH, DRAFT_LEN + 1, width).to(dtype) for _ in range(members)]
+    drafts = torch.randint(width, (BATCH, DRAFT_LEN))
+    numbers = torch.arange(BATCH)
+    arguments = {"seeds": numbers, "positions": numbers, "vocab_start": 0, "vocab_size": VOCAB, **arguments}
+    if arguments.get("rule", "token") in ("token", "block") and not arguments.get("sampling", Sampling()).greedy:
+        arguments["drafter"] = 0
+    return lambda group: distributed.verify_chain(logits, drafts, group=group, **arguments)
+
+
+def tree(**arguments: Any) -> Callable[[Counted], Any]:
+    shape = TokenTree.branching([3, 2])
+    logits = torch.randn(BATCH, len(shape) + 1, VOCAB // RANKS).bfloat16()
+    drafts, numbers = torch.randint(VOCAB // RANKS, (BATCH, len(shape))), torch.arange(BATCH)
+    arguments = {"seeds": numbers, "positions": numbers, "vocab_start": 0, "vocab_size": VOCAB, **arguments}
+    return lambda group: distributed.verify_tree(logits, drafts, shape, group=group, **arguments)
+
+
+def settings() -> Iterator[Setting]:
+    half, two = Mixture((0.5, 0.5)), {"members": 2}
+    top_k, top_p = Sampling(top_k=50, top_p=0.95), Sampling(top_p=0.95)
+    nodes = BATCH * (len(TokenTree.branching([3, 2])) + 1)
+    yield Setting("rule gumbel", 1, chain(rule="gumbel"))
+    yield Setting("greedy", 1, chain(sampling=Sampling(temperature=0.0)))
+    yield Setting("rule gumbel, mixture of logits", 1, chain(rule="gumbel", ensemble=LogitMixture((1, 1)), **two), **two)
+    yield Setting("rule gumbel, mixture", 2, chain(rule="gumbel", ensemble=half, **two), **two)
+    yield Setting("rule gumbel, top-k 50, top-p", 2, chain(rule="gumbel", sampling=top_k))
+    yield Setting("rule gumbel, min-p", 3, chain(rule="gumbel", sampling=Sampling(min_p=0.05)))
+    yield Setting("rule gumbel, top-p", 3, chain(rule="gumbel", sampling=top_p))
+    yield Setting("rule gumbel, top-p, float32", 5, chain(torch.float32, rule="gumbel", sampling=top_p))
+    yield Setting("rule token", 3, chain())
+    yield Setting("rule block", 4, chain(rule="block"))
+    yield Setting("rule typical", 4, chain(rule="typical"))
+    yield Setting("rule token, mixture", 3, chain(ensemble=half, **two), **two)
+    yield Setting("rule token, top-k 50, top-p", 3, chain(sampling=top_k))
+    yield Setting("rule token, min-p", 4, chain(sampling=Sampling(min_p=0.05)))
+    yield Setting("rule token, top-p", 4, chain(sampling=top_p))
+    yield Setting("rule token, top-p, float32", 6, chain(torch.float32, sampling=top_p))
+    yield Setting("tree of 9 nodes, rule gumbel", 1, tree(rule="gumbel"), nodes)
+    yield Setting("tree of 9 nodes, chosen", 3, tree(), nodes)
+    drawn = tree(drafter=0, siblings="without_replacement")
+    yield Setting("tree of 9 nodes, drawn", 7, drawn, nodes)
+
+
+class Count(NamedTuple):
+    """What one call tells."""
+
+    name: str
+    most: int
+    collectives: int
+    size: float  # bytes of a row
+    gathered: int  # of a row where logits are gathered
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """A row of the table."""
+        share = f"{self.size / self.gathered:.2%}"
+        return self.name, str(self.collectives), f"{self.size:.0f}", str(self.gathered), share
+
+
+def counts() -> Iterator[Count]:
+    for setting in settings():
+        group = Counted()
+        setting.call(group)
+        gathered = setting.members * VOCAB // RANKS * (4 if "float32" in setting.name else 2)
+        size = sum(group.sizes) / setting.rows
+        yield Count(setting.name, setting.most, len(group.sizes), size, gathered)
+
+
+def main() -> int:
+    """Print the table and the missed bars; the number of missed bars."""
+    title = f"distributed: batch {BATCH}, draft_len {DRAFT_LEN}, vocabulary {VOCAB}, bfloat16, {RANKS} ranks"
+    table = Table(title=title, title_justify="left")
+    for column in ("setting", "collectives", "bytes a row", "all-gather of logits", "of that"):
+        table.add_column(column, justify="left" if column == "setting" else "right")
+    missed = []
+    for count in counts():
+        table.add_row(*count.words)
+        if count.collectives > count.most or count.size > MOST_BYTES:
+            missed.append(f"{count.name}: at most {count.most} collectives and {MOST_BYTES} bytes a row expected")
+    console = Console(width=TABLE_WIDTH)
+    console.print(table)
+    for line in missed or ["every bar is met"]:
+        console.print(line, highlight=False)
+    return len(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,311 @@
+"""Rows cut into shards get the results of whole rows, on every rank, for all that the operations take."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import distributed as counted
+from cases import many
+from packed import packed_arguments, ragged
+from problems import LOGPROBS, Judge, Problem, random_problem
+from shards import assert_alike, bounds_of, in_lockstep, on_shards, slice_of, widest
+from torch import Tensor
+from tree_cases import random_case
+from trees_of_decisions import random_decision_tree
+
+from specens_kernels import (
+    Processing,
+    Replacement,
+    Sampling,
+    Threshold,
+    TokenTree,
+    distributed,
+    sample,
+    target_logprobs,
+    verify_chain,
+    verify_tree,
+)
+from specens_kernels.distributed import operations
+from specens_kernels.distributed.filters import MOST_CANDIDATES
+from specens_kernels.distributed.groups import Exchange
+
+ROOT = Path(__file__).parents[2]
+VOCABS = (1, 2, 33, 200, 700)
+NEEDS_DRAFT = ("drafter", "draft_logits")
+OF_DRAFTS = (*NEEDS_DRAFT, "draft_sampling", "siblings", "uniforms")
+
+
+def assert_equal(result: Any, expected: Any, name: object) -> None:
+    """Equal but for the rounding of log-probabilities."""
+    for field, own, other in zip(expected._fields, result, expected, strict=True):
+        assert (own is None) == (other is None), (name, field)
+        if own is not None and own.is_floating_point():
+            torch.testing.assert_close(own, other, **LOGPROBS, msg=lambda text, field=field: f"{name} {field}: {text}")
+        elif own is not None:
+            assert torch.equal(own, other), (name, field, own, other)
+
+
+def any_rule(problem: Problem, choice: random.Random, seed: int) -> Problem:
+    """The same, at times under a rule that compares, or with other reports."""
+    arguments = dict(problem.arguments)
+    rules: list[Any] = [Threshold(0.2)]
+    if any(arguments.get(name) is not None for name in NEEDS_DRAFT):
+        rules += [Replacement(0.6, 0.4), random_decision_tree(seed, 7)]
+    if choice.random() < 0.3:
+        arguments["rule"] = choice.choice(rules)
+    if choice.random() < 0.3:
+        arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": choice.choice([0, 3])}
+    return replace(problem, arguments=arguments)
+
+
+def on_random_shards(problem: Problem, choice: random.Random) -> Any:
+    bounds = bounds_of(widest(problem.logits, problem.arguments), choice.choice([1, 2, 3, 4]), choice)
+    results, _ = on_shards(operations.chain_of, problem.logits, problem.tokens, bounds=bounds, **problem.arguments)
+    assert_alike(results)
+    return results[0]
+
+
+def test_random_chains_on_shards_get_the_verdict_of_whole_rows():
+    judge = Judge()
+    for seed in range(many(80)):
+        choice = random.Random(seed)
+        problem = any_rule(random_problem(seed, VOCABS), choice, seed)
+        result, expected = on_random_shards(problem, choice), problem.verify("reference")
+        assert_equal(result, expected, seed)
+        judge.compare(problem, problem.verify("cpp"), result, seed)
+    judge.finish(at_least=80)
+
+
+def of_gumbel(problem: Problem, seed: int) -> Problem:
+    """The same under the rule gumbel, its drafts mostly those that are accepted."""
+    batch = len(problem.tokens)
+    arguments = {name: value for name, value in problem.arguments.items() if name not in OF_DRAFTS}
+    arguments |= {"rule": "gumbel", "seeds": torch.arange(batch) + seed, "positions": torch.arange(batch) * 2**33}
+    arguments |= {"logprobs": (False, True, "raw")[seed % 3]}
+    tokens = problem.tokens
+    for _ in range(2):
+        emitted = verify_chain(problem.logits, tokens, backend="reference", **arguments).tokens[:, :-1]
+        tokens = torch.where(emitted >= 0, emitted, tokens)
+    return Problem(problem.logits, tokens, arguments)
+
+
+def test_chains_by_gumbel_scores_get_the_verdict_of_whole_rows():
+    accepted = 0
+    for seed in range(many(40)):
+        problem = of_gumbel(random_problem(seed, VOCABS), seed)
+        expected = problem.verify("reference")
+        assert_equal(on_random_shards(problem, random.Random(seed)), expected, seed)
+        accepted += int(expected.num_accepted.sum())
+    assert accepted > many(40) / 2
+
+
+def test_random_trees_on_shards_get_the_verdict_of_whole_rows():
+    for seed in range(many(60)):
+        choice, case = random.Random(seed), random_case(seed)
+        arguments = dict(case.arguments)
+        if seed % 5 == 0:
+            arguments = {name: value for name, value in arguments.items() if name not in OF_DRAFTS}
+            numbers = torch.arange(len(case.draft_tokens)) + seed
+            arguments |= {"rule": "gumbel", "seeds": numbers, "positions": numbers}
+        bounds = bounds_of(widest(case.member_logits, arguments), choice.choice([1, 2, 3, 4]), choice)
+        given = (case.member_logits, case.draft_tokens, case.parents)
+        results, _ = on_shards(operations.tree_of, *given, bounds=bounds, **arguments)
+        assert_alike(results)
+        assert_equal(results[0], verify_tree(*given, backend="reference", **arguments), seed)
+
+
+def target_of(problem: Problem) -> dict[str, Any]:
+    return {name: problem.arguments.get(name) for name in ("ensemble", "sampling", "processing", "allowed")}
+
+
+def test_random_draws_on_shards_are_those_of_whole_rows():
+    methods: list[dict[str, Any]] = [{}, {"method": "gumbel"}, {"method": "gumbel", "count": 5}]
+    for seed in range(many(45)):
+        choice, problem = random.Random(seed), random_problem(seed, VOCABS)
+        if problem.logits[0].shape[1] == 0:
+            continue
+        target = target_of(problem)
+        if target["allowed"] is not None:
+            target["allowed"] = target["allowed"][:, 0]
+        numbers = torch.arange(len(problem.tokens)) + seed
+        arguments = {**target, **methods[seed % 3], "seeds": numbers, "positions": numbers, "step": seed % 4}
+        arguments |= {"logprobs": choice.choice([False, True, "raw"]), "top_logprobs": choice.choice([0, 0, 3])}
+        rows = [values[:, 0] for values in problem.logits]
+        bounds = bounds_of(widest(rows, {}), choice.choice([1, 2, 3, 4]), choice)
+        results, _ = on_shards(operations.draw_of, rows, bounds=bounds, **arguments)
+        assert_alike(results)
+        assert_equal(results[0], sample(rows, backend="reference", **arguments), seed)
+
+
+def test_the_slices_of_distributions_are_those_of_whole_rows():
+    for seed in range(many(40)):
+        choice, problem = random.Random(seed), random_problem(seed, VOCABS)
+        target, vocab = target_of(problem), widest(problem.logits, {})
+        bounds = bounds_of(vocab, choice.choice([1, 2, 3, 4]), choice)
+        given = {**target, "draft_tokens": problem.tokens}
+        results, _ = on_shards(operations.scores_of, problem.logits, bounds=bounds, **given)
+        expected = target_logprobs(problem.logits, backend="reference", **given)
+        for begin, end, result in zip(bounds, bounds[1:], results):
+            torch.testing.assert_close(result[..., : end - begin], expected[..., begin:end], **LOGPROBS)
+            assert (result[..., end - begin :] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("bonus", [False, True])
+def test_packed_rows_on_shards_get_the_verdict_of_dense_ones(bonus):
+    for seed in range(8):
+        requests = ragged(seed, bonus)
+        arguments = packed_arguments(requests, padding=2)
+        logits = [requests.packed_rows(values, 2) for values in requests.problem.logits]
+        tokens = requests.packed_drafts(requests.problem.tokens, 2)
+        bounds = bounds_of(widest(logits, arguments), 3, random.Random(seed))
+        results, _ = on_shards(operations.chain_of, logits, tokens, bounds=bounds, **arguments)
+        assert_equal(results[0], requests.problem.verify("reference"), seed)
+
+
+def ties(kind: str) -> Tensor:
+    """Logits [4, 2, 3000] of which the threshold of a filter has many, or all."""
+    numbers = torch.Generator().manual_seed(5)
+    if kind == "all alike":
+        return torch.zeros(4, 2, 3000)
+    values = torch.randn(4, 2, 3000, generator=numbers)
+    return (values * 2).round() / 2 if kind == "few values" else values * 1e-4
+
+
+@pytest.mark.parametrize("kind", ["all alike", "few values", "close together"])
+@pytest.mark.parametrize("order", ["transformers", "vllm"])
+def test_filters_keep_the_tokens_of_whole_rows_where_many_tie_or_lie_close(kind, order):
+    top_ks: list[Any] = [None, 3, MOST_CANDIDATES + 500, torch.tensor([0, 5, 2900, -1]), torch.tensor([4, 5, 6, 7])]
+    logits = ties(kind)
+    for top_k in top_ks:
+        for top_p, min_p in ((None, 0.2), (0.3, None), (torch.tensor([0.5, 1.0, 0.9, 0.01]), 0.05)):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                sampling = Sampling(top_k=top_k, top_p=top_p, min_p=min_p, filter_order=order)
+                rows = logits.to(dtype)
+                bounds = [0, 1100, 1100, 3000]
+                results, _ = on_shards(operations.scores_of, [rows], bounds=bounds, sampling=sampling)
+                expected = target_logprobs(rows, sampling=sampling, backend="reference")
+                own = torch.cat([part[..., : end - begin] for begin, end, part in zip(bounds, bounds[1:], results)], -1)
+                kept = (own > -torch.inf) == (expected > -torch.inf)
+                assert kept.all(), (top_k, top_p, min_p, dtype, int((~kept).sum()))
+                torch.testing.assert_close(own, expected, **LOGPROBS)
+
+
+def test_as_many_collectives_and_bytes_are_needed_as_the_documentation_says():
+    page, readme = (ROOT / "docs" / "distributed.md").read_text(), (ROOT / "README.md").read_text()
+    for count in counted.counts():
+        assert count.collectives <= count.most, count
+        assert count.size <= counted.MOST_BYTES, count
+        row = f"| {' | '.join(count.words)} |"
+        assert row in page, row
+        assert f"| {count.name} |" not in readme or row in readme, row
+
+
+class Listed:
+    """A group of an engine's own: ranks in any order, as a list or one after the other."""
+
+    def __init__(self, told: list[Tensor], kind: str) -> None:
+        self.told, self.kind = told, kind
+
+    def all_gather(self, _tensor: Tensor) -> Any:
+        if self.kind == "list":
+            return self.told
+        return torch.cat(self.told) if self.kind == "one after the other" else torch.stack(self.told)
+
+
+@pytest.mark.parametrize("kind", ["list", "one after the other", "stacked"])
+def test_what_ranks_tell_comes_in_the_order_of_their_shards(kind):
+    told = {start: torch.full((2, 3), float(start), dtype=torch.float64) for start in (0, 10, 30)}
+    for order in ((0, 10, 30), (30, 0, 10)):
+        messages = [torch.cat([torch.tensor([float(start)]), told[start].flatten()]) for start in order]
+        heard = Exchange(Listed(messages, kind), 10)(told[10])
+        assert torch.equal(heard, torch.stack([told[start] for start in (0, 10, 30)]))
+
+
+def test_processing_and_masks_name_tokens_of_the_whole_vocabulary():
+    logits = torch.randn(2, 2, 90)
+    ends = torch.tensor([3, 44, 88])
+    arguments = {
+        "processing": Processing(
+            logit_bias=(torch.tensor([[89, 30], [0, 59]]), torch.full((2, 2), 4.0)), end_tokens=ends, min_tokens=5
+        ),
+        "allowed": torch.full((2, 2, 3), -2, dtype=torch.int32),
+        "sampling": Sampling(temperature=0.0),
+    }
+    for bounds in ([0, 31, 90], [0, 33, 65, 90]):
+        results, _ = on_shards(operations.scores_of, [logits], bounds=bounds, **arguments)
+        own = torch.cat([part[..., : end - begin] for begin, end, part in zip(bounds, bounds[1:], results)], -1)
+        assert torch.equal(own, target_logprobs(logits, backend="reference", **arguments))
+
+
+def test_token_trees_are_taken_and_their_children_judged_side_by_side():
+    tree = TokenTree.branching([3, 2])
+    logits, drafts = torch.randn(2, len(tree) + 1, 60), torch.randint(60, (2, len(tree)))
+    arguments = {
+        "drafter": 0,
+        "siblings": "without_replacement",
+        "seeds": torch.arange(2),
+        "positions": torch.arange(2),
+    }
+    results, told = on_shards(operations.tree_of, [logits], drafts, tree, bounds=[0, 20, 60], **arguments)
+    assert_equal(results[0], verify_tree(logits, drafts, tree, backend="reference", **arguments), tree)
+    assert told.collectives == 1 + 1 + 3 + 2  # rows, siblings, three of them, the draw
+    results, told = on_shards(
+        operations.tree_of, [logits], drafts, tree, bounds=[0, 20, 60], seeds=torch.arange(2), positions=torch.arange(2)
+    )
+    assert told.collectives == 1 + 2
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "vocab_start": {"vocab_start": -1},
+    "vocab_size": {"vocab_size": (90, 90)},
+    "draft_vocab_size": {"draft_vocab_size": 0},
+    "max_top_k": {"max_top_k": 3, "sampling": Sampling(top_k=torch.tensor([5, 1]))},
+    "out": {"out": "there"},
+    "backend": {"backend": "cpp"},
+    "seeds": {"seeds": None},
+    "drafter": {"drafter": 7},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_named(name):
+    arguments = {"vocab_start": 0, "vocab_size": 90, "seeds": torch.arange(2), "positions": torch.arange(2)}
+    with pytest.raises(ValueError, match=rf"^{name}: expected"):
+        in_lockstep(
+            [operations.chain_of(torch.randn(2, 2, 90), torch.zeros(2, 1).long(), **(arguments | WRONG[name]))], [0]
+        )
+
+
+def test_without_a_group_the_argument_is_named_and_unknown_ones_are_refused():
+    row = torch.randn(1, 5)
+    with pytest.raises(ValueError, match=r"^group: expected"):
+        distributed.sample(row, vocab_start=0, vocab_size=5, sampling=Sampling(temperature=0.0))
+    with pytest.raises(TypeError, match="vocab_size"):
+        distributed.sample(row, vocab_start=0)
+    with pytest.raises(TypeError, match="temperature"):
+        distributed.sample(row, vocab_start=0, vocab_size=5, temperature=0.0)
+
+
+def test_a_group_that_gives_something_else_is_refused():
+    class Broken:
+        def all_gather(self, tensor: Tensor) -> Tensor:
+            return tensor[:1]
+
+    with pytest.raises(ValueError, match=r"^group\.all_gather: expected"):
+        distributed.sample(
+            torch.randn(1, 5), vocab_start=0, vocab_size=5, sampling=Sampling(temperature=0.0), group=Broken()
+        )
+
+
+def test_padding_is_not_read():
+    logits, drafts = torch.randn(2, 3, 50), torch.randint(50, (2, 2))
+    own = slice_of(logits, 20, 50, True)
+    assert own.isnan().any()
+    numbers = torch.arange(2)
+    results, _ = on_shards(operations.chain_of, [logits], drafts, bounds=[0, 20, 50], seeds=numbers, positions=numbers)
+    assert_equal(results[1], verify_chain(logits, drafts, seeds=numbers, positions=numbers, backend="reference"), "")
