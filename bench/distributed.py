@@ -68,7 +68,9 @@ def settings() -> Iterator[Setting]:
     nodes = BATCH * (len(TokenTree.branching([3, 2])) + 1)
     yield Setting("rule gumbel", 1, chain(rule="gumbel"))
     yield Setting("greedy", 1, chain(sampling=Sampling(temperature=0.0)))
-    yield Setting("rule gumbel, mixture of logits", 1, chain(rule="gumbel", ensemble=LogitMixture((1, 1)), **two), **two)
+    yield Setting(
+        "rule gumbel, mixture of logits", 1, chain(rule="gumbel", ensemble=LogitMixture((1, 1)), **two), **two
+    )
     yield Setting("rule gumbel, mixture", 2, chain(rule="gumbel", ensemble=half, **two), **two)
     yield Setting("rule gumbel, top-k 50, top-p", 2, chain(rule="gumbel", sampling=top_k))
     yield Setting("rule gumbel, min-p", 3, chain(rule="gumbel", sampling=Sampling(min_p=0.05)))
