@@ -38,7 +38,7 @@ def verify_chain(
 
     Every rank calls it with the same arguments but for its slices of logits, and gets the same Verdict: that of the
     whole rows, but where a decision hangs on how sums round. All arguments are those of `specens_kernels.verify_chain`
-    but for out and backend; tokens, `allowed` and `processing` name tokens of the whole vocabulary, and are whole.
+    but for out, workspace and backend; tokens, `allowed` and `processing` name tokens of the whole vocabulary, and are whole.
 
     member_logits: float32, bfloat16 or float16 [batch, steps, shard], a tensor or one a member; packed [rows, shard].
         Slices may differ in length, be padded (what lies beyond vocab_size is not looked at) or empty.
@@ -99,7 +99,7 @@ def _options(operation: Callable[..., Any], given: dict[str, Any], of_draft: boo
     if unknown or missing:
         wrong = f"an unexpected keyword argument {min(unknown)!r}" if unknown else f"no keyword argument {missing[0]!r}"
         raise TypeError(f"distributed.{operation.__name__}() got {wrong}")
-    for name in ("out", "backend"):
+    for name in ("out", "workspace", "backend"):
         if given.get(name) is not None:
             fail(name, "None, as each rank's part is computed in torch", type(given[name]).__name__)
     return options | dict.fromkeys(PLACE) | given
