@@ -38,7 +38,7 @@ def verify_chain(
 
     Every rank calls it with the same arguments but for its slices of logits, and gets the same Verdict: that of the
     whole rows, but where a decision hangs on how sums round. All arguments are those of `specens_kernels.verify_chain`
-    but for out, workspace and backend; tokens, `allowed` and `processing` name tokens of the whole vocabulary, and are whole.
+    but for out, workspace and backend; tokens, `allowed` and `processing` name tokens of the whole vocabulary.
 
     member_logits: float32, bfloat16 or float16 [batch, steps, shard], a tensor or one a member; packed [rows, shard].
         Slices may differ in length, be padded (what lies beyond vocab_size is not looked at) or empty.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from bench import distributed as counted
 from cases import many
 from packed import packed_arguments, ragged
 from problems import LOGPROBS, Judge, Problem, random_problem
@@ -18,6 +17,7 @@ from torch import Tensor
 from tree_cases import random_case
 from trees_of_decisions import random_decision_tree
 
+from bench import distributed as counted
 from specens_kernels import (
     Processing,
     Replacement,
