@@ -7,9 +7,11 @@ if TYPE_CHECKING:
     __version__: str
     from specens.decoding.request import Event
     from specens.decoding.statistics import Statistics
+    from specens.decoding.stream import Stream
     from specens.decoding.trace import Round
     from specens.drafters import TreePlan
     from specens.generate import Generation, SpeculativeEnsemble
+    from specens.settings.grammars import Grammar
     from specens.settings.jobs import Job, Settings
     from specens.settings.prompts import MemberPrompts
     from specens.targets import Cascade, Custom
@@ -19,12 +21,14 @@ __all__ = [
     "Custom",
     "Event",
     "Generation",
+    "Grammar",
     "Job",
     "MemberPrompts",
     "Round",
     "Settings",
     "SpeculativeEnsemble",
     "Statistics",
+    "Stream",
     "TreePlan",
     "__version__",
 ]
@@ -35,12 +39,14 @@ _HOMES = {
     "Custom": "specens.targets",
     "Event": "specens.decoding.request",
     "Generation": "specens.generate",
+    "Grammar": "specens.settings.grammars",
     "Job": "specens.settings.jobs",
     "MemberPrompts": "specens.settings.prompts",
     "Round": "specens.decoding.trace",
     "Settings": "specens.settings.jobs",
     "SpeculativeEnsemble": "specens.generate",
     "Statistics": "specens.decoding.statistics",
+    "Stream": "specens.decoding.stream",
     "TreePlan": "specens.drafters",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from specens.decoding.draft_lens import DraftLen
 from specens.decoding.request import OUTSIDE, Ensemble, Event, Request, Task
 from specens.decoding.scorer import Scorer
 from specens.decoding.statistics import Statistics
+from specens.decoding.stream import Stream
 from specens.decoding.trace import Round, Tracer
 from specens.drafters import Drafter, TreePlan
 from specens.engines.reading import Reading
@@ -38,6 +40,7 @@ from specens.settings.arguments import (
 )
 from specens.settings.jobs import Job, Settings, TaskMaker
 from specens.settings.prompts import MemberPrompts
+from specens.views import generation_html, generation_repr
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,9 +50,9 @@ if TYPE_CHECKING:
 Report = Callable[[Request, list[Event]], None]
 
 
-@dataclass
+@dataclass(repr=False)
 class Generation:
-    """A generated text.
+    """A generated text. It prints as its text, and shows in a notebook who drafted what.
 
     tokens: all emitted ids, the end of sequence included. text: of the tokens, without special tokens and up to a stop
         string; the joined texts of the events. logprobs: under the target distribution, one a token, or None unless
@@ -71,6 +74,12 @@ class Generation:
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended it early."""
         return self.finish_reason == "interrupted"
+
+    def __repr__(self) -> str:
+        return generation_repr(self)
+
+    def _repr_html_(self) -> str:
+        return generation_html(self)
 
     def to_dict(self) -> dict:
         """Everything as plain values for JSON."""
@@ -195,6 +204,34 @@ class SpeculativeEnsemble:
             interrupted = True
             request.finish()
         return _generation(request, interrupted)
+
+    def stream(
+        self, prompt: Any, *, on_round: Callable[[Round], None] | None = None, **settings: Unpack[Settings]
+    ) -> Stream:
+        """Generate from one prompt, token by token: an iterator of events, also `async for event in ...`.
+
+        Rounds run as their tokens are asked for. `Stream.close()`, or the end of a `with`, ends the text early, and
+        `Stream.generation` is what there is of it. prompt, on_round, settings, errors: as of `generate`.
+        """
+        check_callbacks(on_round=on_round)
+        make_task = TaskMaker(self, settings)
+        request, events = self._request(make_task(Job(prompt), 0, 0)), deque[Event]()
+        batch = self._batch(1, [lambda _, new: events.extend(new)], on_round)
+
+        def run() -> Iterator[None]:
+            rounds = batch.rounds([request])
+            while True:
+                with torch.inference_mode(), evaluating(self._all_models):  # not while the caller has the turn
+                    if next(rounds, None) is None:
+                        return
+                yield
+
+        def finish() -> Generation:
+            interrupted = not request.finished
+            request.finish()
+            return _generation(request, interrupted)
+
+        return Stream(run(), events, finish)
 
     def generate_many(
         self,

@@ -27,7 +27,7 @@ def run(*command: object, **settings: object) -> str:
     """The output of a command; RuntimeError with the end of it where it fails."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **settings)
     if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
+        said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING: ")]
         raise RuntimeError("\n".join([f"{Path(str(command[0])).name} failed", *said[-15:]]))
     return done.stdout
 

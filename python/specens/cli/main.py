@@ -31,6 +31,7 @@ app = typer.Typer(
 
 # The prompts of a file are checked for themselves, and so is the seed.
 WITHOUT_EFFECT_ON_TEXTS = {"input", "output", "trace", "batch_size", "device", "threads", "stream", "json", "seed"}
+GRAMMARS = {"json_schema", "regex", "lark"}  # what their files say has an effect, and not the files' names
 PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight: NAME.png, .svg, .pdf, ..."
 PLANNED_HELP = "lookup[:LONGEST]: plan for prompt lookup, and not for members only. Of a lone model the default."
 DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
@@ -95,6 +96,9 @@ def generate(
     max_new_tokens: options.MaxNewTokens = None,
     min_new_tokens: options.MinNewTokens = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    lark: options.LarkGrammar = None,
     generation_config: options.GenerationConfig = "model",
     seed: Seed = None,
     input: options.Input = None,
@@ -126,6 +130,7 @@ def generate(
         "min_new_tokens": min_new_tokens,
         "stop_strings": stop,
         "generation_config": options.parse_generation_config(generation_config),
+        "grammar": options.parse_grammar(json_schema, regex, lark),
     }
     options.as_sampling(**sampling)  # raises before any model is loaded
     given = {name: value for name, value in (sampling | others).items() if value is not None}
@@ -134,7 +139,8 @@ def generate(
     trees = options.parse_tree(tree, tree_nodes)
     if trees is not None and schedule not in (None, "fixed", "tree"):
         raise ValueError(f"--schedule: expected fixed beside --tree and --tree-nodes; got {schedule!r}")
-    run = FileRun(files, job, _settings_of_texts(context)) if files.are_many else None
+    texts_of = _settings_of_texts(context) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
+    run = FileRun(files, job, texts_of) if files.are_many else None
     placement = options.Placement(dtype, device, threads)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}
     ensemble = _load(models, placement, mixture, draft_lens, **how)
@@ -331,7 +337,7 @@ def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None
 
 def _settings_of_texts(context: typer.Context) -> dict[str, Any]:
     """The options that the texts depend on, as they were given."""
-    return {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS}
+    return {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS | GRAMMARS}
 
 
 def _load(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specens.decoding.request import Ensemble
     from specens.drafters import Drafter as Drafters
     from specens.drafters import PromptLookup, TreePlan
+    from specens.settings.grammars import Grammar
     from specens.settings.prompts import MemberPrompts
     from specens_kernels import Sampling, TokenTree
 
@@ -87,6 +88,11 @@ TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")
 TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the generation; may be repeated.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(help="The text is one JSON value that suits the schema in this file.", show_default=False)
+]
+Regex = Annotated[str | None, typer.Option(help="The text matches this regular expression, from its start to its end.")]
+LarkGrammar = Annotated[Path | None, typer.Option("--lark", help="The text follows the Lark grammar in this file.")]
 MinNewTokens = Annotated[int | None, typer.Option(min=0, help="No end of sequence before so many tokens.")]
 Input = Annotated[
     Path | None,
@@ -111,6 +117,28 @@ Samples = Annotated[int, typer.Option(min=1, help="Texts of each prompt; more th
 Trace = Annotated[Path | None, typer.Option("--trace", help="Write what happens in each round, for specens show.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Report = Annotated[bool, typer.Option("--report", help="Print a block of text to paste into an issue.")]
+
+
+def parse_grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> Grammar | None:
+    """What the text must be, where an option says so. Raises ValueError naming the option."""
+    given = {"--json-schema": json_schema, "--regex": regex, "--lark": lark}
+    named = [option for option, value in given.items() if value is not None]
+    if not named:
+        return None
+    if len(named) > 1:
+        raise ValueError(f"{named[1]}: expected none beside {named[0]}")
+    from specens.settings.grammars import Grammar
+
+    if regex is not None:
+        return Grammar("regex", regex)
+    path = json_schema or lark
+    assert path is not None
+    check_file(named[0], path)
+    text = path.read_text(encoding="utf-8")
+    try:
+        return Grammar.json_schema(text) if json_schema is not None else Grammar("lark", text)
+    except ValueError as error:
+        raise ValueError(f"{named[0]}: {error}") from error
 
 
 def parse_numbers(text: str, kind: type, option: str) -> list[Any]:

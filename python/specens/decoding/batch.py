@@ -50,14 +50,19 @@ class Batch:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield each request when it is finished."""
+        for finished in self.rounds(requests):
+            yield from finished
+
+    def rounds(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
+        """Yield after each round the requests that are finished."""
         waiting = iter(requests)
         while self._admit(waiting):
             done = [request for request in self.requests if request.finished]
             for request in done:
                 self._release(request)
-                yield request
             if not done:
                 self._run_round()
+            yield done
 
     def _admit(self, waiting: Iterator[Request]) -> bool:
         """Fill free places; whether there is any request."""

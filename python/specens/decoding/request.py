@@ -30,6 +30,7 @@ from specens_kernels import (
 )
 
 Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
+Told = tuple[float, list[tuple[int, float]] | None]  # of an emitted token: logprob and top_logprobs of its event
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Event:
 
     kind: "draft accepted", "recovered" (drawn after a rejection), "bonus" (drawn after a fully accepted chain) or
         "standard" (drawn without speculation). proposer: the member whose draft it was, else None.
-    text: what the token adds to the text. logprob: under the target distribution, None unless asked for.
+    text: what the token adds to the text. logprob: under the target distribution, top_logprobs: the most likely tokens
+        at its place with theirs, the likeliest first; None unless asked for.
     """
 
     token: int
@@ -46,6 +48,7 @@ class Event:
     proposer: int | None
     text: str
     logprob: float | None = None
+    top_logprobs: list[tuple[int, float]] | None = None
 
     def to_dict(self) -> dict:
         """The fields as plain values for JSON."""
@@ -74,6 +77,7 @@ class Task:
     logits_processors: called with ids [1, tokens] and logits [1, vocab] of a member, as those of transformers.
     model_processors: in their place, a function of a prompt's length that makes those of its member.
     constraint: called with the generated tokens; the bit mask int32 [words] of the tokens that may come next, or None.
+    logprobs, top_logprobs: whether log-probabilities are told, and of how many of the most likely tokens.
     rule: how drafts are accepted and tokens drawn, a rule of `specens_kernels.verify_chain`.
     index: the number of the prompt, sample: of the text among those of its prompt.
     """
@@ -85,6 +89,7 @@ class Task:
     max_new_tokens: int
     stop_tokens: frozenset[int]
     logprobs: bool = False
+    top_logprobs: int = 0
     min_new_tokens: int = 0
     stop_strings: tuple[str, ...] = ()
     skip_special_tokens: bool = True
@@ -296,7 +301,7 @@ class Request:
             lane.keep(first, kept)
 
     def settle_drafts(
-        self, tokens: list[int], path: Sequence[int], num_tested: int, logprobs: list[float] | None
+        self, tokens: list[int], path: Sequence[int], num_tested: int, told: Sequence[Told] | None
     ) -> None:
         """Settle what the test of the first `num_tested` drafts emitted: a path of accepted ones, perhaps a token more.
 
@@ -322,7 +327,7 @@ class Request:
         left = self.sequence[first + len(path) :]
         num_next = len(tokens) - len(path)
         kinds = ["draft accepted"] * len(path) + ["recovered" if rejected else "bonus"] * num_next
-        settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], logprobs)
+        settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], told)
         for proposer in accepted[:settled] + (rejected if settled > len(path) else []):
             self.statistics.tested[proposer] += 1
         if num_next or self.finished or is_tree:
@@ -349,7 +354,7 @@ class Request:
         for rows in self.rows:
             rows.forget_all()
 
-    def settle(self, tokens: list[int], kinds: list[str], proposers: list[int], logprobs: list[float] | None) -> int:
+    def settle(self, tokens: list[int], kinds: list[str], proposers: list[int], told: Sequence[Told] | None) -> int:
         """Append tokens to the settled ones, up to the end of the text; how many there were until then."""
         drafts = self.sequence[self.num_settled :]
         del self.sequence[self.num_settled :]
@@ -362,7 +367,7 @@ class Request:
             self.num_settled += 1
             text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
             owner = None if proposer == OUTSIDE else proposer
-            self.events.append(Event(token, kind, owner, text, None if logprobs is None else logprobs[place]))
+            self.events.append(Event(token, kind, owner, text, *(told[place] if told is not None else ())))
             self._count(kind, proposer)
             if self.finished:
                 self.events[-1].text += self._text.finish()

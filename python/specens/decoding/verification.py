@@ -18,7 +18,7 @@ from specens.decoding.drafts import NO_NODE
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
 from specens.targets import DenseTarget
-from specens_kernels import Sampling, Verdict, sample, target_logprobs, uniforms, verify_chain, verify_tree
+from specens_kernels import Draw, Sampling, Verdict, sample, target_logprobs, uniforms, verify_chain, verify_tree
 from specens_kernels.backend import backend_for
 
 NEXT_TOKEN_STREAM = 1
@@ -70,13 +70,13 @@ def draw(requests: Sequence[Request], kind: str) -> None:
             **edits(group, device),
             **_mask(group, positions, device),
             **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
-            logprobs=group[0].task.logprobs,
+            **_report(group),
         )
+        told = _told(draw)
         for place, (request, token) in enumerate(zip(group, draw.tokens.tolist(), strict=True)):
             request.drawn_at = request.num_settled
             request.note_status(int(draw.status[place]), emitted=token >= 0)
-            logprobs = None if draw.logprobs is None else [float(draw.logprobs[place])]
-            request.settle([token], [kind], [OUTSIDE], logprobs)
+            request.settle([token], [kind], [OUTSIDE], None if told is None else [told[place]])
             request.forget_drafts()
             request.statistics.rounds += kind != "bonus"
 
@@ -121,7 +121,7 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         **edits(group, device),
         **seeds_of_uniforms(group, device),
         rule=group[0].task.rule,
-        logprobs=group[0].task.logprobs,
+        **_report(group),
     )
     ends = [None if with_bonus else count for count in counts]
     _settle(group, verdict, [range(accepted) for accepted in verdict.num_accepted.tolist()], counts, ends)
@@ -149,7 +149,7 @@ def _verify_trees(group: list[Request]) -> None:
         **seeds_of_uniforms(group, device),
         allowed=allowed,
         rule=group[0].task.rule,
-        logprobs=group[0].task.logprobs,
+        **_report(group),
         backend=backend_for("verify_tree", logits[0]),
     )
     assert verdict.path is not None
@@ -166,14 +166,44 @@ def _settle(
 ) -> None:
     """Settle what a test emitted. ends: the drafts behind which it emits nothing, where all of them are accepted."""
     status, tokens = verdict.status.tolist(), verdict.tokens.tolist()
-    all_logprobs = verdict.logprobs.tolist() if verdict.logprobs is not None else [None] * len(group)
+    told = _told(verdict)
     for row, (request, path, count) in enumerate(zip(group, paths, counts, strict=True)):
         emitted = [token for token in tokens[row] if token >= 0]
         request.note_status(status[row], emitted=len(path) == ends[row] or len(emitted) > len(path))
         if path and not request.drafts.is_chain and request.is_unreadable(path[-1]):
             del emitted[len(path) :]  # no member has read what comes behind it
         request.statistics.rounds += 1
-        request.settle_drafts(emitted, path, count, all_logprobs[row])
+        request.settle_drafts(emitted, path, count, None if told is None else told[row])
+
+
+def _report(group: list[Request]) -> dict[str, Any]:
+    """What the operations tell of the tokens that they emit."""
+    return {"logprobs": group[0].task.logprobs, "top_logprobs": group[0].task.top_logprobs}
+
+
+def _told(result: Draw | Verdict) -> list[Any] | None:
+    """The logprob and top_logprobs of each token, in lists of the shape of its tokens; None if not asked for."""
+    if result.logprobs is None:
+        return None
+    logprobs = result.logprobs.tolist()
+    if result.top_tokens is None or result.top_logprobs is None:
+        tops: list[Any] = [None] * len(logprobs)
+    else:
+        tops = list(zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True))
+    if result.logprobs.dim() == 1:
+        return [(logprob, _pairs(top)) for logprob, top in zip(logprobs, tops, strict=True)]
+    rows = (
+        [None] * len(own) if top is None else list(zip(*top, strict=True))
+        for own, top in zip(logprobs, tops, strict=True)
+    )
+    return [
+        [(logprob, _pairs(top)) for logprob, top in zip(own, row, strict=True)]
+        for own, row in zip(logprobs, rows, strict=True)
+    ]
+
+
+def _pairs(top: tuple[list[int], list[float]] | None) -> list[tuple[int, float]] | None:
+    return None if top is None else [(token, score) for token, score in zip(*top, strict=True) if token >= 0]
 
 
 def _tree_rows(group: list[Request], place: int) -> Tensor:

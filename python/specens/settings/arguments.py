@@ -295,7 +295,7 @@ def check_task(task: Task) -> None:
         raise ValueError(f"sampling: expected specens_kernels.Sampling, got {type(task.sampling).__name__}")
     if not _is_count(task.seed) or not -(2**63) <= task.seed < 2**63:
         raise ValueError(f"seed: expected an integer of 64 bits, got {task.seed!r}")
-    for name in ("max_new_tokens", "min_new_tokens"):
+    for name in ("max_new_tokens", "min_new_tokens", "top_logprobs"):
         value = getattr(task, name)
         if not _is_count(value) or value < 0:
             raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")

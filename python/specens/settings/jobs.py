@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -23,6 +23,7 @@ from specens.settings.arguments import (
     complete_ensemble,
     with_numbers,
 )
+from specens.settings.grammars import Grammar, constraint_of
 from specens.settings.model_settings import ModelSettings, as_processing
 from specens.settings.prompts import prompts_for_members
 from specens.targets import DenseTarget
@@ -68,6 +69,7 @@ class Settings(TypedDict, total=False):
     generation_config: a `transformers.GenerationConfig`, completed from the member's, or "none" to leave that out.
     seed: of the first text's randomness, None draws one for each; those of further texts are derived from it
         (`derived_seed`) and told with each. chat: put text through the chat template. logprobs: return them.
+    top_logprobs (0): tell with each token so many of the most likely ones at its place.
     processing: a `specens_kernels.Processing` with logit bias and penalties, without tables of tokens. The prompt that
         a repetition penalty looks at is member 0's.
     logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
@@ -79,6 +81,8 @@ class Settings(TypedDict, total=False):
         next, in the layout of xgrammar, or None where the text is complete, which ends it. It is asked behind drafts,
         and again for a text that is shorter or goes on otherwise once they are rejected; never behind a stop token,
         behind its own end, or behind a token that its mask excludes.
+    grammar: in its place, what the text must be: a `Grammar`, or a JSON schema, a dict or a class of pydantic, of which
+        it is one value. It needs the package llguidance and a fast tokenizer.
     """
 
     max_new_tokens: int | None
@@ -97,9 +101,11 @@ class Settings(TypedDict, total=False):
     skip_special_tokens: bool
     stop: str | Sequence[str] | None
     logprobs: bool
+    top_logprobs: int
     processing: Processing | None
     logits_processors: Sequence[LogitsProcessor]
     constraint: Constraint | None
+    grammar: Grammar | Mapping[str, Any] | type | None
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ class Job:
     top_p: float | None = None
     min_p: float | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
+    grammar: Grammar | Mapping[str, Any] | type | None = None
 
     def over(self, settings: Settings) -> Settings:
         """The settings of a call, and in their place those of this job."""
@@ -175,11 +182,12 @@ class TaskMaker:
             stop_tokens=stop_tokens,
             stop_strings=as_stop_strings(lengths.stop_strings, owner.tokenizer),
             skip_special_tokens=as_switch("skip_special_tokens", own.get("skip_special_tokens"), True),
-            logprobs=own.get("logprobs", False),
+            logprobs=as_switch("logprobs", own.get("logprobs"), False) or bool(own.get("top_logprobs")),
+            top_logprobs=own.get("top_logprobs") or 0,
             processing=as_processing(found, own.get("processing")),
             logits_processors=processors,
             model_processors=found.processors,
-            constraint=own.get("constraint"),
+            constraint=constraint_of(own, owner.tokenizer, stop_tokens),
             rule=owner.plan.rule,
             index=index,
             sample=sample,
