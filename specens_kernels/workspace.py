@@ -103,6 +103,8 @@ class Workspace:
     def _memory_of(self, nbytes: int, device: torch.device) -> Tensor:
         memory = next((own for own in self._memory if own.device == device and own.nbytes >= nbytes), None)
         if memory is None:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                fail("workspace", "one that such a call was made with before the graph's capture", "one without memory")
             memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
             self._memory.append(memory)
         return memory

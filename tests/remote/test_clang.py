@@ -1,12 +1,14 @@
-"""libspecens as Clang compiles it for 64-bit ARM, on Linux and macOS: the one that comes with Zig, whose PyPI package
-has the headers of both."""
+"""libspecens and torch's operators as compilers for 64-bit ARM see them, on Linux and macOS: GCC, and the Clang that
+comes with Zig, whose PyPI package has the headers of both."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from remote.conftest import ROOT, build_library
 
 ZIG = ROOT / "build" / "zig" / "ziglang" / "zig"  # as `make test-arm` installs it
@@ -37,3 +39,25 @@ def test_the_library_compiles_without_a_warning(tmp_path, system, target):
     library = build_library(tmp_path / "build", options) / "libspecens.a"
     members = subprocess.run([tool(tmp_path, "ar"), "t", library], capture_output=True, text=True, check=True).stdout
     assert "rows_neon.cpp.o" in members
+
+
+@pytest.mark.parametrize("compiler", ["aarch64-linux-gnu-g++", "aarch64-linux-gnu", "aarch64-macos"])
+def test_the_operators_of_torch_compile_without_a_warning(tmp_path, compiler):
+    """By the headers of the torch that is here: those of its stable ABI are the same for all processors."""
+    command = [compiler] if "g++" in compiler else [tool(tmp_path, "c++"), "-target", compiler]
+    if "g++" in compiler and shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed: Debian's g++-aarch64-linux-gnu")
+    if "g++" not in compiler and not ZIG.is_file():
+        pytest.skip("Zig is not in build/zig: make test-arm installs it")
+    flags = [
+        "-std=c++20",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",
+    ]
+    headers = ["-I", ROOT / "csrc", "-isystem", Path(torch.__file__).parent / "include"]
+    sources = sorted((ROOT / "csrc" / "operators").glob("*.cpp"))
+    assert len(sources) >= 8
+    subprocess.run([*command, *flags, "-DTORCH_STABLE_ONLY", *headers, *sources], check=True)
