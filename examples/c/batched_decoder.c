@@ -174,6 +174,7 @@ static int unfinished(void) {
 int main(int count, char** arguments) {
     static float unused[VOCAB];
     specens_workspace* workspace = NULL;
+    specens_sizes sizes = specens_sizes_init();
     FILE* file = count == 2 ? fopen(arguments[1], "rb") : NULL;
     if (file == NULL) {
         fprintf(stderr, "batched_decoder: expected a file of weights\n");
@@ -187,6 +188,10 @@ int main(int count, char** arguments) {
     }
     fclose(file);
     check(specens_workspace_create(NULL, &workspace));
+    sizes.operations = SPECENS_CHAINS + SPECENS_DRAWS;
+    sizes.vocab = VOCAB;
+    sizes.draft_len = DRAFT_LEN;
+    check(specens_workspace_reserve(workspace, &sizes)); /* from here on no call allocates */
     for (int request = 0; request < BATCH; ++request) {
         seeds[request] = request;
         for (int64_t slot = 0; slot < lengths[request]; ++slot) {

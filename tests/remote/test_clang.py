@@ -52,6 +52,7 @@ def test_the_operators_of_torch_compile_without_a_warning(tmp_path, compiler):
     flags = [
         "-std=c++20",
         "-fsyntax-only",
+        "-fvisibility=hidden",
         "-Wall",
         "-Wextra",
         "-Werror",
