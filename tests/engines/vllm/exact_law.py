@@ -32,14 +32,16 @@ def exact_law(
     """
     folders = [folder] if isinstance(folder, Path) else folder
     models = [AutoModelForCausalLM.from_pretrained(member, dtype=torch.float64) for member in folders]
-    vocab = models[0].config.vocab_size
+    vocab = max(model.config.vocab_size for model in models)
     law = torch.zeros((), dtype=torch.float64)
     for written in range(length):
         count = vocab**written
         outputs = torch.tensor(list(itertools.product(range(vocab), repeat=written)), dtype=torch.int64)
         outputs, prompts = outputs.view(count, written), torch.tensor(prompt).expand(count, -1)
         with torch.no_grad():
-            logits = [model(torch.cat((prompts, outputs), 1)).logits[:, -1].float() for model in models]
+            texts = torch.cat((prompts, outputs), 1)
+            # To a member, a token that it does not know is its last one.
+            logits = [model(texts.clamp(max=model.config.vocab_size - 1)).logits[:, -1].float() for model in models]
         bias = None if logit_bias is None else tuple(part.expand(count, -1) for part in logit_bias)
         edits = Processing(logit_bias=bias, prompt_tokens=prompts, output_tokens=outputs, **penalties)
         bits = None if allowed is None else allowed.expand(count, -1)

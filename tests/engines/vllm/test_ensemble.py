@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines.vllm.exact_law import exact_law, p_value
 from engines.vllm.test_engine import ALLOWED, BIASED, FILTERED, LENGTH, PENALISED, PLAIN, PROMPT, request
+from transformers import AutoModelForCausalLM
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling
 
@@ -86,3 +87,113 @@ def test_texts_have_the_law_of_the_ensemble(texts, target, draft_model, drafters
     assert_laws(folders, kind, cases, [completion["tokens"] for completion in result["batches"][0]])
     if drafter != "none":
         assert 0 < result["accepted"] < result["drafts"]
+
+
+def test_members_may_differ_in_their_padding(texts, target, wider, drafters):
+    """Texts drawn over the wider vocabulary; the smaller member gives what it does not know probability 0."""
+    settings = serving([target, wider], "mixture")
+    settings["hf_overrides"]["vocab_size"] = 14
+    batch = [request(PLAIN, TEXTS), request(PLAIN, TEXTS, extra_args={"specens_weights": [0.2, 0.8]})]
+    result = texts(target, [batch], drafters["n-gram"], **settings)
+    drawn = [completion["tokens"] for completion in result["batches"][0]]
+    assert any(max(text) >= 12 for text in drawn)
+    for group, weights in ((drawn[:TEXTS], (0.5, 0.5)), (drawn[TEXTS:], (0.2, 0.8))):
+        assert p_value(law_of([target, wider], Mixture(weights), PLAIN), group) > 1e-4
+    assert result["accepted"] > 0
+
+
+def test_the_law_stands_when_prompts_are_split_and_requests_are_cached_preempted_or_out_of_length(
+    texts, target, draft_model, drafters
+):
+    prompt = PROMPT * 5
+    longest = len(prompt) + 6
+    budget = {"max_num_batched_tokens": 40, "max_num_seqs": 16, "max_model_len": longest, "block_size": 16}
+    engine = serving([target, draft_model], "mixture") | budget | {"enable_prefix_caching": True}
+    assert len(prompt) > budget["max_num_batched_tokens"]  # so that the first prompt takes two steps
+    batch = [request(PLAIN, TEXTS, prompt=prompt), request(PLAIN, TEXTS // 8, length=6, prompt=prompt)]
+    batch += [request(PLAIN, 40, length=8, prompt=[place % 12] * 30) for place in range(12)]
+    result = texts(target, [batch], drafters["member, drawn"], num_gpu_blocks_override=24, seed=7, **engine)
+    drawn = [completion["tokens"] for completion in result["batches"][0]]
+    assert {len(text) for text in drawn[TEXTS : TEXTS + TEXTS // 8]} == {6}
+    assert min(result[name] for name in ("cached", "preemptions", "accepted")) > 0
+    folders, mixture = [target, draft_model], Mixture((0.5, 0.5))
+    law = exact_law(folders, prompt, LENGTH, Sampling(), ensemble=mixture)
+    assert p_value(law, drawn[:TEXTS]) > 1e-4
+    for folder in folders:
+        assert p_value(exact_law(folder, prompt, LENGTH, Sampling()), drawn[:TEXTS]) < 1e-9
+
+
+def seeded_requests():
+    """Requests with seeds that differ in settings and weights."""
+    asked = KINDS["mixture"][1]
+    return [
+        request(settings, length=24, seed=5, extra_args=asked[own])
+        for settings in (PLAIN, FILTERED, PENALISED, BIASED)
+        for own in (0, 1)
+    ]
+
+
+def test_a_seeded_text_with_drawn_drafts_does_not_depend_on_the_batch(texts, target, draft_model, drafters):
+    seeded = seeded_requests()
+    others = [request(PLAIN, 13, length=20), request(FILTERED, 4, length=31, prompt=[5, 6, 7])]
+    batches = [*[[one] for one in seeded], [*others, *seeded], seeded]
+    result = texts(target, batches, drafters["member, drawn"], **serving([target, draft_model], "mixture"))
+    found = [[completion["tokens"] for completion in batch] for batch in result["batches"]]
+    alone = [batch[0] for batch in found[: len(seeded)]]
+    assert found[-2][17:] == found[-1] == alone
+    assert len(set(map(tuple, found[-2][:13]))) > 1
+
+
+def greedy_requests():
+    """Greedy ones that each ask for something else, with reports on texts and prompts."""
+    greedy = {"temperature": 0.0}
+    return [
+        request(greedy, length=16, logprobs=3, prompt_logprobs=2),
+        request(greedy, length=16, logprobs=2, extra_args={"specens_weights": [0.9, 0.1]}),
+        request(greedy, length=16, logprobs=0, repetition_penalty=1.3),
+        request(greedy, length=16, stop_token_ids=list(range(6)), min_tokens=9, ignore_eos=False),
+    ]
+
+
+def ensemble_report(folders, prompt, tokens, weights):
+    """Log-probabilities [tokens, vocab] of what follows a prompt, by the mixture."""
+    text = torch.tensor([*prompt, *tokens])[None]
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in folders]
+    with torch.no_grad():
+        logprobs = [model(text).logits[0, :-1].log_softmax(-1) for model in models]
+    mixed = sum(weight * own.exp() for weight, own in zip(weights, logprobs))
+    return mixed.log()
+
+
+def assert_report(report, expected, tokens, most):
+    """The token and the most likely ones, with the ensemble's log-probabilities and ranks."""
+    for step, row, token in zip(report, expected, tokens, strict=True):
+        entries = {entry[0]: entry[1:] for entry in step}
+        assert {token, *row.topk(most).indices.tolist()} == set(entries)
+        for own, (logprob, rank) in entries.items():
+            assert logprob == pytest.approx(float(row[own]), abs=2e-4)
+            assert rank == 1 + int((row > row[own]).sum())
+
+
+def test_by_gumbel_a_seed_is_a_text_with_speculation_and_without(texts, target, draft_model, drafters):
+    many = [request(settings, length=2, seed=seed) for settings in (PLAIN, FILTERED) for seed in range(600)]
+    folders, seeded, results = [target, draft_model], seeded_requests(), {}
+    for drafter in ("none", "member, drawn"):
+        batches = [seeded, [*seeded[::-1], request(PLAIN, 9, length=20)], many, greedy_requests()]
+        results[drafter] = texts(target, batches, drafters[drafter], rule="gumbel", **serving(folders, "mixture"))
+    expected, got = (
+        [[completion["tokens"] for completion in batch] for batch in result["batches"]] for result in results.values()
+    )
+    assert [got[0], got[2], got[3]] == [expected[0], expected[2], expected[3]]
+    assert got[1][: len(seeded)] == expected[1][: len(seeded)] == expected[0][::-1]
+    assert results["member, drawn"]["accepted"] > 0
+    laws = [law_of(folders, Mixture((0.5, 0.5)), settings).sum(2) for settings in (PLAIN, FILTERED)]
+    assert min(p_value(law, expected[2][600 * place :][:600]) for place, law in enumerate(laws)) > 1e-4
+    for result in results.values():
+        first, weighted, penalised, _ = result["batches"][3]
+        for completion, weights, most in ((first, (0.5, 0.5), 3), (weighted, (0.9, 0.1), 2)):
+            rows = ensemble_report(folders, PROMPT, completion["tokens"], weights)
+            assert_report(completion["report"], rows[len(PROMPT) - 1 :], completion["tokens"], most)
+        rows = ensemble_report(folders, PROMPT, first["tokens"], (0.5, 0.5))
+        assert_report(first["prompt_report"][1:], rows[: len(PROMPT) - 1], PROMPT[1:], 2)
+        assert len(penalised["report"]) == 16
