@@ -15,7 +15,6 @@ from specens.adapters.vllm.ensemble_settings import EnsembleSettings
 from specens.adapters.vllm.v1_drafts import place_of_drafter
 from specens.adapters.vllm.v2_ensemble import EnsembleRejectionSampler, EnsembleSampler, EnsembleState
 from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -119,7 +118,8 @@ class Hooked(V2Round):
         self.state.device = torch.device("cpu")
         self.own_sampler, self.own_rejection = self.state.custom_sampler(sampler)
 
-    def logits(self):
+    def computed(self):
+        self.model.reporting = False  # as where a step begins
         return self.model.compute_logits(self.hidden)
 
     def expected(self, request):
@@ -151,7 +151,7 @@ class Hooked(V2Round):
     def verified(self, chunks):
         """Through vLLM's class, in chunks of requests as it makes them."""
         owners, steps = self.of_rows()
-        sampler, logits = self.own_rejection, self.logits()
+        sampler, logits = self.own_rejection, self.computed()
         sampler.members = self.state.members_of(logits, self.slots.numpy())
         sampler.given = logits
         parts = []
@@ -194,7 +194,7 @@ def test_a_step_without_drafts_is_a_round_of_empty_chains(hidden, rule):
     hooked = Hooked(hidden, rule=rule)
     firsts = hooked.offsets[:-1].long()
     hooked.hidden = hidden[firsts]
-    logits, sampler = hooked.logits(), hooked.own_sampler
+    logits, sampler = hooked.computed(), hooked.own_sampler
     sampler.members = hooked.state.members_of(logits, hooked.slots.numpy())
     positions, ids = hooked.positions[firsts], hooked.inputs[firsts]
     context = (hooked.slots, hooked.slots, hooked.slots.numpy(), positions, ids, 0 * ids, positions.numpy())
@@ -227,7 +227,7 @@ def test_processors_of_vllm_act_on_every_member(hidden):
 def test_a_grammar_of_one_slot_masks_all_members(hidden):
     hooked = Hooked(hidden, grammar=[0])
     assert hooked.state.has_grammar.tolist() == [True, False, False, False, False]
-    logits = hooked.logits()
+    logits = hooked.computed()
     logits[4, 10:] = -torch.inf
     rows = hooked.state.members_of(logits, np.array([0]))
     assert all(torch.isneginf(own[4, 10:]).all() for own in rows)
@@ -300,19 +300,11 @@ def test_models_that_cannot_be_members_are_refused(member, message):
         check_member("m", member, member_of())
 
 
-def test_an_engine_with_an_ensemble_that_is_wrong_does_not_start(target, draft_model):
-    def configure(entry, **settings):
-        overrides = {"architectures": ["SpecensEnsemble"], "specens": entry}
-        return EngineArgs(
-            str(target), hf_overrides=overrides, skip_tokenizer_init=True, **settings
-        ).create_engine_config()
-
-    members = {"members": [str(target), str(draft_model)]}
-    with pytest.raises(ValueError, match=r"specens\.weights: expected numbers from 0 on"):
-        configure(members | {"weights": [1, 1]})
-    with pytest.raises(ValueError, match="enable_lora: expected no LoRA with an ensemble"):
-        configure(members, enable_lora=True)
-    assert configure(members).model_config.architecture == "SpecensEnsemble"
+def test_an_engine_with_an_ensemble_and_lora_does_not_start(run_engine, target, draft_model):
+    overrides = {"architectures": ["SpecensEnsemble"], "specens": {"members": [str(target), str(draft_model)]}}
+    run = run_engine(target, [], hf_overrides=overrides, skip_tokenizer_init=True, enable_lora=True)
+    assert run.texts is None
+    assert "enable_lora: expected no LoRA with an ensemble (SpecensEnsemble), got True" in run.stderr
 
 
 def test_the_draft_model_that_is_a_member_is_found_by_folder_or_name(tmp_path):
