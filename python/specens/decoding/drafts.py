@@ -13,21 +13,23 @@ class Drafts:
 
     parents: the node that each stands behind, ROOT for the settled text. proposers: who proposed each. depths: how many
     drafts the path to each has, itself counted. siblings: how the children of a node were drawn, as of `verify_tree`,
-    so far as they were; None where all were chosen.
+    so far as they were; None where all were chosen. edges: the node that stands behind one, ROOT too, for a token.
     """
 
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.proposers: list[int] = []
         self.depths: list[int] = []
+        self.edges: dict[tuple[int, int], int] = {}
         self.siblings: str | None = "with_replacement"
         self.is_chain = True
 
     def __len__(self) -> int:
         return len(self.parents)
 
-    def add(self, parent: int, proposer: int) -> None:
+    def add(self, parent: int, token: int, proposer: int) -> None:
         """One more node, behind an earlier one."""
+        self.edges.setdefault((parent, token), len(self.parents))
         self.is_chain = self.is_chain and parent == len(self.parents) - 1
         self.depths.append(1 + self.depth(parent))
         self.parents.append(parent)
@@ -56,20 +58,20 @@ class Drafts:
         """The nodes behind one, in the order of their test."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
-    def only(self, kept: Sequence[int]) -> Drafts:
-        """These nodes alone, which ascend and include every parent of theirs."""
+    def only(self, kept: Sequence[int], tokens: Sequence[int]) -> Drafts:
+        """Of the nodes with these tokens the kept ones alone, which ascend and include every parent of theirs."""
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(kept)}
         left = Drafts()
         left.siblings = self.siblings
         for node in kept:
-            left.add(numbers[self.parents[node]], self.proposers[node])
+            left.add(numbers[self.parents[node]], tokens[node], self.proposers[node])
         return left
 
-    def tail(self, count: int) -> Drafts:
-        """The last nodes of a chain, behind a text that has grown by the others."""
+    def tail(self, tokens: Sequence[int]) -> Drafts:
+        """The last nodes of a chain, which have these tokens, behind a text that has grown by the others."""
         left = Drafts()
-        for proposer in self.proposers[len(self) - count :]:
-            left.add(len(left) - 1, proposer)
+        for token, proposer in zip(tokens, self.proposers[len(self) - len(tokens) :], strict=True):
+            left.add(len(left) - 1, token, proposer)
         return left
 
 

@@ -269,9 +269,15 @@ class Request:
         """
         if row is not None:
             self.rows[OUTSIDE].add(len(self.sequence), row[None])
-        self.drafts.add(len(self.drafts) - 1 if parent is None else parent, proposer)
+        self.drafts.add(len(self.drafts) - 1 if parent is None else parent, token, proposer)
         self.sequence.append(token)
         self.statistics.drafted[proposer] += 1
+
+    def choose_draft(self, token: int, proposer: int, parent: int) -> int:
+        """The node of a token that was chosen behind another node: the one that there is, or a new one."""
+        if (parent, token) not in self.drafts.edges:
+            self.add_draft(token, proposer, parent=parent)
+        return self.drafts.edges[parent, token]
 
     def drop_excluded_drafts(self) -> None:
         """Take back the drafts that the constraint excludes, with all behind them: some rules would let them stand."""
@@ -291,7 +297,7 @@ class Request:
     def _reduce(self, kept: Sequence[int]) -> None:
         first, drafts = self.num_settled, self.sequence[self.num_settled :]
         self.sequence[first:] = [drafts[node] for node in kept]
-        self.drafts = self.drafts.only(kept)
+        self.drafts = self.drafts.only(kept, drafts)
         self._excluded.clear()
         if self._masks is not None:
             self._masks.select(first, kept)
@@ -339,7 +345,7 @@ class Request:
 
     def _keep_drafts(self, left: list[int]) -> None:
         self.sequence += left
-        self.drafts = self.drafts.tail(len(left))
+        self.drafts = self.drafts.tail(left)
         for rows in self.rows:
             rows.forget_before(self.num_settled)
         for lane in self.lanes.values():

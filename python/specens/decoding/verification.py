@@ -227,8 +227,8 @@ def _tree_origin(group: list[Request], places: list[int]) -> dict[str, Any]:
         return {}
     if len(drafters) == 1 and (drafters[0] not in places or isinstance(group[0].task.ensemble, DenseTarget)):
         return siblings | {"draft_logits": _tree_rows(group, drafters[0])}
-    places += [place for place in drafters if place not in places]
-    numbers = {place: number for number, place in enumerate(places)}
+    places += [place for place in drafters if place not in (OUTSIDE, *places)]
+    numbers = {place: number for number, place in enumerate(places)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]
     drafter = lines[0][0] if len(drafters) == 1 else padded(lines, OUTSIDE, torch.device("cpu"))
     return siblings | {"drafter": drafter}

@@ -8,6 +8,7 @@ from specens.drafters.layer_skip import LayerSkip
 from specens.drafters.member import MemberDrafter
 from specens.drafters.other_tokenizer import OtherTokenizer
 from specens.drafters.prompt_lookup import PromptLookup
+from specens.drafters.several import Several
 from specens.drafters.tree_plan import TreePlan
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "MemberDrafter",
     "OtherTokenizer",
     "PromptLookup",
+    "Several",
     "TreePlan",
 ]

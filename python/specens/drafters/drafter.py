@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Proposes draft tokens for the requests of a batch. Derive from it, and write `propose`, for trees `candidates`.
+    """Proposes draft tokens for the requests of a batch. Derive from it, and write `candidates`, or more than that.
 
     One object serves many batches: what it has to remember of a request goes into `request.drafter_state`, which is
     None at first. Drafts may depend on the request's own prompt, text and rows, and on uniforms of the draft stream, as
@@ -34,6 +34,11 @@ class Drafter(Protocol):
     estimates: bool = False
 
     @property
+    def places(self) -> tuple[int, ...]:
+        """The members whose distributions it drafts from."""
+        return ()
+
+    @property
     def models(self) -> list[CausalLM]:
         """The models that it reads with, beside the members."""
         return [] if self.model is None else [self.model]
@@ -42,28 +47,37 @@ class Drafter(Protocol):
         """The drafter as it serves an ensemble of these members. Raises ValueError where it does not suit them."""
         return self
 
-    def propose(
-        self, batch: Batch, requests: Sequence[Request], draft_lens: Sequence[int], min_probability: float = 0.0
-    ) -> None:
-        """Append draft tokens to each request, while it can have any, and at most as many as `draft_lens` says.
-
-        min_probability: nothing is drafted behind a token that was less probable.
-        """
-        ...
-
     def candidates(self, request: Request, count: int, length: int) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Up to `count` chains of up to `length` tokens that may follow a request's text, the likeliest first."""
         return []
+
+    def propose(
+        self,
+        batch: Batch,  # noqa: ARG002
+        requests: Sequence[Request],
+        draft_lens: Sequence[int],
+        min_probability: float = 0.0,  # noqa: ARG002
+    ) -> None:
+        """Append draft tokens to each request, while it can have any, and at most as many as `draft_lens` says.
+
+        Here the likeliest candidate. min_probability: nothing is drafted behind a token that was less probable.
+        """
+        for request, most in zip(requests, draft_lens, strict=True):
+            for chain in self.candidates(request, 1, most)[:1]:
+                add_chosen(request, chain)
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:  # noqa: ARG002
         """Append a draft tree to each request, of what may follow it; to one of which nothing is known, none."""
         for request in requests:
             add_candidates(request, self.candidates(request, plan.most_paths, plan.most_levels), plan)
 
-    @classmethod
-    def proposes_trees(cls) -> bool:
-        """Whether it can."""
-        return cls.candidates is not Drafter.candidates or cls.propose_trees is not Drafter.propose_trees
+    def check_topology(self, plan: TreePlan | None) -> None:
+        """Raise ValueError where it cannot propose such trees, or without them chains."""
+        kind = type(self)
+        knows_trees = kind.candidates is not Drafter.candidates or kind.propose_trees is not Drafter.propose_trees
+        if plan is not None and not knows_trees:
+            expected = "one that proposes trees, so has `candidates`, beside tree="
+            raise ValueError(f"drafter: expected {expected}; got a {kind.__name__}")
 
     def observe(self, requests: Sequence[Request]) -> None:  # noqa: ARG002
         """Look at the logits of the members at the drafts, which have been scored and not yet been tested."""

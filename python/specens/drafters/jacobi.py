@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specens.decoding.request import Request
-from specens.drafters.drafter import Drafter, add_chosen, check_count, check_place
+from specens.drafters.drafter import Drafter, check_count, check_place
 from specens.drafters.trees import paths_of
 from specens.engines.transformers.causal_lm import CausalLM
 from specens_kernels import NgramIndex
 
 if TYPE_CHECKING:
-    from specens.decoding.batch import Batch
+    pass
 
 
 @dataclass
@@ -55,17 +55,6 @@ class Jacobi(Drafter):
         """Itself, checked."""
         check_place(self.place, len(models))
         return self
-
-    def propose(
-        self,
-        batch: Batch,  # noqa: ARG002
-        requests: Sequence[Request],
-        draft_lens: Sequence[int],
-        min_probability: float = 0.0,  # noqa: ARG002
-    ) -> None:
-        """The guesses at hand, then fill tokens."""
-        for request, most in zip(requests, draft_lens, strict=True):
-            add_chosen(request, self.candidates(request, 1, most)[0])
 
     def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
         """The guesses behind each path of the last round's drafts, and fill tokens behind them."""

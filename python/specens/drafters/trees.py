@@ -76,8 +76,7 @@ def _fill_level(place: int, request: Request, nodes: list[int], made: dict[int, 
         for parent, tokens, family in zip(behind, best, families, strict=True):
             for child in family:
                 if ranks[child] < len(tokens):
-                    made[child] = len(request.drafts)
-                    request.add_draft(tokens[ranks[child]], place, parent=parent)
+                    made[child] = request.choose_draft(tokens[ranks[child]], place, parent)
     return [child for family in families for child in family if child in made]
 
 
@@ -87,7 +86,7 @@ class _Growth:
     def __init__(self, request: Request, plan: TreePlan, levels: int) -> None:
         assert plan.nodes is not None
         levels = min(levels, request.remaining)
-        self.request, self._plan = request, plan
+        self.request, self._plan, self._first = request, plan, len(request.drafts)
         self._growth = TokenTree.grow(plan.nodes, plan.width, max_levels=levels, order=plan.order)
         self._tokens: list[int] = []
         self._parents: list[int] = []
@@ -112,17 +111,16 @@ class _Growth:
 
     def _add(self, candidate: int, place: int) -> None:
         parent = self._drafts[self._parents[candidate]]
-        self._drafts[candidate] = len(self.request.drafts)
-        self.request.add_draft(self._tokens[candidate], place, parent=parent)
+        self._drafts[candidate] = self.request.choose_draft(self._tokens[candidate], place, parent)
 
     def finish(self, place: int) -> None:
         """Keep the most probable candidates as drafts: those that were read first."""
         candidates = self._growth.prune()[2].tolist()
-        read = sorted(
-            (candidate for candidate in candidates if candidate in self._drafts), key=self._drafts.__getitem__
-        )
-        self.request.keep_drafts([self._drafts[candidate] for candidate in read])
-        self._drafts = {ROOT: ROOT} | {candidate: node for node, candidate in enumerate(read)}
+        kept = {self._drafts[candidate] for candidate in candidates if candidate in self._drafts}
+        left = [node for node in range(len(self.request.drafts)) if node < self._first or node in kept]
+        self.request.keep_drafts(left)
+        numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(left)}
+        self._drafts = {candidate: numbers[node] for candidate, node in self._drafts.items() if node in numbers}
         for candidate in candidates:
             if candidate not in self._drafts:
                 self._add(candidate, place)
@@ -141,6 +139,7 @@ def _grow(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, l
 def _draw(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
     """Draw children level by level, as long as one is probable enough to be come to [Xiong et al., DySpec, 2024]."""
     level: dict[Request, dict[int, float]] = {request: {ROOT: 1.0} for request in requests}
+    most = {request: len(request.drafts) + (plan.nodes or 0) for request in requests}
     for _ in range(levels):
         level = {
             request: {node: value for node, value in values.items() if request.can_draft_behind(node)}
@@ -150,21 +149,21 @@ def _draw(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, l
         if not level:
             return
         read(list(level))
-        level = {request: _draw_level(place, request, values, plan) for request, values in level.items()}
+        for request, values in level.items():
+            level[request] = _draw_level(place, request, values, plan.threshold, most[request])
 
 
-def _draw_level(place: int, request: Request, values: dict[int, float], plan: TreePlan) -> dict[int, float]:
+def _draw_level(place: int, request: Request, values: dict[int, float], least: float, most: int) -> dict[int, float]:
     """The children of nodes that are come to with some probabilities, and the probabilities of these."""
-    assert plan.nodes is not None
     children: dict[int, float] = {}
     for (node, value), row in zip(values.items(), draft_logprobs(request, place, list(values)), strict=True):
-        if value < plan.threshold or len(request.drafts) >= plan.nodes:
+        if value < least or len(request.drafts) >= most:
             continue
         for token, chance in draw_siblings(request, row, "without_replacement"):
             children[len(request.drafts)] = value * chance
             request.add_draft(token, place, parent=node)
             value *= 1 - chance
-            if value < plan.threshold or len(request.drafts) >= plan.nodes:
+            if value < least or len(request.drafts) >= most:
                 break
     return children
 
@@ -172,22 +171,22 @@ def _draw_level(place: int, request: Request, values: dict[int, float], plan: Tr
 def add_candidates(request: Request, chains: Iterable[Sequence[int]], plan: TreePlan) -> None:
     """Merge chains that were chosen, the likeliest first, into a tree behind the settled text, as far as they fit."""
     request.drafts.siblings = None
-    known: dict[tuple[int, int], int] = {}
-    shape_of, num_children = {ROOT: ROOT}, {ROOT: 0}
+    most = len(request.drafts) + (plan.nodes or len(plan.tree))
+    shape_of = {ROOT: ROOT}  # the shape's node of each draft
+    num_children = {ROOT: 0}
     for chain in chains:
         node = ROOT
         for token in chain:
-            if (node, token) not in known:
-                below = plan.families.get(shape_of[node], []) if not plan.is_grown else []
-                fits = len(request.drafts) < plan.nodes if plan.nodes else num_children[node] < len(below)
-                too_deep = request.drafts.depth(node) >= plan.most_levels
-                if not fits or too_deep or not request.can_draft_behind(node):
+            child = request.drafts.edges.get((node, token))
+            if child not in shape_of:
+                below = [] if plan.is_grown else plan.families.get(shape_of[node], [])
+                fits = len(request.drafts) < most and (plan.is_grown or num_children[node] < len(below))
+                if not fits or request.drafts.depth(node) >= plan.most_levels or not request.can_draft_behind(node):
                     break
-                known[node, token] = child = len(request.drafts)
+                child = request.choose_draft(token, OUTSIDE, node)
                 shape_of[child] = below[num_children[node]] if below else ROOT
                 num_children[child], num_children[node] = 0, num_children[node] + 1
-                request.add_draft(token, OUTSIDE, parent=node)
-            node = known[node, token]
+            node = child
 
 
 def paths_of(parents: NDArray[np.int64], tokens: NDArray[np.int64]) -> list[list[int]]:

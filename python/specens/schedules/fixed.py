@@ -48,7 +48,7 @@ class Fixed:
         self.tree = plan.tree
         if self.tree is not None and not isinstance(self.draft_len, int):
             raise ValueError("draft_lens: expected numbers beside trees, which are their own lengths")
-        self.skips_own = self.tree is None or not plan.drafter_counts
+        self.drafting = (plan.drafter,) if isinstance(plan.drafter, int) else plan.drafter.places
         self.adds_bonus = not plan.replaces  # an assistant has no say behind a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:
@@ -63,10 +63,12 @@ class Fixed:
             request.drop_excluded_drafts()
         batch.end_phase("propose", requests)
 
-        own = None if self.place == OUTSIDE else batch.scorer_of(self.place)
+        own = [batch.scorer_of(place) for place in self.drafting]
         for scorer in batch.scorers:
-            if scorer is not own or not self.skips_own:
+            if scorer not in own:
                 scorer.score(requests)
+            elif self.tree is not None:
+                scorer.score([request for request in requests if scorer.counts_for(request)])
         self.drafter.observe(requests)
         batch.end_phase("score", requests)
 

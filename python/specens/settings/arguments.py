@@ -162,9 +162,8 @@ def check_rule(plan: Plan, schedule: str) -> None:
     if plan.tree is None and plan.rule == "traversal":
         raise ValueError("rule: expected draft trees, tree=, beside 'traversal', which is 'block' of chains; got none")
     own = plan.drafter
-    if plan.tree is not None and not isinstance(own, int) and not own.proposes_trees():
-        kind = type(own).__name__
-        raise ValueError(f"drafter: expected one that proposes trees, so has `candidates`, beside tree=; got a {kind}")
+    if not isinstance(own, int):
+        own.check_topology(plan.tree)
     adapts = not isinstance(plan.draft_lens[own if isinstance(own, int) else 0], int)
     if plan.replaces and (adapts or not (isinstance(own, int) or own.has_probabilities)):
         raise ValueError(
