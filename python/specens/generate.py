@@ -173,7 +173,7 @@ class SpeculativeEnsemble:
         method.check_members(name, len(members))
         if method.needs is not None and method.needs not in arguments:
             raise ValueError(f"{method.needs}: expected one for {name}, got none")
-        return cls(members, **(method.settings_under(arguments.get("schedule")) | arguments))
+        return cls(members, **(method.settings_under(arguments.get("schedule"), len(members)) | arguments))
 
     def generate(
         self,

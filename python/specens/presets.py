@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from specens.decoding.draft_lens import ByAcceptance, ByConfidence
-from specens.drafters import Jacobi, Lookahead, PromptLookup, TreePlan
+from specens.drafters import Jacobi, Lookahead, PromptLookup, Several, TreePlan
 from specens.targets import Cascade
 from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Typical
 
@@ -27,7 +28,8 @@ class Preset:
     """A published method.
 
     source: who published it. members: what its members are, in order; a last "..." stands for any number more.
-    settings: its choices as arguments of SpeculativeEnsemble. drafter, topology, target, acceptance: the same in words.
+    settings: its choices as arguments of SpeculativeEnsemble, or functions of the number of members that make them.
+    drafter, topology, target, acceptance: the same in words.
     needs: an argument that the caller must give. lossless: whether the text follows the target distribution exactly.
     leaves_out: what the source describes beyond that.
     """
@@ -48,17 +50,24 @@ class Preset:
         """Its schedule, which is a word already."""
         return self.settings["schedule"]
 
-    def settings_under(self, schedule: str | None) -> dict[str, Any]:
-        """Its settings without the choices of drafts that a schedule in place of its own has no use for.
+    def settings_under(self, schedule: str | None, num_members: int) -> dict[str, Any]:
+        """Its settings for so many members, without the choices of drafts that a schedule in place of its own has no
+        use for.
 
         Under `standard` these are all; a rule that changes the target stays.
         """
         unused = set(UNUSED.get(schedule or self.schedule, ()))
+        if schedule == "alternate" and not isinstance(self.settings.get("drafter", 0), int):
+            unused.add("drafter")
         if (schedule == "standard" and self.lossless) or (
             "tree" in unused and self.settings.get("rule") == "traversal"
         ):
             unused.add("rule")
-        return {name: value for name, value in self.settings.items() if name not in unused}
+        return {
+            name: value(num_members) if isinstance(value, FunctionType) else value
+            for name, value in self.settings.items()
+            if name not in unused
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, in words, for JSON."""
@@ -150,7 +159,16 @@ PRESETS: dict[str, Preset] = {
         _fixed(8),
         drafter="texts: PromptLookup(store=...)",
         needs="drafter",
-        leaves_out="the tree of all continuations that were found: the last one is drafted",
+        leaves_out="the tree of all continuations that were found, which rest drafts: here the last one",
+    ),
+    "rest": Preset(
+        "He et al., REST, NAACL 2024",
+        ALONE,
+        {"schedule": "fixed", "tree": TreePlan(nodes=64, levels=10)},
+        drafter="texts: PromptLookup(16, store=..., choose='frequent')",
+        topology="trie of the most frequent continuations",
+        needs="drafter",
+        leaves_out="its test by sampling from the target: the rule token gives the same text",
     ),
     "early-exit": Preset(
         "Elhoushi et al., LayerSkip, ACL 2024",
@@ -177,7 +195,14 @@ PRESETS: dict[str, Preset] = {
         ALONE,
         _fixed(4, drafter=Lookahead(5)),
         drafter="n-grams of fill tokens",
-        leaves_out="the window that makes n-grams beside the drafts; several candidates at once",
+        leaves_out="the window that makes n-grams beside the drafts, and several candidates: see lookahead",
+    ),
+    "lookahead": Preset(
+        "Fu et al., Lookahead Decoding, ICML 2024",
+        ALONE,
+        {"schedule": "fixed", "tree": TreePlan((15, 1, 1, 1)), "drafter": Lookahead(5, window=15)},
+        drafter="n-grams of a window of guesses",
+        topology="n-grams and the window, one tree",
     ),
     "medusa-heads": Preset(
         "Cai et al., Medusa, ICML 2024",
@@ -185,7 +210,18 @@ PRESETS: dict[str, Preset] = {
         _fixed(4),
         drafter="extra heads: Heads(...)",
         needs="drafter",
-        leaves_out="the tree of the heads' candidates; typical acceptance, which rule='typical' gives",
+        leaves_out="the tree of the heads' candidates, and typical acceptance: see medusa",
+    ),
+    "medusa": Preset(
+        "Cai et al., Medusa, ICML 2024",
+        ALONE,
+        {"schedule": "fixed", "tree": TreePlan((4, 3, 2)), "rule": Typical(0.09, 0.3)},
+        drafter="extra heads: Heads(...)",
+        topology="product of the heads' candidates",
+        acceptance="typical",
+        needs="drafter",
+        lossless=False,
+        leaves_out="trees by measured accuracy, as TokenTrees are; the greedy first token of a round, drawn here",
     ),
     # one target and trees of a draft model
     "several-chains": Preset(
@@ -198,11 +234,17 @@ PRESETS: dict[str, Preset] = {
     ),
     "specinfer": Preset(
         "Miao et al., SpecInfer, ASPLOS 2024",
-        PAIR,
-        _tree(branches=(1, 1, 3, 1, 1, 1, 1, 1), children="independent"),
-        topology="static tree, independent",
+        ("target", "draft model", "..."),
+        {
+            "schedule": "fixed",
+            "tree": TreePlan((1, 1, 3, 1, 1, 1, 1, 1), children="independent"),
+            "ensemble": lambda num_members: Mixture((1.0, *[0.0] * (num_members - 1))),
+            "drafter": lambda num_members: Several(range(1, num_members)),
+        },
+        drafter="every draft model",
+        topology="static trees, independent, merged",
         acceptance="with replacement",
-        leaves_out="trees merged from several drafters",
+        leaves_out="the training of draft models that complete each other",
     ),
     "recursive-speculative-decoding": Preset(
         "Jeon et al., 2024 (RSD-C); Yang et al., Multi-Candidate Speculative Decoding, 2024",
@@ -220,6 +262,36 @@ PRESETS: dict[str, Preset] = {
         _tree(nodes=60, width=10, levels=6),
         topology="dynamic tree",
         leaves_out="EAGLE's own drafter, which reads the target's features: here any draft model",
+    ),
+    "opt-tree": Preset(
+        "Wang et al., OPT-Tree, TACL 2025",
+        PAIR,
+        _tree(nodes=50, width=50, levels=10, gain=0.2),
+        topology="dynamic tree, until a level adds too little",
+    ),
+    "specexec": Preset(
+        "Svirschevski et al., SpecExec, NeurIPS 2024",
+        PAIR,
+        _tree(nodes=128, width=16, levels=16, order="best"),
+        topology="dynamic tree, best first, until nothing better is left",
+        leaves_out="what it does about weights that are in memory elsewhere",
+    ),
+    "dyspec": Preset(
+        "Xiong et al., DySpec, 2024",
+        PAIR,
+        _tree(nodes=64, levels=8, children="sampled", threshold=0.02),
+        topology="dynamic tree, drawn, level by level",
+        acceptance="without replacement",
+        leaves_out="its greedy variant, which reads one node at a time",
+    ),
+    "sequoia": Preset(
+        "Chen et al., Sequoia, NeurIPS 2024",
+        PAIR,
+        _tree(children="sampled"),
+        topology="the best shape for measured acceptance: TreePlan(shape=..., children='sampled')",
+        acceptance="without replacement",
+        needs="tree",
+        leaves_out="the choice of size and depth by the hardware",
     ),
     # ensembles
     "speculative-ensemble": Preset(
@@ -310,8 +382,6 @@ PRESETS: dict[str, Preset] = {
 
 RENAMED = {  # methods that were listed by the name of more than they do
     "draft-and-verify": "self-speculation",
-    "lookahead": "lookahead-ngrams",
-    "medusa": "medusa-heads",
     "retrieval": "retrieval-chain",
 }
 

@@ -38,18 +38,33 @@ def test_generate_prints_json_with_text_tokens_and_statistics(models, schedule):
     assert [event["token"] for event in values["events"]] == values["tokens"]
 
 
-def test_generate_drafts_the_trees_that_were_asked_for(models):
+def test_generate_drafts_the_trees_that_were_asked_for(models, tmp_path):
     chosen = {}
-    for options in [("--tree", "2,2"), ("--tree-nodes", "5"), ("--schedule", "tree"), ("--schedule", "standard")]:
+    shape = tmp_path / "tree.json"
+    shape.write_text("[[0], [0, 0], [1]]")
+    for options in [
+        ("--tree", "2,2"),
+        ("--tree-nodes", "5"),
+        ("--schedule", "tree"),
+        ("--tree", str(shape)),
+        ("--tree", "acceptance:0.5,0.2:6", "--drafter", "lookup"),
+        ("--tree", "2,2:sampled", "--drafter", "jacobi"),
+        ("--schedule", "standard"),
+    ]:
         result = run("generate", *models, *JOB, *options, "--temperature", 0, "--json")
         assert result.exit_code == 0, result.stderr
-        chosen[options[0], options[1]] = json.loads(result.stdout)
-    assert [values["schedule"] for values in chosen.values()] == ["fixed", "fixed", "fixed", "standard"]
+        chosen[options] = json.loads(result.stdout)
+    assert [values["schedule"] for values in chosen.values()] == ["fixed"] * 6 + ["standard"]
     assert len({tuple(values["tokens"]) for values in chosen.values()}) == 1
     drafted = [values["statistics"]["drafted"][0] / values["statistics"]["rounds"] for values in chosen.values()]
     assert 4 < drafted[0] <= 6
     assert 3 < drafted[1] <= 5
     assert 20 < drafted[2] <= 4 + 8 + 16
+    assert 2 < drafted[3] <= 3
+    for wrong in ("2;2", "nowhere.json", "acceptance:0.5", "2,2:all"):
+        refused = run("generate", *models, *JOB, "--tree", wrong)
+        assert refused.exit_code == 2
+        assert "tree: expected" in refused.stderr
 
 
 def test_streamed_and_unstreamed_text_are_the_text_of_the_json(models):

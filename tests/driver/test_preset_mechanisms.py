@@ -9,13 +9,13 @@ import specens.decoding.verification
 import torch
 from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
-from specens import SpeculativeEnsemble
+from specens import SpeculativeEnsemble, TreePlan
 from specens.decoding.request import OUTSIDE
 from specens.drafters import Heads, LayerSkip, PromptLookup
 from specens.engines.transformers.fewer_layers import with_layers
 from specens.presets import PRESETS, RENAMED, preset
 
-from specens_kernels import DecisionTree, Sampling
+from specens_kernels import DecisionTree, Sampling, TokenTree
 
 LENGTH = 40
 
@@ -191,9 +191,13 @@ def test_the_heads_of_medusa_read_the_state_that_the_last_token_came_from(family
 TREES = {
     "several-chains": ("with_replacement", "token", [4, 1, 1]),
     "specinfer": ("with_replacement", "token", [1, 1, 3, 1, 1, 1, 1, 1]),
+    "sequoia": ("without_replacement", "token", [3, 2]),
     "recursive-speculative-decoding": ("without_replacement", "token", [3, 2, 1]),
     "traversal-verification": ("without_replacement", "traversal", [3, 2, 1]),
 }
+
+
+SEQUOIA = TreePlan(shape=TokenTree.branching((3, 2)), children="sampled")
 
 
 def children_of(own):
@@ -204,10 +208,39 @@ def children_of(own):
     return groups
 
 
+def test_rest_drafts_a_trie_of_what_followed_in_its_texts(family):
+    store = PromptLookup(16, store=[[5, 3, 8, 1, 2, 4], [3, 8, 1, 2, 6], [8, 1, 7], [1, 9]], choose="frequent")
+    rounds = run("rest", family[:1], drafter=store, length=4)[1]
+    own = rounds[0].drafts
+    texts = [own[0]["token"], *[draft["token"] for draft in own if draft["parent"] == 0]]
+    assert texts == [2, 4]  # of the longest n-gram, and only what followed it
+    assert {draft["token"] for draft in own if draft["parent"] == -1} == {2, 7, 9}  # and those of shorter ones
+
+
+def test_lookahead_makes_n_grams_in_a_window_beside_its_drafts():
+    """A row of 15 tokens and columns of 3 more: what is likely behind each column ends an n-gram, and rows move up."""
+    rounds = run("lookahead", [counting()], GREEDY, prompt=[0], length=60)[1]
+    assert max(len(own.drafts) for own in rounds) <= 15 * 4 + 15 * 4
+    assert len(rounds) < 40  # a pool without a window has seen no n-gram of the first tokens
+    assert sum(own.num_accepted for own in rounds) > 20
+
+
+def test_medusa_drafts_the_product_of_its_heads_candidates(family, calls):
+    weights = torch.randn(2, 32, 61, generator=torch.Generator().manual_seed(0))
+    rounds = run("medusa", family[:1], drafter=Heads(lambda state: torch.stack([state @ own for own in weights], 1)))[1]
+    assert {type(call["rule"]).__name__ for call in calls} == {"Typical"}
+    for own in rounds[1:-3]:
+        groups = children_of(own)
+        assert len(groups[-1]) == 4
+        assert len({tuple(groups[node]) for node in groups if node >= 0}) == 1  # whatever came before
+        assert [len(groups[node]) for node in groups if node >= 0] == [3] * 4
+
+
 @pytest.mark.parametrize("name", TREES)
 def test_trees_are_drawn_and_tested_as_their_papers_say(family, calls, name):
     siblings, rule, branches = TREES[name]
-    rounds = run(name, family[:2], length=60)[1]
+    given = {"tree": SEQUOIA} if name == "sequoia" else {}
+    rounds = run(name, family[:2], length=60, **given)[1]
     assert {call["siblings"] for call in calls} == {siblings}
     assert {call["rule"] for call in calls} == {rule}
     assert {call["drafter"] for call in calls} == {1}
@@ -220,6 +253,48 @@ def test_trees_are_drawn_and_tested_as_their_papers_say(family, calls, name):
             level = [node for node, parent in enumerate(parents) if parent in level]
         repeats += sum(len(set(tokens)) < len(tokens) for tokens in groups.values())
     assert (repeats > 0) == (siblings == "with_replacement")  # independent draws meet
+
+
+def test_specinfer_merges_the_trees_of_its_draft_models(family, calls):
+    rounds = run("specinfer", family, length=40)[1]
+    assert {call["siblings"] for call in calls} == {"with_replacement"}
+    for own in rounds[:-8]:
+        proposers = [draft["proposer"] for draft in own.drafts]
+        assert [proposers.count(place) for place in (1, 2)] == [20, 20]
+        for draft, proposer in zip(own.drafts, proposers, strict=True):
+            assert draft["parent"] < 0 or proposers[draft["parent"]] == proposer
+
+
+def test_dyspec_draws_children_as_long_as_they_are_likely_to_be_come_to(family, calls):
+    rounds = run("dyspec", family[:2], length=30)[1]
+    assert {call["siblings"] for call in calls} == {"without_replacement"}
+    sizes = {len(own.drafts) for own in rounds}
+    assert max(sizes) <= 64
+    assert len(sizes) > 3
+    own = rounds[0]
+    left, value = logits_after(family[1], []).double().softmax(-1), 1.0
+    for token in children_of(own)[-1]:
+        assert value >= 0.02
+        value *= 1 - float(left[token] / left.sum())
+        left[token] = 0
+    assert value < 0.02 or len(own.drafts) == 64
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("opt-tree", 50), ("specexec", 128)])
+def test_grown_trees_end_by_the_rule_of_their_papers(family, name, nodes):
+    rounds = run(name, family[:2], GREEDY, length=24)[1]
+    sizes = [len(own.drafts) for own in rounds[:-10]]
+    assert max(sizes) == nodes
+    if name == "specexec":  # nothing outside is more probable than what is in it
+        chances, groups = {-1: 1.0}, children_of(rounds[0])
+        paths = {-1: []}
+        for node, draft in enumerate(rounds[0].drafts):
+            paths[node] = [*paths[draft["parent"]], draft["token"]]
+            chances[node] = chances[draft["parent"]] * chance(family[1], paths[draft["parent"]], draft["token"])
+        least = min(chances.values())
+        for node in [node for node in chances if len(paths[node]) < 3][:20]:
+            best = logits_after(family[1], paths[node]).softmax(-1).max()
+            assert node in groups or chances[node] * float(best) <= least + 1e-6
 
 
 def test_dynamic_trees_are_the_most_probable_nodes_of_the_draft_model(family, calls):

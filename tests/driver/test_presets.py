@@ -6,11 +6,11 @@ import pytest
 import torch
 from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, relative_of, tiny_llama, tiny_tokenizer
-from specens import SpeculativeEnsemble
+from specens import SpeculativeEnsemble, TreePlan
 from specens.drafters import Heads, LayerSkip, OtherTokenizer, PromptLookup
 from specens.presets import PRESETS
 
-from specens_kernels import DecisionTree
+from specens_kernels import DecisionTree, TokenTree
 
 NEVER_REPLACES = DecisionTree(feature=(-1,), threshold=(0.0,), left=(-1,), right=(-1,), replace=(False,))
 
@@ -21,6 +21,9 @@ GIVEN = {
     "early-exit": lambda: LayerSkip(exit_layer=1),
     "self-speculation": lambda: LayerSkip([0]),
     "medusa-heads": lambda: Heads(lambda hidden: torch.stack([hidden @ HEAD, hidden.flip(-1) @ HEAD], dim=1)),
+    "medusa": lambda: Heads(lambda hidden: torch.stack([hidden @ HEAD, hidden.flip(-1) @ HEAD], dim=1)),
+    "rest": lambda: PromptLookup(store=[STORED], choose="frequent"),
+    "sequoia": lambda: TreePlan(shape=TokenTree.best_for_acceptance((0.5, 0.2, 0.1), 9), children="sampled"),
 }
 STORED = (
     SpeculativeEnsemble([tiny_llama(0)], schedule="standard")
@@ -30,7 +33,9 @@ STORED = (
 UNTRAINED = (
     "early-exit",
     "jacobi",
+    "lookahead",
     "lookahead-ngrams",
+    "medusa",
     "medusa-heads",
 )  # what they draft is nothing for random weights
 HEAD = torch.randn(32, 61, generator=torch.Generator().manual_seed(0))
@@ -99,8 +104,8 @@ def test_another_schedule_takes_no_drafts_of_the_preset_and_warns_of_none(name, 
 def test_wrong_presets_are_named(family):
     with pytest.raises(ValueError, match=r"preset: expected one of speculative-decoding, .*; got 'magic'"):
         SpeculativeEnsemble.from_preset("magic", family)
-    with pytest.raises(ValueError, match="members: expected target, draft model for specinfer, got 3 of them"):
-        SpeculativeEnsemble.from_preset("specinfer", family)
+    with pytest.raises(ValueError, match="members: expected target, draft model for dyspec, got 3 of them"):
+        SpeculativeEnsemble.from_preset("dyspec", family)
     with pytest.raises(ValueError, match=r"members: expected member, member, \.\.\. for speculative-ensemble, got 1"):
         SpeculativeEnsemble.from_preset("speculative-ensemble", family[:1])
     with pytest.raises(ValueError, match="rule: expected one for cosd-tree, got none"):

@@ -16,6 +16,7 @@ from driver.test_trees import TreeBigram
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, HeadedBigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble, TreePlan
+from specens.analysis.acceptance import acceptance_by_rank
 from specens.decoding.request import OUTSIDE
 from specens.drafters import Drafter, DraftModel, OtherTokenizer, PromptLookup, Several
 from specens.drafters.drafter import add_chosen
@@ -265,9 +266,7 @@ def test_the_trees_of_a_batch_are_read_in_one_forward(pair, monkeypatch):
     list(ensemble.generate_many([PROMPT] * 6, batch_size=6, max_new_tokens=12, sampling=GREEDY))
     together = len(calls)
     rounds = ensemble.generate(PROMPT, max_new_tokens=12, sampling=GREEDY).statistics.rounds
-    assert (
-        together <= 4 * rounds < 3 * 6 * rounds
-    )  # three readings of the drafter, one of the other; the prompts with them
+    assert together <= 4 * rounds < 3 * 6 * rounds
 
 
 def test_typical_acceptance_takes_the_longest_path_of_a_tree_that_is_likely_enough(pair):
@@ -288,9 +287,7 @@ def test_typical_acceptance_takes_the_longest_path_of_a_tree_that_is_likely_enou
 
 def test_rules_of_chains_are_refused_with_trees_and_that_of_trees_without(pair):
     for rule in ("block", Threshold(0.3)):
-        with pytest.raises(
-            ValueError, match=r"^rule: expected one of token, gumbel, traversal, typical or a Typical with"
-        ):
+        with pytest.raises(ValueError, match="expected one of token, gumbel, traversal, typical or a Typical with"):
             SpeculativeEnsemble(pair, tree=(2, 2), rule=rule)
     with pytest.raises(ValueError, match="rule: expected draft trees, tree=, beside 'traversal'"):
         SpeculativeEnsemble(pair, schedule="fixed", rule="traversal")
@@ -309,3 +306,19 @@ def test_a_draft_that_a_member_cannot_read_is_tested_in_a_tree_and_never_read(pa
             except ValueError as error:
                 texts.append(str(error)[:40])
         assert texts[0] == texts[1]
+
+
+def test_acceptance_by_rank_is_measured_and_plans_the_tree_of_sequoia():
+    """Draws of one distribution for another that does not hang on the text: the chances are known."""
+    draft, target = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    members = [TreeBigram(own.log().repeat(3, 1)) for own in (target, draft)]
+    ensemble = SpeculativeEnsemble(members, None, Mixture((1, 0)), tree=TreePlan((3,), children="sampled"), drafter=1)
+    rounds = []
+    list(ensemble.generate_many([[0]] * 60, batch_size=60, max_new_tokens=30, seed=1, on_round=rounds.append))
+    rates = acceptance_by_rank(rounds)
+    assert rates[0] == pytest.approx(0.7, abs=0.04)  # the sum of the smaller ones of both
+    assert sum(rates) == pytest.approx(1.0, abs=1e-6)  # three drafts of three tokens
+    assert rates == sorted(rates, reverse=True)
+    assert len(TokenTree.best_for_acceptance(rates, 8)) == 8
+    with pytest.raises(ValueError, match="rounds: expected some in which drafts were tested, got none"):
+        acceptance_by_rank([])

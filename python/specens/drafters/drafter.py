@@ -34,6 +34,11 @@ class Drafter(Protocol):
     estimates: bool = False
 
     @property
+    def extra_nodes(self) -> int:
+        """Of its trees, beside those of their plan."""
+        return 0
+
+    @property
     def places(self) -> tuple[int, ...]:
         """The members whose distributions it drafts from."""
         return ()

@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specens.decoding.request import Request
+from specens.decoding.drafts import ROOT
+from specens.decoding.request import OUTSIDE, Request
 from specens.drafters.drafter import Drafter, check_count, check_place
+from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import paths_of
 from specens.engines.transformers.causal_lm import CausalLM
 from specens_kernels import NgramIndex
 
 if TYPE_CHECKING:
+    from specens.decoding.batch import Batch
+
     pass
 
 
@@ -24,12 +28,13 @@ if TYPE_CHECKING:
 class Guesses:
     """What a member took for the most likely tokens at the positions from `start` on, behind each path of the drafts.
 
-    pool: n-grams of drafts and the guess behind them, of all rounds.
+    pool: n-grams of drafts and the guess behind them, of all rounds. window: rows of tokens that make n-grams.
     """
 
     start: int = 0
     lines: list[list[int]] = field(default_factory=list)
     pool: NgramIndex | None = None
+    window: list[list[int]] = field(default_factory=list)
 
     def at(self, position: int) -> list[list[int]]:
         """Those from a position on, without repetitions."""
@@ -80,21 +85,73 @@ class Jacobi(Drafter):
 class Lookahead(Jacobi):
     """Jacobi iteration, whose n-grams are kept: drafts that were made for one place often come true at a later one.
 
-    Where the pool knows a token of the text's end, it drafts, else the guesses do. The window of the paper, a second
-    branch in the same forward, is left out: the n-grams come from the drafts that are read anyway.
+    What the pool knows of the text's end is drafted, of a tree all of it that fits, then the guesses. With a window, a
+    tree gets a second branch, which makes n-grams as the paper does: a row of that many tokens, and below each a column
+    of `ngram` - 2 more; in each round the most likely token behind a column ends an n-gram, and every row becomes the
+    one above it. All are drafts too, which are tested, and rarely right.
 
-    ngram: the tokens of an n-gram, its guess included.
+    ngram: the tokens of an n-gram, its guess included. window: 0 leaves the second branch out; else for trees only.
     """
 
-    def __init__(self, ngram: int = 5, place: int = 0) -> None:
+    def __init__(self, ngram: int = 5, place: int = 0, window: int = 0) -> None:
         super().__init__(place)
         check_count("ngram", ngram, 2)
-        self.ngram = ngram
+        check_count("window", window, 0)
+        self.ngram, self.window = ngram, window
+
+    @property
+    def extra_nodes(self) -> int:
+        """Those of the window."""
+        return self.window * (self.ngram - 1)
+
+    def check_topology(self, plan: TreePlan | None) -> None:
+        """Raise ValueError for a window without trees."""
+        if plan is None and self.window:
+            raise ValueError("tree: expected draft trees, tree=, with a window of Lookahead; got none")
+
+    def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
+        """N-grams of the pool and guesses, then the window."""
+        super().propose_trees(batch, requests, plan)
+        for request in requests:
+            for column in self._columns(request):
+                node = ROOT
+                for token in column:
+                    if not request.can_draft_behind(node):
+                        break
+                    node = request.choose_draft(token, OUTSIDE, node)
+
+    def _columns(self, request: Request) -> list[list[int]]:
+        """The way to the end of each column of the window: its row's tokens up to it, and its own."""
+        rows = _guesses(request).window
+        return (
+            [rows[0][: place + 1] + [row[place] for row in rows[1:]] for place in range(len(rows[0]))] if rows else []
+        )
+
+    def _turn(self, request: Request) -> None:
+        """Move the window's rows up, the last one being what is most likely behind the columns."""
+        first, guesses = request.num_settled, _guesses(request)
+        if not guesses.window:
+            filling = self._filling(request, 0, self.window + self.ngram - 2)
+            guesses.window = [filling[level : level + self.window] for level in range(self.ngram - 1)]
+            return
+        found = [self._node(request, column) for column in self._columns(request)]
+        ends = [1 + node for node in found if node is not None]
+        if len(ends) == self.window:  # else the text, or a grammar, ended before it
+            rows = request.rows[self.place].take(first, request.rows[self.place].end)
+            guesses.window = [*guesses.window[1:], rows[ends].argmax(-1).tolist()]
+
+    def _node(self, request: Request, tokens: Sequence[int]) -> int | None:
+        node: int | None = ROOT
+        for token in tokens:
+            node = None if node is None else request.drafts.edges.get((node, token))
+        return node
 
     def observe(self, requests: Sequence[Request]) -> None:
         """Keep the n-grams that end with a most likely token."""
         super().observe(requests)
         for request in requests:
+            if self.window:
+                self._turn(request)
             guesses, paths = _guesses(request), request.drafts.paths() or [[]]
             grams: dict[tuple[int, ...], None] = {}
             for path, line in zip(paths, guesses.lines, strict=True):

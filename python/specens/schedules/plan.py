@@ -31,6 +31,12 @@ class Plan:
     proposes_first: int | None = None
 
     @property
+    def most_nodes(self) -> int:
+        """The most nodes of draft trees that a member reads in a round."""
+        extra = 0 if isinstance(self.drafter, int) else self.drafter.extra_nodes
+        return 0 if self.tree is None else self.tree.most_nodes + extra
+
+    @property
     def replaces(self) -> bool:
         """Whether the rule lets an assistant replace the drafter's tokens: then nothing is drawn from a target."""
         return isinstance(self.rule, Replacement | DecisionTree)

@@ -200,7 +200,7 @@ class TaskMaker:
         owner = self._owner
         check_task(task)
         check_lengths(owner.models, task.prompts, task.max_new_tokens)
-        num_nodes = owner.plan.tree.most_nodes if owner.plan.tree is not None else 0
+        num_nodes = owner.plan.most_nodes
         check_drafter(owner.plan.drafter, task.prompts, task.max_new_tokens, num_nodes)
         if isinstance(task.ensemble, DenseTarget) and (task.processing or task.min_new_tokens):
             kind = type(task.ensemble).__name__
