@@ -99,7 +99,7 @@ def add_up(rounds: list[dict[str, Any]], num_members: int) -> Totals:
             for counts in (tested, accepted):
                 counts[_place(event["proposer"])] += 1
         if was_rejected(one):
-            tested[_place(one["drafts"][0 if one["tree"] else one["num_accepted"]]["proposer"])] += 1
+            tested[_place(_first_rejected(one)["proposer"])] += 1
     return Totals(
         num_rounds=len(rounds),
         num_tokens=len(events),
@@ -116,6 +116,14 @@ def add_up(rounds: list[dict[str, Any]], num_members: int) -> Totals:
 def was_rejected(one: dict[str, Any]) -> bool:
     """Whether the test of a round ended with a rejection, and not behind its last draft or at the end of the text."""
     return bool(one["events"]) and one["events"][-1]["kind"] == "recovered"
+
+
+def _first_rejected(one: dict[str, Any]) -> dict[str, Any]:
+    """The first draft that was tested behind the accepted ones."""
+    if not one["tree"]:
+        return one["drafts"][one["num_accepted"]]
+    last = max((number for number, draft in enumerate(one["drafts"]) if draft["accepted"]), default=-1)
+    return next(draft for draft in one["drafts"] if draft["parent"] == last)
 
 
 def _place(proposer: int | None) -> int:
