@@ -219,10 +219,11 @@ def test_rest_drafts_a_trie_of_what_followed_in_its_texts(family):
 
 def test_lookahead_makes_n_grams_in_a_window_beside_its_drafts():
     """A row of 15 tokens and columns of 3 more: what is likely behind each column ends an n-gram, and rows move up."""
-    rounds = run("lookahead", [counting()], GREEDY, prompt=[0], length=60)[1]
+    prompt = [4 * place for place in range(15)]  # where the columns begin to count
+    rounds = run("lookahead", [counting()], GREEDY, prompt=prompt, length=60)[1]
     assert max(len(own.drafts) for own in rounds) <= 15 * 4 + 15 * 4
-    assert len(rounds) < 40  # a pool without a window has seen no n-gram of the first tokens
-    assert sum(own.num_accepted for own in rounds) > 20
+    assert [own.num_accepted for own in rounds[8:-1]] == [4] * len(rounds[8:-1])
+    assert len(rounds) < 25
 
 
 def test_medusa_drafts_the_product_of_its_heads_candidates(family, calls):
@@ -241,9 +242,11 @@ def test_trees_are_drawn_and_tested_as_their_papers_say(family, calls, name):
     siblings, rule, branches = TREES[name]
     given = {"tree": SEQUOIA} if name == "sequoia" else {}
     rounds = run(name, family[:2], length=60, **given)[1]
-    assert {call["siblings"] for call in calls} == {siblings}
+    trees = [call for call in calls if "parents" in call]  # at the end of the text there are chains
+    assert {call["siblings"] for call in trees} == {siblings}
     assert {call["rule"] for call in calls} == {rule}
-    assert {call["drafter"] for call in calls} == {1}
+    assert all(call["draft_logits"].shape[1] == call["draft_tokens"].shape[1] + 1 for call in trees)
+    assert {draft["proposer"] for own in rounds for draft in own.drafts} == {1}
     repeats = 0
     for own in rounds[: -len(branches)]:
         groups, parents = children_of(own), [draft["parent"] for draft in own.drafts]
@@ -257,7 +260,7 @@ def test_trees_are_drawn_and_tested_as_their_papers_say(family, calls, name):
 
 def test_specinfer_merges_the_trees_of_its_draft_models(family, calls):
     rounds = run("specinfer", family, length=40)[1]
-    assert {call["siblings"] for call in calls} == {"with_replacement"}
+    assert {call["siblings"] for call in calls if "parents" in call} == {"with_replacement"}
     for own in rounds[:-8]:
         proposers = [draft["proposer"] for draft in own.drafts]
         assert [proposers.count(place) for place in (1, 2)] == [20, 20]
@@ -267,7 +270,7 @@ def test_specinfer_merges_the_trees_of_its_draft_models(family, calls):
 
 def test_dyspec_draws_children_as_long_as_they_are_likely_to_be_come_to(family, calls):
     rounds = run("dyspec", family[:2], length=30)[1]
-    assert {call["siblings"] for call in calls} == {"without_replacement"}
+    assert {call["siblings"] for call in calls if "parents" in call} == {"without_replacement"}
     sizes = {len(own.drafts) for own in rounds}
     assert max(sizes) <= 64
     assert len(sizes) > 3
@@ -283,8 +286,7 @@ def test_dyspec_draws_children_as_long_as_they_are_likely_to_be_come_to(family, 
 @pytest.mark.parametrize(("name", "nodes"), [("opt-tree", 50), ("specexec", 128)])
 def test_grown_trees_end_by_the_rule_of_their_papers(family, name, nodes):
     rounds = run(name, family[:2], GREEDY, length=24)[1]
-    sizes = [len(own.drafts) for own in rounds[:-10]]
-    assert max(sizes) == nodes
+    assert max(len(own.drafts) for own in rounds) == nodes
     if name == "specexec":  # nothing outside is more probable than what is in it
         chances, groups = {-1: 1.0}, children_of(rounds[0])
         paths = {-1: []}
@@ -299,7 +301,7 @@ def test_grown_trees_end_by_the_rule_of_their_papers(family, name, nodes):
 
 def test_dynamic_trees_are_the_most_probable_nodes_of_the_draft_model(family, calls):
     result, rounds = run("dynamic-trees", family[:2], GREEDY, length=20)
-    assert {call["siblings"] for call in calls} == {None}
+    assert not any(name in call for call in calls for name in ("siblings", "draft_logits", "drafter"))
     own = rounds[0]
     paths, chances = [], []
     for draft in own.drafts:
