@@ -111,13 +111,13 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
         (["--plausibility", "0.1"], "--plausibility: expected --contrast beside it"),
         (["--schedule", "zigzag"], "schedule: expected one of standard, fixed, alternate, tree; got 'zigzag'"),
         (["--draft-lens", "0"], "draft_lens: expected an integer >= 1"),
-        (["--tree", "2,x"], "--tree: expected numbers between commas, got '2,x'"),
+        (["--tree", "2,x"], "--tree: expected numbers of children such as 4,2,2, acceptance:"),
         (["--tree", "2,0"], "tree: expected a number of children >= 1 for each level, got (2, 0)"),
         (["--tree-nodes", "0"], "tree: expected nodes to be an integer >= 1, got 0"),
         (["--tree", "2", "--tree-nodes", "3"], "expected at most one of --tree, --tree-nodes; got both"),
         (
-            ["--tree", "2", "--schedule", "fixed"],
-            "--schedule: expected tree beside --tree and --tree-nodes; got 'fixed'",
+            ["--tree", "2", "--schedule", "alternate"],
+            "--schedule: expected fixed beside --tree and --tree-nodes; got 'alternate'",
         ),
         (["--drafter", "5"], "drafter: expected the index of a member"),
         (["--temperature", "-1"], "temperature: expected a finite number >= 0, got -1.0"),
@@ -322,4 +322,4 @@ def test_methods_lists_every_preset():
     table = run("methods", env={"COLUMNS": "80"})
     assert table.exit_code == 0
     assert all(name in table.stdout for name in PRESETS)
-    assert "leaves out: trees merged from several drafters" in " ".join(table.stdout.split())
+    assert "leaves out: the training of draft models that complete each other" in " ".join(table.stdout.split())

@@ -287,6 +287,7 @@ class Request:
         gone = below(self.drafts.parents, excluded)
         if gone:
             self.keep_drafts([node for node in range(len(self.drafts)) if node not in gone])
+            self.rows[OUTSIDE].forget_from(len(self.sequence))
 
     def keep_drafts(self, kept: list[int]) -> None:
         """Take back all drafts but these, which ascend and include every parent of theirs, before they are tested."""
