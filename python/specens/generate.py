@@ -17,10 +17,7 @@ from specens.decoding.statistics import Statistics
 from specens.decoding.stream import Stream
 from specens.decoding.trace import Round, Tracer
 from specens.drafters import Drafter, TreePlan
-from specens.engines.reading import Reading
-from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.modes import evaluating
-from specens.engines.transformers.probing import reading_of
+from specens.engines.protocol import Engine, Needs, running
 from specens.presets import preset
 from specens.schedules import SCHEDULES
 from specens.schedules.plan import Rule
@@ -157,7 +154,7 @@ class SpeculativeEnsemble:
             bound = plan.drafter.bind(self.models, self.tokenizer)
             self.plan = replace(self.plan, drafter=bound)
         for model in self.models:
-            self._reading(model)  # raises where it cannot be read
+            model.check(self._needs(1))
         if plan.tree is not None:
             check_trees(self.models, plan.tree)
 
@@ -198,7 +195,7 @@ class SpeculativeEnsemble:
         batch = self._batch(1, reports, on_round)
         interrupted = False
         try:
-            with torch.inference_mode(), evaluating(self._all_models):
+            with torch.inference_mode(), running(self._all_models):
                 list(batch.run([request]))
         except KeyboardInterrupt:
             interrupted = True
@@ -286,7 +283,7 @@ class SpeculativeEnsemble:
 
         finished = batch.run(requests)
         while True:
-            with torch.inference_mode(), evaluating(self._all_models):  # not while the caller has the turn
+            with torch.inference_mode(), running(self._all_models):  # not while the caller has the turn
                 request = next(finished, None)
             if request is None:
                 return
@@ -300,18 +297,18 @@ class SpeculativeEnsemble:
     @property
     def end_of_sequence(self) -> set[int]:
         """The ids that end a text, by the members' generation settings and the tokenizer."""
-        ids = set().union(*(model.end_of_sequence for model in self.models))
+        ids: set[int] = set().union(*(model.end_tokens for model in self.models))
         own = getattr(self.tokenizer, "eos_token_id", None)
         return ids if own is None else ids | {own}
 
     @property
-    def _all_models(self) -> list[CausalLM]:
+    def _all_models(self) -> list[Engine]:
         """Those of the members and of the drafter."""
         drafter = self.plan.drafter
         return self.models if isinstance(drafter, int) else [*self.models, *drafter.models]
 
     def _request(self, task: Task) -> Request:
-        return Request(task, self.tokenizer, min(model.num_embeddings for model in self.models))
+        return Request(task, self.tokenizer, min(model.vocab_size for model in self.models))
 
     def _batch(
         self, size: int, reports: list[Report], on_round: Callable[[Round], None] | None, exact: bool = False
@@ -324,27 +321,21 @@ class SpeculativeEnsemble:
             for each in reports:
                 each(request, events)
 
-        groups, read_together = self._groups(), 1 if exact else size
-        scorers = [
-            self._scorer(index, self.models[own[0]], own, own, read_together) for index, own in enumerate(groups)
-        ]
+        groups = self._groups()
+        scorers = [self._scorer(index, self.models[own[0]], own, own, size, exact) for index, own in enumerate(groups)]
         drafter, outside = self.plan.drafter, None
         if self.schedule.speculates and not isinstance(drafter, int) and drafter.model is not None:
-            outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], read_together)
+            outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], size, exact)
         return Batch(self.schedule(self.plan), scorers, size, report, outside)
 
     def _scorer(
-        self, index: int, model: CausalLM, places: Sequence[int], prompts_of: Sequence[int], size: int
+        self, index: int, model: Engine, places: Sequence[int], prompts_of: Sequence[int], size: int, exact: bool
     ) -> Scorer:
-        reading = self._reading(model, num_texts=size * len(places))
-        if size == 1:
-            reading = replace(reading, shares=False)
-        speculates = self.schedule.speculates
-        return Scorer(index, model, places, prompts_of=prompts_of, reading=reading, can_roll_back=speculates)
+        needs = self._needs(size * len(places))
+        return Scorer(index, model, places, prompts_of=prompts_of, needs=needs, exact=exact)
 
-    def _reading(self, model: CausalLM, num_texts: int = 1) -> Reading:
-        what = {"trees": self.uses_trees, "together": num_texts > 1}
-        return reading_of(model, speculates=self.schedule.speculates, **what)
+    def _needs(self, num_texts: int) -> Needs:
+        return Needs(num_texts, rollback=self.schedule.speculates, trees=self.uses_trees)
 
     def _groups(self) -> list[list[int]]:
         """The places that are scored by the same forwards: those of members that share weights."""

@@ -12,7 +12,7 @@ import torch
 from driver.tiny_models import relative_of, save_pair, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
 from specens.cli.main import app
-from specens.decoding.scorer import RaggedCache
+from specens.engines.transformers.ragged_cache import RaggedCache
 from specens.files.batch_files import missing, open_texts, write_texts
 from specens.files.prompt_file import read_prompts
 from specens.settings.jobs import derived_seed
@@ -129,7 +129,7 @@ def test_a_run_that_is_killed_and_started_again_writes_what_an_undisturbed_one_w
 # Each forward takes a little longer, so that there is a middle to be killed in.
 START = """
 import sys, time
-from specens.decoding.scorer import RaggedCache
+from specens.engines.transformers.ragged_cache import RaggedCache
 forward = RaggedCache.forward
 def slow(self, *arguments):
     time.sleep(0.01)

@@ -135,7 +135,7 @@ def test_settings_of_another_type_are_named(pair, settings, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"members": [None]}, "members: expected models of transformers or specs of such, got None as member 0"),
+        ({"members": [None]}, "members: expected models of transformers, specs or engines, got None as member 0"),
         ({"members": [torch.nn.Linear(2, 2)]}, "members: expected models .* got Linear as member 0"),
         ({"tokenizer": 3}, "tokenizer: expected one of transformers or a model spec, got 3"),
         ({"ensemble": (0.5, 0.5)}, r"ensemble: expected a Mixture, .*; got \(0.5, 0.5\)"),

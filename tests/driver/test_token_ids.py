@@ -15,12 +15,11 @@ from specens_kernels import Sampling
 TEXTS = st.lists(st.integers(0, 60), max_size=9)
 
 
-@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=3), TEXTS, st.data())
-def test_ids_are_those_of_the_whole_text_whatever_was_rejected(prompts, sequence, data):
-    ids, most = TokenIds(prompts, torch.device("cpu")), max(map(len, prompts))
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), TEXTS, st.data())
+def test_ids_are_those_of_the_whole_text_whatever_was_rejected(prompt, sequence, data):
+    ids = TokenIds(prompt, torch.device("cpu"))
     for _ in range(4):
-        expected = [[0] * (most - len(prompt)) + prompt + sequence for prompt in prompts]
-        assert ids.behind(sequence).tolist() == expected
+        assert ids.after(sequence).tolist() == [prompt + sequence]
         kept = data.draw(st.integers(0, len(sequence)))
         ids.forget(kept)
         sequence = sequence[:kept] + data.draw(TEXTS)

@@ -10,9 +10,10 @@ from driver.test_schedules import ENSEMBLES, GREEDY
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble, TreePlan
+from specens.decoding.reader import open_reader
+from specens.decoding.reads import read
 from specens.decoding.statistics import Statistics
 from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.member import Member
 from transformers import Gemma3ForCausalLM, QuantizedCache
 
 from specens_kernels import Mixture, Sampling, TokenTree, target_logprobs
@@ -150,7 +151,7 @@ def test_a_seed_reproduces_the_text_of_trees(pair):
 @torch.inference_mode()
 def test_logits_at_the_nodes_are_those_of_each_path_read_afresh(kind, cache):
     model = CausalLM(tiny_model(kind, **({"sliding_window": 300} if kind != "full" else {})), CACHES[cache])
-    member = Member(model, [PROMPT], [0], Statistics.of(1))
+    reader = open_reader(model, [PROMPT], [0], Statistics.of(1), trees=True)
     generator, settled, tree = random.Random(0), [], TokenTree.branching((3, 2, 2))
     parents = tree.parents.tolist()
     paths = [[node for node in line if node >= 0] for line in tree.path_matrix.tolist()]
@@ -159,15 +160,15 @@ def test_logits_at_the_nodes_are_those_of_each_path_read_afresh(kind, cache):
         parts = [3, len(parents)] if number % 2 else [len(parents)]  # a level at first, as a drafter reads them
         starts = [-1, *parts[:-1]]  # the row behind the text comes with the first part
         ends = zip(starts, parts, strict=True)
-        rows = [member.score([*settled, *tokens[:end]], end - start, parents[:end]) for start, end in ends]
-        logits = torch.cat(rows, dim=1)[0]
+        rows = [read(reader, [*settled, *tokens[:end]], end - start, parents[:end])[0] for start, end in ends]
+        logits = torch.cat(rows)
         for path in paths:
             whole = model.model(torch.tensor([PROMPT + settled + [tokens[node] for node in path]])).logits[0]
             torch.testing.assert_close(logits[[0, *(node + 1 for node in path)]], whole[-4:], **TOLERANCE)
         accepted = generator.choice(paths)[: number % 4]
-        member.keep(len(settled), accepted)
+        reader.keep_path(accepted)
         settled = settled + [tokens[node] for node in accepted]
-        assert int(member.cache.get_seq_length()) == len(PROMPT) + len(settled)
+        assert int(reader.texts[0].cache.get_seq_length()) == len(PROMPT) + len(settled)
         settled.append(generator.randrange(61))
 
 

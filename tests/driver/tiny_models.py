@@ -3,7 +3,7 @@
 import copy
 from types import SimpleNamespace
 
-import specens.engines.transformers.members
+import specens.engines.transformers.contexts
 import torch
 from specens.engines.transformers.member import Member
 from tokenizers import Tokenizer
@@ -87,7 +87,7 @@ def record_members(monkeypatch, member_class=Member):
             super().__init__(*arguments)
             members.append(self)
 
-    monkeypatch.setattr(specens.engines.transformers.members, "Member", Recorded)
+    monkeypatch.setattr(specens.engines.transformers.contexts, "Member", Recorded)
     return members
 
 

@@ -90,7 +90,7 @@ def test_positions_reach_as_far_as_the_scaling_of_rotary_embeddings(settings, mo
 def test_positions_of_a_model_that_reads_more_than_text_are_those_of_its_text_part():
     model = tiny_of_zoo("gemma3")
     assert model.config.text_config is not model.config
-    assert CausalLM(model).max_positions == model.config.text_config.max_position_embeddings > 0
+    assert CausalLM(model).max_length == model.config.text_config.max_position_embeddings > 0
 
 
 @pytest.mark.parametrize("kind", ["mamba", "falcon_mamba", "gated_delta"])

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from specens.analysis.planner import Candidate, GroupCost, Measured
 from specens.decoding.ideal import least_acceptance
+from specens.decoding.reader import Reader, open_reader
+from specens.decoding.reads import read
 from specens.decoding.request import counted_places
 from specens.decoding.statistics import Statistics
 from specens.drafters import PromptLookup
-from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.member import Member
-from specens.engines.transformers.members import Separate, make_member
-from specens.engines.transformers.modes import evaluating
-from specens.engines.transformers.probing import reading_of
+from specens.engines.protocol import Engine, running
 from specens.generate import Generation, SpeculativeEnsemble
 from specens.schedules import Plan
 from specens.settings.arguments import group_by_weights
@@ -71,7 +69,7 @@ def measure(
     longest = max((one.draft_lens[0] for one in chosen if isinstance(one.drafter, str)), default=0)
     looked_up = [] if lookup is None else [_look_up(lookup, prompts[0], text.tokens, longest) for text in texts]
     say("timing forwards")
-    with evaluating(ensemble.models):
+    with running(ensemble.models):
         costs = _costs(ensemble.models, prompts, texts[0].tokens, together, repeats)
     return Measured(
         costs=costs,
@@ -126,10 +124,10 @@ def measure_weights(
     if not isinstance(ensemble.ensemble, Mixture) or ensemble.plan.num_members != 2:
         return {}
     prompts = prompts_for_members(prompt, 2, ensemble.tokenizer, chat)
-    members = [model.model for model in ensemble.models]
     found = {}
     for weight in WEIGHTS:
-        own = SpeculativeEnsemble(members, ensemble.tokenizer, replace(ensemble.ensemble, weights=(weight, 1 - weight)))
+        mixture = replace(ensemble.ensemble, weights=(weight, 1 - weight))
+        own = SpeculativeEnsemble(ensemble.models, ensemble.tokenizer, mixture)
         say = on_step or (lambda _: None)
         texts = _write(own, prompts, say, samples, seed, sampling=sampling, max_new_tokens=max_new_tokens)
         acceptance = [_acceptance(own, prompts, text.tokens, sampling or Sampling()) for text in texts]
@@ -186,9 +184,9 @@ def _acceptance(
 ) -> list[list[float]]:
     """Of each member the chance that its draft is accepted, at every position of a text."""
     places = range(len(prompts))
-    readers = [_member(ensemble.models[place], prompts, (place,)) for place in places]
-    with evaluating(ensemble.models):
-        logits = [reader.score(tokens[:-1], len(tokens)) for reader in readers]  # [1, tokens, vocab] each
+    readers = [_reader(ensemble.models[place], prompts, (place,)) for place in places]
+    with running(ensemble.models):
+        logits = [read(reader, tokens[:-1], len(tokens))[0][None] for reader in readers]  # [1, tokens, vocab] each
     device = logits[0].device
     everyone = [rows.to(device) for rows in logits]
     assert not isinstance(ensemble.ensemble, DenseTarget)  # `_write` refuses them
@@ -201,15 +199,13 @@ def _acceptance(
     return found
 
 
-def _member(model: CausalLM, prompts: list[list[int]], places: tuple[int, ...]) -> Member | Separate:
-    reading = reading_of(model, speculates=True, together=len(places) > 1)
-    own, statistics = [prompts[place] for place in places], Statistics.of(len(prompts))
-    return make_member(model, own, places, statistics, True, reading)
+def _reader(engine: Engine, prompts: list[list[int]], places: tuple[int, ...]) -> Reader:
+    return open_reader(engine, [prompts[place] for place in places], places, Statistics.of(len(prompts)))
 
 
 @torch.inference_mode()
 def _costs(
-    models: Sequence[CausalLM],
+    models: Sequence[Engine],
     prompts: list[list[int]],
     tokens: list[int],
     together: Sequence[tuple[int, ...]],
@@ -217,7 +213,7 @@ def _costs(
 ) -> dict[tuple[int, ...], GroupCost]:
     """The cost of each group's forwards behind a text, which is repeated where it is too short."""
     text = (tokens * (1 + (ALREADY_READ + max(COUNTS)) // len(tokens)))[: ALREADY_READ + max(COUNTS)]
-    readers = {places: _member(models[places[0]], prompts, places) for places in together}
+    readers = {places: _reader(models[places[0]], prompts, places) for places in together}
     prompt_seconds = {places: _seconds(reader, [], 1) for places, reader in readers.items()}
     times: dict[tuple, dict[int, list[float]]] = {places: {count: [] for count in COUNTS} for places in together}
     for reader in readers.values():
@@ -235,9 +231,9 @@ def _costs(
     }
 
 
-def _seconds(reader: Member | Separate, sequence: list[int], rows: int) -> float:
+def _seconds(reader: Reader, sequence: list[int], rows: int) -> float:
     started = time.perf_counter()
-    logits: Tensor = reader.score(sequence, rows)
+    logits: Tensor = read(reader, sequence, rows)[0]
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
     return time.perf_counter() - started

@@ -42,7 +42,7 @@ def picture_title(models: Sequence[str], sampling: Sampling, ensemble: Speculati
     """Of what the predictions are: the models, how is sampled, and in which type they compute."""
     filters = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")}
     said = [f"temperature {sampling.temperature:g}", *(f"{name} {value:g}" for name, value in filters.items() if value)]
-    dtype = str(next(ensemble.models[0].model.parameters()).dtype).removeprefix("torch.")
+    dtype = str(getattr(ensemble.models[0], "dtype", "")).removeprefix("torch.")
     return f"{' and '.join(short_names(models))}\n{', '.join([*said, dtype])}"
 
 

@@ -14,6 +14,7 @@ from specens.decoding.drafts import ROOT, Drafts, below
 from specens.decoding.logit_rows import LogitRows
 from specens.decoding.masks import Constraint, Masks
 from specens.decoding.processors import LogitsProcessor
+from specens.decoding.reader import Reader
 from specens.decoding.statistics import OUTSIDE, Statistics
 from specens.decoding.text_stream import TextStream
 from specens.engines.token_ids import TokenIds
@@ -116,12 +117,12 @@ class Request:
     a part in the target. rows: for each place the logits that its member has computed behind the settled tokens: the
     row at index `num_settled` is behind them, the next ones behind each draft; one entry more, `rows[OUTSIDE]`, for
     those of an outside drafter. So what is said of an index below holds of a chain's positions and of a tree's nodes.
-    drawn_at: the index that the last token was drawn at. lanes: where each set of weights reads it
-    (`decoding.scorer`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
+    drawn_at: the index that the last token was drawn at. readers: how each scorer reads it
+    (`decoding.reader`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
     hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
-    texts: what the logits processors of each place see.
+    token_ids: what the logits processors of each place see.
     num_readable: tokens below it have an embedding in every member. num_turns: how many turns an alternating schedule
-    has given it, last_turns: in which each lane read last.
+    has given it, last_turns: in which each scorer read last.
     """
 
     def __init__(self, task: Task, tokenizer: Any | None, num_readable: int) -> None:
@@ -135,11 +136,11 @@ class Request:
         self.drawn_at = 0
         self.rows = [LogitRows() for _ in range(num_places + 1)]
         self.counted = counted_places(task.ensemble, num_places)
-        self.lanes: dict[int, Any] = {}
+        self.readers: dict[int, Reader] = {}
         self.drafter_state: Any = None
         self.measured: dict[int, Any] = {}
         self.hidden: dict[int, tuple[int, Tensor]] = {}
-        self.texts: dict[int, TokenIds] = {}
+        self.token_ids: dict[int, TokenIds] = {}
         self.events: list[Event] = []
         self.num_turns = 0
         self.last_turns: dict[int, int] = {}
@@ -294,6 +295,8 @@ class Request:
         for node in set(range(len(self.drafts))) - set(kept):
             self.statistics.drafted[self.drafts.proposers[node]] -= 1
         self._reduce(kept)
+        for reader in self.readers.values():
+            reader.keep_nodes(self.num_settled, kept)
 
     def _reduce(self, kept: Sequence[int]) -> None:
         first, drafts = self.num_settled, self.sequence[self.num_settled :]
@@ -304,8 +307,6 @@ class Request:
             self._masks.select(first, kept)
         for rows in self.rows:
             rows.select(first, [0, *(node + 1 for node in kept)])
-        for lane in self.lanes.values():
-            lane.keep(first, kept)
 
     def settle_drafts(
         self, tokens: list[int], path: Sequence[int], num_tested: int, told: Sequence[Told] | None
@@ -330,6 +331,8 @@ class Request:
             for rows in self.rows:
                 rows.forget_all()
             self._reduce(path)
+            for reader in self.readers.values():
+                reader.keep_path(path)
         known = first + len(path) - self.is_unreadable(len(path) - 1)
         left = self.sequence[first + len(path) :]
         num_next = len(tokens) - len(path)
@@ -339,8 +342,8 @@ class Request:
             self.statistics.tested[proposer] += 1
         if num_next or self.finished or is_tree:
             self.forget_drafts()
-            for lane in self.lanes.values():
-                lane.roll_back(min(known, self.num_settled))
+            for reader in self.readers.values():
+                reader.roll_back(min(known, self.num_settled))
         else:
             self._keep_drafts(left)
 
@@ -349,8 +352,8 @@ class Request:
         self.drafts = self.drafts.tail(left)
         for rows in self.rows:
             rows.forget_before(self.num_settled)
-        for lane in self.lanes.values():
-            lane.settle(self.num_settled)
+        for reader in self.readers.values():
+            reader.settle(self.num_settled)
 
     def forget_drafts(self) -> None:
         """Drop the drafts under test, and every row: the text in front of them is another one now."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from specens.decoding.request import OUTSIDE, Request
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import add_candidates
-from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.protocol import Engine
 
 if TYPE_CHECKING:
     from specens.decoding.batch import Batch
@@ -28,7 +28,7 @@ class Drafter(Protocol):
     takes them for.
     """
 
-    model: CausalLM | None = None
+    model: Engine | None = None
     prompt_of: int = 0
     has_probabilities: bool = False
     estimates: bool = False
@@ -44,11 +44,11 @@ class Drafter(Protocol):
         return ()
 
     @property
-    def models(self) -> list[CausalLM]:
+    def models(self) -> list[Engine]:
         """The models that it reads with, beside the members."""
         return [] if self.model is None else [self.model]
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """The drafter as it serves an ensemble of these members. Raises ValueError where it does not suit them."""
         return self
 

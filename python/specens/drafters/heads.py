@@ -15,7 +15,7 @@ from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import draft_trees
-from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.protocol import Engine
 
 if TYPE_CHECKING:
     from specens.decoding.batch import Batch
@@ -48,14 +48,13 @@ class Heads(Drafter):
         self.heads = heads
         self.place = place
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """Itself; the member keeps its hidden states from now on."""
         check_place(self.place, len(models))
         model = models[self.place]
-        if model.base.get_output_embeddings() is None:
-            raise ValueError(f"heads: expected a member with an output layer, got {type(model.base).__name__}")
         for other in models:  # members that share weights read in one forward, of the first of them
-            other.keeps_hidden |= other.is_same_as(model)
+            if other is model or other.is_same_as(model):
+                other.keep_hidden()
         return self
 
     def observe(self, requests: Sequence[Request]) -> None:

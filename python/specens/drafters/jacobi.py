@@ -15,7 +15,7 @@ from specens.decoding.request import OUTSIDE, Request
 from specens.drafters.drafter import Drafter, check_count, check_place
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import paths_of
-from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.protocol import Engine
 from specens_kernels import NgramIndex
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Jacobi(Drafter):
     def __init__(self, place: int = 0) -> None:
         self.place = place
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """Itself, checked."""
         check_place(self.place, len(models))
         return self

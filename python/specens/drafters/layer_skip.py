@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from specens.decoding.request import OUTSIDE
-from specens.drafters.draft_model import OutsideModel
 from specens.drafters.drafter import Drafter, check_count, check_place
 from specens.drafters.member import MemberDrafter
+from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.fewer_layers import num_layers, with_layers
 
@@ -39,12 +39,14 @@ class LayerSkip(MemberDrafter):
         self.exit_layer = exit_layer
         self.prompt_of = place
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """A copy that knows its model."""
         check_place(self.prompt_of, len(models))
         member = models[self.prompt_of]
+        if not isinstance(member, CausalLM):
+            raise ValueError(f"drafter: expected a member of transformers, got {type(member).__name__}")
         bound = copy.copy(self)
-        bound.model = OutsideModel(with_layers(member.base, self._kept(num_layers(member.base))), member.make_cache)
+        bound.model = CausalLM(with_layers(member.base, self._kept(num_layers(member.base))), member.make_cache)
         return bound
 
     def _kept(self, count: int) -> list[int]:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from specens.decoding.detokenizer import REPLACEMENT
+from specens.decoding.reader import Reader, open_reader
+from specens.decoding.reads import read
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.statistics import Statistics
 from specens.decoding.verification import seeds_of_uniforms
 from specens.drafters.drafter import Drafter
+from specens.engines.protocol import Engine, Needs
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec, load_both
-from specens.engines.transformers.member import Member
-from specens.engines.transformers.probing import reading_of
 from specens_kernels import sample, target_logprobs
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class _Reading:
     """What the draft model has read of a request: its first token as a prompt, and those behind it."""
 
     first: int
-    member: Member
+    reader: Reader
     sequence: list[int]
 
 
@@ -75,21 +76,21 @@ class OtherTokenizer(Drafter):
         if tokenizer is None:
             raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")
         self.has_probabilities = self.estimates = probabilities
-        self._model = model if isinstance(model, CausalLM) else CausalLM(model)
+        self._model = model if isinstance(model, Engine) else CausalLM(model)
         self._own = tokenizer
         self._members: Any = None
         self._num_ids = 0
 
     @property
-    def models(self) -> list[CausalLM]:
+    def models(self) -> list[Engine]:
         """The draft model."""
         return [self._model]
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """Itself, beside the ensemble's tokenizer."""
         if tokenizer is None:
             raise ValueError("tokenizer: expected the ensemble's tokenizer, since an OtherTokenizer drafts text")
-        reading_of(self._model, speculates=True)  # raises where it cannot
+        self._model.check(Needs())
         bound = OtherTokenizer(self._model, self._own, probabilities=self.has_probabilities)
         bound._members = tokenizer
         bound._num_ids = max(tokenizer.get_vocab().values()) + 1
@@ -123,7 +124,7 @@ class OtherTokenizer(Drafter):
         """
         ids = request.task.prompts[0] + request.sequence
         own = self._ids_to_read(_decode(self._members, ids))
-        most = self._model.max_positions
+        most = self._model.max_length
         if not own or (most is not None and len(own) + draft_len > most):
             return []
         return self._tokens_of_members(ids, *self._write(request, own, draft_len, min_probability, rank))
@@ -169,7 +170,7 @@ class OtherTokenizer(Drafter):
         drafts: list[int] = []
         probabilities: list[float] = []
         while len(drafts) < draft_len and (not probabilities or probabilities[-1] >= min_probability):
-            logits = reading.member.score_next(reading.sequence + drafts)
+            (logits,) = read(reading.reader, reading.sequence + drafts, 1)
             token = self._next(request, logits, len(drafts), None if drafts else rank)
             if token < 0:
                 break
@@ -191,14 +192,13 @@ class OtherTokenizer(Drafter):
         """The reading of a request, gone back to where its text tokenizes as before."""
         reading: _Reading | None = request.drafter_state
         same = _num_same(reading.sequence, ids[1:]) if reading is not None and reading.first == ids[0] else 0
-        if reading is not None and same == len(ids) - 1 < reading.member.num_seen:
+        if reading is not None and same == len(ids) - 1 < reading.reader.num_read:
             same -= 1  # the last token is read again, for the logits behind it
         if reading is None or reading.first != ids[0] or same < 0:
-            how = reading_of(self._model, speculates=True)
-            member = Member(self._model, [[ids[0]]], [0], Statistics.of(1), reading=how)
-            reading = request.drafter_state = _Reading(ids[0], member, [])
+            reader = open_reader(self._model, [[ids[0]]], [0], Statistics.of(1))
+            reading = request.drafter_state = _Reading(ids[0], reader, [])
         else:
-            reading.member.roll_back(same)
+            reading.reader.roll_back(same)
         reading.sequence = ids[1:]
         return reading
 

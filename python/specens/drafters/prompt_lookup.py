@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter, add_chosen, check_count
 from specens.drafters.trees import paths_of
-from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.protocol import Engine
 from specens_kernels import NgramIndex
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class PromptLookup(Drafter):
         self._texts = store
         self._store: NgramIndex | None = None
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """A copy with an index over its store."""
         bound = copy.copy(self)
         if isinstance(self._texts, NgramIndex) or self._texts is None:

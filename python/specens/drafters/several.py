@@ -13,7 +13,7 @@ from specens.drafters.tree_plan import TreePlan
 
 if TYPE_CHECKING:
     from specens.decoding.batch import Batch
-    from specens.engines.transformers.causal_lm import CausalLM
+    from specens.engines.protocol import Engine
 
 
 class Several(Drafter):
@@ -44,7 +44,7 @@ class Several(Drafter):
         """The members that draft."""
         return tuple(drafter for drafter in self.drafters if isinstance(drafter, int))
 
-    def bind(self, models: Sequence[CausalLM], tokenizer: Any | None) -> Drafter:
+    def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:
         """A copy of bound drafters."""
         for place in self.places:
             check_place(place, len(models))

@@ -14,8 +14,8 @@ a whole one; `specens.engines.transformers` another.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,6 @@ class Forward:
     texts: Sequence[Text]
     num_tokens: Sequence[int]
     seconds: float
-    reads_prompt: bool = False
 
 
 class Text(ABC):
@@ -81,16 +80,21 @@ class Text(ABC):
         Nodes that are not held are read with the next tokens, so a text that never holds any has nothing to do.
         """
 
+    def keep_nodes(self, nodes: Sequence[int]) -> None:  # noqa: ARG002
+        """Forget all nodes but these, which ascend, each with its parent, and are numbered anew from 0 on.
+
+        Held ones that it forgets too are read again.
+        """
+        self.keep_path(())
+
 
 class Context(ABC):
     """The memory of a model for several texts, each of a length of its own.
 
-    reads_trees: whether `read` takes nodes; elsewhere each path of a tree is read as a chain, and rolled back.
     forwards: those of the last `read`, where it was not one forward of all that was new.
     hidden: of the last `read` the hidden states [rows, width] beside each text's logits, where the engine keeps them.
     """
 
-    reads_trees: bool = False
     forwards: Sequence[Forward] = ()
     hidden: Sequence[Tensor] | None = None
 
@@ -109,6 +113,13 @@ class Context(ABC):
     @abstractmethod
     def remove(self, text: Text) -> None:
         """Forget a text."""
+
+    def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
+        """Whether `read` takes nodes, which make so many tokens of a text in all, prompt included.
+
+        Elsewhere the paths of a tree are read as chains, and each is rolled back.
+        """
+        return False
 
 
 class Engine(ABC):
@@ -147,3 +158,12 @@ class Engine(ABC):
     def keep_hidden(self) -> None:
         """Have contexts keep hidden states, for `specens.drafters.Heads`. Raises ValueError where there are none."""
         raise ValueError(f"heads: expected a member with an output layer, got {type(self).__name__}")
+
+
+@contextmanager
+def running(engines: Iterable[Engine]) -> Iterator[None]:
+    """What has to surround reads of these engines."""
+    with ExitStack() as stack:
+        for engine in engines:
+            stack.enter_context(engine.running())
+        yield

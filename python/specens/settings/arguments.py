@@ -16,8 +16,8 @@ from specens.decoding.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.decoding.request import Ensemble, Task
 from specens.drafters import Drafter, PromptLookup, TreePlan
 from specens.drafters.tree_plan import as_tree_plan
+from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.kv_cache import check_capacity
 from specens.engines.transformers.load import DTYPE, check_unused, is_spec, load_model, load_tokenizer, pinned
 from specens.schedules import SCHEDULES, Plan
 from specens.schedules.plan import Rule
@@ -47,9 +47,9 @@ def check_members(members: Any) -> None:
         raise ValueError(f"members: expected a list with at least one model, got {_shown(members)}")
     for index, member in enumerate(members):
         is_model = isinstance(member, torch.nn.Module) and hasattr(member, "config")
-        if not (is_spec(member) or isinstance(member, CausalLM) or is_model):
+        if not (is_spec(member) or isinstance(member, Engine) or is_model):
             raise ValueError(
-                f"members: expected models of transformers or specs of such, got {_shown(member)} as member {index}"
+                f"members: expected models of transformers, specs or engines, got {_shown(member)} as member {index}"
             )
 
 
@@ -187,7 +187,7 @@ def load_members(
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     revision: str | None,
-) -> tuple[list[CausalLM], Any | None]:
+) -> tuple[list[Engine], Any | None]:
     """Load the members that are given as specs, and the tokenizer; a spec that comes twice is loaded once.
 
     Raises ValueError where a spec cannot be loaded, or where its tokenizer differs from the ensemble's.
@@ -196,11 +196,11 @@ def load_members(
         check_unused(dtype=dtype, device=device, revision=revision)
     dtype = DTYPE if dtype is None else dtype
     tokenizer = _as_tokenizer(tokenizer, dtype)
-    loaded: dict[str, CausalLM] = {}
-    models = []
+    loaded: dict[str, Engine] = {}
+    models: list[Engine] = []
     for index, member in enumerate(members):
         if not is_spec(member):
-            models.append(member if isinstance(member, CausalLM) else CausalLM(member))
+            models.append(member if isinstance(member, Engine) else CausalLM(member))
             continue
         spec = pinned(member, revision)
         own = load_tokenizer(spec, dtype=dtype)
@@ -222,7 +222,7 @@ def _as_tokenizer(tokenizer: Any, dtype: str | torch.dtype) -> Any:
     return tokenizer
 
 
-def group_by_weights(models: Sequence[CausalLM]) -> list[list[int]]:
+def group_by_weights(models: Sequence[Engine]) -> list[list[int]]:
     """The indices of the members, those that compute with the same weights together."""
     groups: list[list[int]] = []
     for index, model in enumerate(models):
@@ -309,19 +309,19 @@ def check_task(task: Task) -> None:
         )
 
 
-def check_lengths(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_new_tokens: int) -> None:
+def check_lengths(models: Sequence[Engine], prompts: Sequence[list[int]], max_new_tokens: int) -> None:
     """Raise ValueError where a member cannot read its prompt, or was not built for so long a text."""
     for index, (model, prompt) in enumerate(zip(models, prompts, strict=True)):
-        if max(prompt) >= model.num_embeddings:
-            raise ValueError(f"prompt: expected ids < {model.num_embeddings} for member {index}, got {max(prompt)}")
-        if model.max_positions is not None and len(prompt) > model.max_positions:
+        if max(prompt) >= model.vocab_size:
+            raise ValueError(f"prompt: expected ids < {model.vocab_size} for member {index}, got {max(prompt)}")
+        if model.max_length is not None and len(prompt) > model.max_length:
             raise ValueError(
-                f"prompt: expected at most the {model.max_positions} tokens that member {index} was built for, "
+                f"prompt: expected at most the {model.max_length} tokens that member {index} was built for, "
                 f"got {len(prompt)}"
             )
-        if model.max_positions is not None and len(prompt) + max_new_tokens > model.max_positions:
+        if model.max_length is not None and len(prompt) + max_new_tokens > model.max_length:
             raise ValueError(
-                f"max_new_tokens: expected at most {model.max_positions - len(prompt)} behind the prompt of "
+                f"max_new_tokens: expected at most {model.max_length - len(prompt)} behind the prompt of "
                 f"{len(prompt)} tokens of member {index}, got {max_new_tokens}"
             )
 
@@ -330,27 +330,25 @@ def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_
     """Raise ValueError where the model of a drafter was not built for so long a text, or its cache is too small."""
     if isinstance(drafter, int) or drafter.model is None:
         return
-    length, most = len(prompts[drafter.prompt_of]) + max_new_tokens, drafter.model.max_positions
+    length, most = len(prompts[drafter.prompt_of]) + max_new_tokens, drafter.model.max_length
     if most is not None and length > most:
         raise ValueError(
             f"drafter: expected prompt and new tokens within the {most} positions of its model, got {length}"
         )
-    if drafter.model.has_cache:
-        check_capacity(drafter.model.new_cache(), length + num_nodes)
+    drafter.model.check_length(length + num_nodes)
 
 
-def check_trees(models: Sequence[CausalLM], tree: TreePlan) -> None:
+def check_trees(models: Sequence[Engine], tree: TreePlan) -> None:
     """Raise ValueError where a tree is too wide for a model."""
     for model in models:
-        if not tree.is_grown and tree.most_children > model.num_embeddings:
-            raise ValueError(f"tree: expected at most {model.num_embeddings} children, one a token; got {tree}")
+        if not tree.is_grown and tree.most_children > model.vocab_size:
+            raise ValueError(f"tree: expected at most {model.vocab_size} children, one a token; got {tree}")
 
 
-def check_caches(models: Sequence[CausalLM], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
+def check_caches(models: Sequence[Engine], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
     """Raise ValueError where a model's cache is too small for the text, and the nodes of a draft tree behind it."""
     for model, prompt in zip(models, prompts, strict=True):
-        if model.has_cache:
-            check_capacity(model.new_cache(), len(prompt) + max_new_tokens + num_nodes)
+        model.check_length(len(prompt) + max_new_tokens + num_nodes)
 
 
 def check_callbacks(**given: Any) -> None:

@@ -52,9 +52,9 @@ class ModelSettings:
         self._owner = owner
         counted = counted_places(owner.ensemble, owner.plan.num_members)
         self.place = counted[0] if counted else 0
-        self._model = owner.models[self.place].base
+        self._engine = owner.models[self.place]
         self._given = settings.get("generation_config")
-        others = [config_of(owner.models[place].base) for place in counted]
+        others = [config_of(owner.models[place]) for place in counted]
         self.config = self._chosen()
         check_config(self.config)
         if self._given is None and settings.get("sampling") is None:
@@ -62,7 +62,7 @@ class ModelSettings:
 
     def _chosen(self) -> Any:
         if self._given is None:
-            return config_of(self._model)
+            return config_of(self._engine)
         if isinstance(self._given, str) and self._given == NONE:
             return config_of(None)
         if not hasattr(self._given, "to_diff_dict"):
@@ -70,7 +70,7 @@ class ModelSettings:
                 f"generation_config: expected a transformers GenerationConfig, or {NONE!r} to leave out those of the "
                 f"models; got {self._given!r}"
             )
-        return completed(self._given, self._model)
+        return completed(self._given, self._engine)
 
     def _warn_of(self, others: Sequence[Any], counted: Sequence[int]) -> None:
         for place, other in zip(counted, others, strict=True):
@@ -123,7 +123,7 @@ class ModelSettings:
             config.repetition_penalty = None
         found = wishes(
             config,
-            self._model,
+            self._engine,
             sampling=own.get("sampling"),
             user_processors=own.get("logits_processors", ()),
             stop_tokens=stop_tokens,

@@ -79,6 +79,12 @@ class GGUFText(Text):
         self._cells.give_back(sorted(set(self.paths)))
         self.num_cells, self.paths, self.depths = end, [], []
 
+    def keep_nodes(self, nodes: Sequence[int]) -> None:
+        """Empty the sequences that only other nodes are in; cells below a node are not looked at."""
+        kept = [node for node in nodes if node < len(self.paths)]
+        self._cells.give_back(sorted(set(self.paths) - {self.paths[node] for node in kept}))
+        self.paths, self.depths = [self.paths[node] for node in kept], [self.depths[node] for node in kept]
+
     def new_tokens(self, sequence: Sequence[int]) -> list[int]:
         """Those of the prompt and of all generated tokens that have no cells yet."""
         if not self.num_cells:
@@ -117,13 +123,17 @@ class GGUFContext(Context):
     """Texts in the cells of one cache, which holds 256 sequences: one for each text, and for each path of its tree."""
 
     def __init__(self, model: GGUFModel, needs: Needs) -> None:
-        self.reads_trees = needs.trees
+        self._holds_trees = needs.trees
         self._cells = LlamaContext(model)
         self._vocab_size = model.num_tokens
 
     def add(self, prompt: list[int]) -> GGUFText:
         """A sequence without cells."""
         return GGUFText(self._cells, prompt)
+
+    def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
+        """Where trees were asked for."""
+        return self._holds_trees
 
     def remove(self, text: Text) -> None:
         """Empty its cells."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedConfig
 
 from specens.engines.transformers.logits_processors import split_processors
 from specens_kernels import Sampling
@@ -187,7 +187,7 @@ class _Maker(GenerationMixin):
     """Makes the processors of a model as its own `generate` does, also of one without that."""
 
     def __init__(self, model: Any) -> None:
-        self.config = model.config
+        self.config = getattr(getattr(model, "base", model), "config", None) or PreTrainedConfig()
 
 
 def _sampling(config: GenerationConfig) -> Sampling:

@@ -1,4 +1,4 @@
-"""A member of the ensemble while it generates: a model, what it was prompted with, and its cache."""
+"""A text that a model reads with a cache of its own, whatever kind that is."""
 
 from __future__ import annotations
 
@@ -8,90 +8,66 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specens.decoding.statistics import Statistics
-from specens.engines.reading import Reading
+from specens.engines.protocol import Forward, Read, Text
 from specens.engines.token_ids import TokenIds
-from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.kv_cache import Rollback, holds_trees, keep_slots
-from specens.engines.transformers.tree_arguments import paths_to_read, tree_arguments
+from specens.engines.transformers.model import Model
+from specens.engines.transformers.reading import Reading
+from specens.engines.transformers.tree_arguments import tree_arguments
 
 FED_TOGETHER = 8
 
 
-class Member:
-    """Scores the generated tokens behind its own prompt; feeds each token once and takes rejected ones back.
+class Member(Text):
+    """Scores the generated tokens after its prompt; feeds each token once and takes rejected ones back.
 
     A cache that cannot be cut goes back to an earlier state instead, and the settled tokens since then are fed again
     with the next ones; one that cannot do that either is filled anew.
 
-    indices: the places in the ensemble that this object serves. Several where members share weights: their prompts
-        are then one batch, padded on the left, and the logits have one row of the batch for each.
     reading: what the model's forwards can do.
-    num_seen: how many generated tokens and drafts the cache holds, beside the prompt.
-    next_logits: [prompts, vocab], of the token behind the last one seen.
-    hidden: [prompts, rows, width], beside the logits of `score`, where the model keeps it.
+    num_seen: how many generated tokens the cache holds, beside the prompt. num_nodes: of a draft tree after them.
+    forwards: those of the last `read`. hidden: [rows, width], beside its logits, where the model keeps it.
     """
 
     def __init__(
-        self,
-        model: CausalLM,
-        prompts: Sequence[list[int]],
-        indices: Sequence[int],
-        statistics: Statistics,
-        can_roll_back: bool = True,
-        reading: Reading | None = None,
+        self, model: Model, prompt: list[int], can_roll_back: bool = True, reading: Reading | None = None
     ) -> None:
-        self.indices = tuple(indices)
+        self.forwards: list[Forward] = []
         self.hidden: Tensor | None = None
         self._model = model
-        self._prompts = prompts
-        self._statistics = statistics
+        self._prompt_len = len(prompt)
         self._reading = Reading() if reading is None else reading
         self._can_roll_back = can_roll_back and self._reading.caches and self._reading.rolls_back
-        self._prompt_len = max(len(prompt) for prompt in prompts)
-        self._padding = [self._prompt_len - len(prompt) for prompt in prompts]
-        self._ids = TokenIds(prompts, model.device)
+        self._ids = TokenIds(prompt, model.device)
         self._num_settled = 0  # of the generated tokens, how many are known never to be taken back
         self._begin()
 
     def _begin(self) -> None:
         """Hold nothing, not even the prompt."""
-        self.num_seen = 0
-        self.next_logits: Tensor | None = None
+        self.num_seen = self.num_nodes = 0
         self._prompt_fed = False
         self.cache = self._model.new_cache() if self._reading.caches else None
         self._rollback = Rollback(self.cache) if self._can_roll_back else None
 
-    def score(self, sequence: list[int], rows: int, parents: Sequence[int] = ()) -> Tensor:
-        """Feed what is new in `sequence`, all generated tokens and drafts so far; one forward where the cache allows.
+    def read(self, read: Read) -> Tensor:
+        """Logits [num_rows, vocab], as of `Context.read`."""
+        self.forwards = []
+        if not read.nodes:
+            return self.score(read.sequence, read.num_rows)
+        return self._score_nodes(read.sequence, read.nodes, read.parents, read.num_rows)
 
-        parents: of the drafts, where they are the nodes of a tree that is no chain: -1 for the last generated token.
-        One forward reads what is new of both, and one more a prompt; where the model does not read trees so, or they
-        outgrow a sliding window, one for each path.
-        Returns logits [prompts, rows, vocab]: the distributions of the last `rows` positions, the last one being that
-        of the token behind `sequence`; of a tree, behind its last nodes. Raises ValueError where the model has no
-        embedding for a token.
-        """
-        self._check_ids(sequence[self.num_seen :])
-        if parents:
-            return self._score_tree(sequence, rows, parents)
+    def score(self, sequence: Sequence[int], rows: int) -> Tensor:
+        """Logits [rows, vocab] of the last rows after feeding what is new; one forward where the cache allows."""
         parts, hidden = [], []
         for end in self._ends(len(sequence), rows):
             parts.append(self._feed(sequence[:end], rows))
             hidden += [self._model.hidden] if self._model.hidden is not None else []
-        logits = _last_rows(parts, rows)
         self.hidden = _last_rows(hidden, rows) if hidden else None
-        self.next_logits = logits[:, -1]
-        return logits
-
-    def score_next(self, sequence: list[int]) -> Tensor:
-        """Logits [prompts, vocab] of the token behind `sequence`; no forward where they are known already."""
-        if self.next_logits is not None and self.num_seen == len(sequence):
-            return self.next_logits
-        return self.score(sequence, 1)[:, -1]
+        return _last_rows(parts, rows)
 
     def roll_back(self, length: int) -> None:
-        """Forget the tokens behind the first `length` generated ones, which are settled."""
+        """Forget the tokens after the first `length` generated ones, which are settled."""
+        self.keep_path(())
         self._num_settled = length
         self._ids.forget(length)
         if self._rollback is not None and not self._switches(length, self.num_seen):
@@ -102,7 +78,7 @@ class Member:
             return
         if (self._rollback is None and self._reading.caches) or self._switches(left, self.num_seen):
             self._begin()
-        self.num_seen, self.next_logits = min(self.num_seen, left), None
+        self.num_seen = min(self.num_seen, left)
 
     def settle(self, length: int) -> None:
         """The first `length` generated tokens will never be taken back; those behind them stay under test."""
@@ -113,63 +89,47 @@ class Member:
         if self._rollback is not None:
             self._rollback.settle(length)
 
-    def _score_tree(self, sequence: list[int], rows: int, parents: Sequence[int]) -> Tensor:
-        settled = sequence[: len(sequence) - len(parents)]
-        if not self._reads_trees(self._prompt_len + len(sequence)):
-            return self._score_paths(settled, sequence[len(settled) :], parents, rows)
+    def holds_tree(self, num_tokens: int) -> bool:
+        """Whether nodes can be read in one forward, which make so many tokens of the text in all."""
+        return self._reading.trees and self._rollback is not None and holds_trees(self.cache, num_tokens)
+
+    def _score_nodes(
+        self, sequence: Sequence[int], tokens: Sequence[int], parents: Sequence[int], num_rows: int
+    ) -> Tensor:
+        """One forward for what is new of the sequence and the nodes, and one before it for a prompt."""
         parts, hidden = [], []
-        if not self._prompt_fed or (rows > len(parents) and self.num_seen == len(settled)):
-            parts.append(self.score_next(settled)[:, None])
-            hidden += [self.hidden[:, -1:]] if self.hidden is not None else []
+        if not self._prompt_fed:
+            parts.append(self.score(sequence, 1)[None])
+            hidden += [self._model.hidden] if self._model.hidden is not None else []
+        chain, nodes = list(sequence[self.num_seen :]), list(tokens[self.num_nodes :])
         started = time.perf_counter()
-        new = sequence[self.num_seen :]
-        num_chain = max(len(settled) - self.num_seen, 0)
-        num_read = self.num_seen + num_chain - len(settled)  # of the nodes
-        num_cached = self._prompt_len + self.num_seen - num_read
-        arguments = tree_arguments(parents, num_chain, num_cached, num_read, self.cache, self._model)
-        input_ids = torch.tensor([new], device=self._model.device)
-        parts.append(self._model.forward(input_ids, self.cache, min(rows, len(new)), **arguments))
+        num_cached = self._prompt_len + self.num_seen
+        arguments = tree_arguments(parents, len(chain), num_cached, self.num_nodes, self.cache, self._model)
+        input_ids = torch.tensor([chain + nodes], device=self._model.device)
+        parts.append(self._model.forward(input_ids, self.cache, min(num_rows, len(chain) + len(nodes)), **arguments))
         hidden += [self._model.hidden] if self._model.hidden is not None else []
-        self._count(len(new), time.perf_counter() - started)
-        self.num_seen, self.next_logits = len(sequence), None
-        self.hidden = _last_rows(hidden, rows) if hidden else None
-        return _last_rows(parts, rows)
+        self.forwards.append(Forward((self,), (len(chain) + len(nodes),), time.perf_counter() - started))
+        self.num_seen, self.num_nodes = len(sequence), len(tokens)
+        self.hidden = _last_rows(hidden, num_rows) if hidden else None
+        return _last_rows(parts, num_rows)
 
-    def _reads_trees(self, num_slots: int) -> bool:
-        return self._reading.trees and self._rollback is not None and holds_trees(self.cache, num_slots)
-
-    def _score_paths(self, settled: list[int], tokens: Sequence[int], parents: Sequence[int], rows: int) -> Tensor:
-        """The rows of a tree from chains, each of which is taken back; the nodes are not kept."""
-        if self.num_seen > len(settled):
-            self.roll_back(len(settled))
-        known = len(parents) + 1 - rows  # of the rows; the first one is behind the text
-        logits: dict[int, Tensor] = {}
-        hidden: dict[int, Tensor] = {}
-        if not known:
-            logits[-1] = self.score_next(settled)
-            hidden |= {} if self.hidden is None else {-1: self.hidden[:, -1]}
-        for path in paths_to_read(parents, max(known - 1, 0)):
-            new = [node for node in path if node >= known - 1]
-            own = self.score(settled + [tokens[node] for node in path], len(new))
-            logits |= {node: own[:, row] for row, node in enumerate(new)}
-            hidden |= {} if self.hidden is None else {node: self.hidden[:, row] for row, node in enumerate(new)}
-            self.roll_back(len(settled))
-        self.hidden = torch.stack([hidden[node] for node in sorted(hidden)], dim=1) if hidden else None
-        return torch.stack([logits[node] for node in sorted(logits)], dim=1)
-
-    def keep(self, first: int, nodes: Sequence[int]) -> None:
-        """Of the drafts behind the first `first` tokens keep these, which ascend, as far as they were read."""
-        kept = [node for node in nodes if first + node < self.num_seen]
-        if self.num_seen <= first + len(kept):
-            return
-        if not self._reads_trees(self._prompt_len + self.num_seen):
-            self.roll_back(first)
+    def keep_nodes(self, nodes: Sequence[int]) -> None:
+        """Keep these nodes, as far as they were fed."""
+        if not self.num_nodes:
             return
         assert self._rollback is not None
-        keep_slots(self.cache, self._prompt_len + first, kept)
-        self.num_seen = self._rollback.undo(self.num_seen, first + len(kept))
-        self.next_logits = None
-        self._ids.forget(first)
+        kept = [node for node in nodes if node < self.num_nodes]
+        keep_slots(self.cache, self._prompt_len + self.num_seen, kept)
+        self._rollback.undo(self.num_seen + self.num_nodes, self.num_seen + len(kept))
+        self.num_nodes = len(kept)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """Keep the nodes of an accepted path as settled tokens, and forget the others.
+
+        Nodes that were never fed end the path: they are fed with the next tokens.
+        """
+        self.keep_nodes(path)
+        self.num_seen, self.num_nodes = self.num_seen + self.num_nodes, 0
 
     def _ends(self, length: int, rows: int) -> list[int]:
         """Where forwards end that feed the tokens up to `length`, and give the logits of the last `rows` positions.
@@ -203,45 +163,28 @@ class Member:
         switch = self._model.switch_length if self._reading.caches and self._model.drops_cache else None
         return switch is not None and self._prompt_len + length <= switch < self._prompt_len + num_seen
 
-    def _feed(self, sequence: list[int], rows: int) -> Tensor:
-        """One forward; logits [prompts, at most rows, vocab]."""
+    def _feed(self, sequence: Sequence[int], rows: int) -> Tensor:
+        """One forward; logits [1, at most rows, vocab]."""
         started = time.perf_counter()
-        new = sequence[self.num_seen :]
-        rows = min(rows, len(new) if self._prompt_fed else len(new) + 1)
+        num_new = len(sequence) - self.num_seen
+        rows = min(rows, num_new if self._prompt_fed else num_new + 1)
         if self._prompt_fed and self._switches(self.num_seen, len(sequence)):
             self._begin()
-            new = sequence
+            num_new = len(sequence)
         if not self._reading.caches:
             rows = rows if self._reading.several else 1
-        logits = self._forward(sequence, rows)
-        self._count(len(new), time.perf_counter() - started)
+        ids = self._ids.after(sequence)
+        held = self._prompt_len + self.num_seen if self._prompt_fed and self._reading.caches else 0
+        logits = self._model.read(ids, self.cache, held, rows)
+        num_fed = num_new if self._prompt_fed else self._prompt_len + num_new
+        self.forwards.append(Forward((self,), (num_fed,), time.perf_counter() - started))
         self._prompt_fed = True
         self.num_seen = len(sequence)
         if self._rollback is not None:
             self._rollback.note(self.num_seen)
         return logits
 
-    def _forward(self, sequence: list[int], rows: int) -> Tensor:
-        ids = self._ids.behind(sequence)
-        held = self._prompt_len + self.num_seen if self._prompt_fed and self._reading.caches else 0
-        return self._model.read(ids, self.cache, held, rows, **self._padding_arguments(ids.shape[1]))
-
-    def _padding_arguments(self, length: int) -> dict[str, Tensor]:
-        """Which slots hold no token, and each token's place in its own prompt: needed where lengths differ."""
-        if not any(self._padding):
-            return {}
-        slots = torch.arange(length, device=self._model.device)
-        places = slots - torch.tensor(self._padding, device=self._model.device)[:, None]  # [prompts, slots]
-        return {"attention_mask": (places >= 0).long(), "position_ids": places.clamp(min=0)}
-
-    def _check_ids(self, tokens: list[int]) -> None:
-        self._model.check_generated(tokens, self.indices[0])
-
-    def _count(self, num_new: int, seconds: float) -> None:
-        lens = [num_new if self._prompt_fed else len(prompt) + num_new for prompt in self._prompts]
-        self._statistics.count_forward(self.indices, lens, seconds, reads_prompt=not self._prompt_fed)
-
 
 def _last_rows(parts: list[Tensor], rows: int) -> Tensor:
-    """The last `rows` rows of parts [prompts, n, width]."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)[:, -rows:]
+    """The last `rows` rows [rows, width] of parts [1, n, width]."""
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))[0, -rows:]

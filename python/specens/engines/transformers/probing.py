@@ -17,13 +17,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from specens.decoding.statistics import Statistics
-from specens.engines.reading import Reading
-from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.protocol import Needs, Read
 from specens.engines.transformers.kv_cache import Rollback
 from specens.engines.transformers.member import Member
-from specens.engines.transformers.modes import evaluating
+from specens.engines.transformers.model import Model
 from specens.engines.transformers.ragged_cache import RaggedCache
+from specens.engines.transformers.reading import Reading
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +33,13 @@ WAYS = [{"several": several, "rolls_back": back} for back, several in itertools.
 _FOUND: WeakKeyDictionary[Any, dict[tuple, Any]] = WeakKeyDictionary()
 
 
-def reading_of(model: CausalLM, *, speculates: bool, trees: bool = False, together: bool = False) -> Reading:
-    """How a model is to be read. trees, together: whether draft trees, or several texts at once, will be read.
+def reading_of(model: Model, needs: Needs) -> Reading:
+    """How a model is to be read.
 
     Raises ValueError where it does not continue a text of tokens alone, or where a cache that was handed over for it
     cannot be rolled back.
     """
+    speculates, trees, together = needs.rollback, needs.trees, needs.num_texts > 1
     if speculates and model.make_cache is not None:
         Rollback(model.new_cache())
     _known(model, "reads", _check_reads)
@@ -50,23 +50,22 @@ def reading_of(model: CausalLM, *, speculates: bool, trees: bool = False, togeth
     masked = fixed and model.takes_masks and (trees or together) and _known(model, "several", _reads_several)
     return replace(
         reading,
-        pads=together and fixed and _known(model, "pads", _pads),
         shares=together and masked and RaggedCache.suits(model) and _known(model, "shares", _shares),
         trees=trees and masked and reading.rolls_back and _known(model, "trees", _reads_trees),
     )
 
 
-def _known(model: CausalLM, name: str, probe: Callable[[CausalLM], Any]) -> Any:
+def _known(model: Model, name: str, probe: Callable[[Model], Any]) -> Any:
     """What a probe finds, remembered as long as the model lives."""
     found = _FOUND.setdefault(model.base, {})
     key = (name, model.make_cache, getattr(model.base.config, "_attn_implementation", None), str(model.dtype))
     if key not in found:
-        with torch.inference_mode(), evaluating([model]):
+        with torch.inference_mode(), model.running():
             found[key] = probe(model)
     return found[key]
 
 
-def _check_reads(model: CausalLM) -> bool:
+def _check_reads(model: Model) -> bool:
     kind = type(model.base).__name__
     if model.carries_memories:
         raise ValueError(f"members: expected a model that keeps a text in a cache, got {kind}, which carries memories")
@@ -81,19 +80,19 @@ def _check_reads(model: CausalLM) -> bool:
     return True
 
 
-def _caches(model: CausalLM) -> bool:
+def _caches(model: Model) -> bool:
     """Whether all that a model knows of a text is in its cache: some keep a state in their modules."""
     return model.has_cache and _known(model, "caches", _keeps_texts_apart)
 
 
-def _keeps_texts_apart(model: CausalLM) -> bool:
+def _keeps_texts_apart(model: Model) -> bool:
     text, own, other = _text(model), _prompt(model), _prompt(model)[:2]
 
     def read(by_turns: bool) -> Tensor:
         first, second = (_member(model, Reading(), prompt, can_roll_back=False) for prompt in (own, other))
         rows = []
         for length in range(3):
-            rows.append(first.score(text[:length], 1)[:, -1])
+            rows.append(first.score(text[:length], 1))
             if by_turns:
                 second.score(text[:length], 1)
         return torch.cat(rows)
@@ -101,7 +100,7 @@ def _keeps_texts_apart(model: CausalLM) -> bool:
     return _agrees(model, lambda: read(True), read(False))
 
 
-def _way_of_speculation(model: CausalLM) -> dict[str, bool]:
+def _way_of_speculation(model: Model) -> dict[str, bool]:
     """The first of the WAYS that scores drafts, and what follows rejected ones, as if there had been none."""
     expected = _singles(model)
     has_ties = getattr(model.text_config, "index_n_heads", SAFE_INDEX_HEADS) < SAFE_INDEX_HEADS
@@ -117,45 +116,30 @@ def _way_of_speculation(model: CausalLM) -> dict[str, bool]:
     )
 
 
-def _reads_several(model: CausalLM) -> bool:
+def _reads_several(model: Model) -> bool:
     try:
         return _known(model, "ways", _way_of_speculation)["several"]
     except ValueError:
         return False
 
 
-def _speculate(model: CausalLM, reading: Reading) -> Tensor:
+def _speculate(model: Model, reading: Reading) -> Tensor:
     """Logits [1 + TEXT_LEN, vocab] behind the prompt and each token, with drafts between them that are rejected."""
     member, text = _member(model, reading), _text(model)
     wrong = text[::-1]
-    rows = [member.score([], 1), member.score(text[:1] + wrong[:3], 4)[:, :1]]
+    rows = [member.score([], 1), member.score(text[:1] + wrong[:3], 4)[:1]]
     member.roll_back(1)
     rows.append(member.score(text[:4], 3))
     member.score(text[:4] + wrong[:2], 2)
     member.roll_back(4)
-    rows += [member.score(text[:6], 2), member.score_next(text[:7])[:, None]]
-    member.score_next(text[:7] + wrong[:1])
+    rows += [member.score(text[:6], 2), member.score(text[:7], 1)]
+    member.score(text[:7] + wrong[:1], 1)
     member.roll_back(7)
     rows.append(member.score(text, TEXT_LEN - 7))
-    return torch.cat(rows, dim=1)[0]
+    return torch.cat(rows)
 
 
-def _pads(model: CausalLM) -> bool:
-    """Whether a batch that is padded on the left reads as each text does."""
-    prompts = [_prompt(model), _prompt(model)[:2]]
-
-    def padded() -> Tensor:
-        member = Member(model, prompts, (0, 1), Statistics.of(2), can_roll_back=False, reading=Reading())
-        text = _text(model)
-        return torch.cat([member.score(text[:length], 1)[:, -1] for length in (0, 1, 2)])
-
-    alone = [_member(model, Reading(), prompt, can_roll_back=False) for prompt in prompts]
-    text = _text(model)
-    expected = torch.cat([member.score(text[:length], 1)[:, -1] for length in (0, 1, 2) for member in alone])
-    return _agrees(model, padded, expected)
-
-
-def _shares(model: CausalLM) -> bool:
+def _shares(model: Model) -> bool:
     """Whether texts of different lengths in one ragged cache, some of which are cut, read as each does alone."""
     prompt, text = _prompt(model), _text(model)
     long, short = [*prompt, *text], [*prompt[:2], *text]
@@ -172,31 +156,39 @@ def _shares(model: CausalLM) -> bool:
     texts = [
         (member, own[1:end]) for ends in lengths for member, own, end in zip(alone, (long, short), ends, strict=True)
     ]
-    return _agrees(model, ragged, torch.cat([member.score(own, 1)[:, -1] for member, own in texts]))
+    return _agrees(model, ragged, torch.cat([member.score(own, 1) for member, own in texts]))
 
 
-def _reads_trees(model: CausalLM) -> bool:
+def _reads_trees(model: Model) -> bool:
     """Whether the nodes of a tree, with a mask that says who sees whom, read as each path does."""
     way = _known(model, "ways", _way_of_speculation)
     settled, tokens, parents = _text(model)[6:8], _text(model)[:6], [-1, -1, 0, 0, 1, 3]
 
-    def scored(trees: bool) -> Tensor:
-        member = _member(model, Reading(**way, trees=trees))
-        rows = [member.score([*settled, *tokens[:end]], rows, parents[:end]) for end, rows in ((2, 3), (6, 4))]
-        member.keep(len(settled), [0, 3])
-        member.roll_back(len(settled) + 2)
-        return torch.cat([*rows, member.score([*settled, tokens[0], tokens[3], settled[0]], 1)], dim=1)[0]
+    def scored(member: Member) -> Tensor:
+        rows = [member.read(Read(member, settled, 3, tokens[:2], parents[:2]))]
+        rows.append(member.read(Read(member, settled, 4, tokens, parents)))
+        member.keep_path([0, 3])
+        return torch.cat([*rows, member.score([*settled, tokens[0], tokens[3], settled[0]], 1)])
 
-    return _agrees(model, lambda: scored(True), scored(False))
+    def expected() -> Tensor:
+        member = _member(model, Reading(**way))
+        paths = [[], *([tokens[node] for node in path] for path in ([0], [1], [0, 2], [0, 3], [1, 4], [0, 3, 5]))]
+        rows = []
+        for path in [*paths, [tokens[0], tokens[3], settled[0]]]:
+            rows.append(member.score([*settled, *path], 1))
+            member.roll_back(len(settled) - 1)
+        return torch.cat(rows)
+
+    return _agrees(model, lambda: scored(_member(model, Reading(**way, trees=True))), expected())
 
 
-def _singles(model: CausalLM) -> Tensor:
+def _singles(model: Model) -> Tensor:
     """Logits [1 + TEXT_LEN, vocab] behind the prompt and each token, read one by one."""
     member, text = _member(model, Reading(caches=_caches(model), several=False), can_roll_back=False), _text(model)
-    return torch.cat([member.score(text[:length], 1)[0] for length in range(TEXT_LEN + 1)])
+    return torch.cat([member.score(text[:length], 1) for length in range(TEXT_LEN + 1)])
 
 
-def _agrees(model: CausalLM, way: Callable[[], Tensor], expected: Tensor) -> bool:
+def _agrees(model: Model, way: Callable[[], Tensor], expected: Tensor) -> bool:
     """Whether a way of reading raises nothing, and comes to the expected logits but for rounding."""
     try:
         logits = way()
@@ -210,20 +202,18 @@ def _agrees(model: CausalLM, way: Callable[[], Tensor], expected: Tensor) -> boo
     return bool((own - others).abs().max() <= tolerance * others.abs().max())
 
 
-def _member(
-    model: CausalLM, reading: Reading, prompt: Sequence[int] | None = None, can_roll_back: bool = True
-) -> Member:
+def _member(model: Model, reading: Reading, prompt: Sequence[int] | None = None, can_roll_back: bool = True) -> Member:
     own = _prompt(model) if prompt is None else list(prompt)
-    return Member(model, [own], (0,), Statistics.of(1), can_roll_back, reading)
+    return Member(model, own, can_roll_back, reading)
 
 
-def _ids(model: CausalLM, count: int) -> list[int]:
-    return [(3 + 7 * place) % model.num_embeddings for place in range(count)]
+def _ids(model: Model, count: int) -> list[int]:
+    return [(3 + 7 * place) % model.vocab_size for place in range(count)]
 
 
-def _prompt(model: CausalLM) -> list[int]:
+def _prompt(model: Model) -> list[int]:
     return _ids(model, PROMPT_LEN)
 
 
-def _text(model: CausalLM) -> list[int]:
+def _text(model: Model) -> list[int]:
     return _ids(model, PROMPT_LEN + TEXT_LEN)[PROMPT_LEN:]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.kv_cache import move_slots
+from specens.engines.transformers.model import Model
 from specens.engines.transformers.tree_arguments import line_places, tree_places
 
 LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
@@ -104,7 +104,7 @@ class RaggedCache:
     Rows are numbered from 0 without gaps, so that a forward of all of them reads its buffers without a copy.
     """
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: Model) -> None:
         layers = model.new_cache().layers
         self._model = model
         self._layers = [RaggedLayer() for _ in layers]
@@ -113,7 +113,7 @@ class RaggedCache:
         self.num_rows = 0
 
     @staticmethod
-    def suits(model: CausalLM) -> bool:
+    def suits(model: Model) -> bool:
         """Whether the model attends by keys of every token, with the masks that are made here.
 
         Chunks, and windows that its cache knows nothing of, are for masks of its own.

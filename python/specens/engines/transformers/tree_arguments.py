@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens.decoding.drafts import NO_NODE
-from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.model import Model
 from specens_kernels import tree_mask
 from specens_kernels.backend import backend_for
 
+NO_NODE = -2  # the parent that `tree_mask` takes for padding
+
 
 def tree_arguments(
-    parents: Sequence[int], num_chain: int, num_cached: int, num_fed: int, cache: Any, model: CausalLM
+    parents: Sequence[int], num_chain: int, num_cached: int, num_fed: int, cache: Any, model: Model
 ) -> dict[str, Tensor]:
     """Attention mask and position ids of `num_chain` tokens in a line and the nodes of a tree behind them.
 
@@ -66,16 +67,3 @@ def tree_places(
     )
     seen = torch.where(is_node[:, None] & (slots >= prefix)[:, :, None], above, seen)
     return seen, torch.where(is_node, positions.gather(1, node), places)
-
-
-def paths_to_read(parents: Sequence[int], num_known: int) -> list[list[int]]:
-    """Paths from the root to nodes, which end at a leaf and together hold all nodes from `num_known` on."""
-    inner = set(parents)
-    paths = []
-    for leaf in (node for node in range(num_known, len(parents)) if node not in inner):
-        path, node = [], leaf
-        while node >= 0:
-            path.append(node)
-            node = parents[node]
-        paths.append(path[::-1])
-    return paths

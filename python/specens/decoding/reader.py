@@ -1,0 +1,122 @@
+"""What the texts of a request hold in an engine, and what reading them has cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specens.decoding.statistics import Statistics
+from specens.engines.protocol import Context, Engine, Forward, Needs, Text
+
+
+class Reader:
+    """The texts of a request in one context: one for each of some prompts, and after all of them the same tokens.
+
+    indices: of the members whose texts they are, or OUTSIDE. statistics: where forwards are counted.
+    num_read, num_nodes: the generated tokens, and the nodes of a draft tree after them, that the texts hold.
+    hidden: beside the last logits, where the engine keeps hidden states.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        vocab_size: int,
+        prompts: Sequence[list[int]],
+        indices: Sequence[int],
+        statistics: Statistics,
+    ) -> None:
+        self.context = context
+        self.indices = tuple(indices)
+        self.texts = [context.add(prompt) for prompt in prompts]
+        self.num_read = self.num_nodes = 0
+        self.hidden: Sequence[Tensor] = ()
+        self._statistics = statistics
+        self._vocab_size = vocab_size
+        self._prompt_lens = [len(prompt) for prompt in prompts]
+        self._prompt_read = False
+        self._last: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # logits [vocab] after all, and hidden states
+
+    def close(self) -> None:
+        """Forget the texts."""
+        for text in reversed(self.texts):
+            self.context.remove(text)
+
+    def roll_back(self, length: int) -> None:
+        """Forget the tokens after the first `length` generated ones, which are settled, and all nodes."""
+        for text in self.texts:
+            text.roll_back(length)
+        if length < self.num_read or self.num_nodes:
+            self._last = ((), ())
+        self.num_read, self.num_nodes = min(self.num_read, length), 0
+
+    def settle(self, length: int) -> None:
+        """The first `length` generated tokens will never be rolled back; those after them stay under test."""
+        if self.num_read <= length:
+            self.roll_back(length)
+        for text in self.texts:
+            text.settle(length)
+
+    def keep_nodes(self, first: int, nodes: Sequence[int]) -> None:
+        """Of the drafts after the first `first` tokens keep these, which ascend, each with its parent."""
+        if self.num_nodes:
+            for text in self.texts:
+                text.keep_nodes(nodes)
+            self.num_nodes, self._last = sum(node < self.num_nodes for node in nodes), ((), ())
+        elif self.num_read > first + len(nodes):
+            self.roll_back(first)
+
+    def keep_path(self, path: Sequence[int]) -> None:
+        """The drafts of an accepted path become tokens, the other nodes are forgotten."""
+        for text in self.texts:
+            text.keep_path(path)
+        if self.num_nodes:
+            self._last = ((), ())
+        self.num_read, self.num_nodes = self.num_read + sum(node < self.num_nodes for node in path), 0
+
+    def holds_tree(self, num_tokens: int) -> bool:
+        """Whether the texts take the nodes of a tree, with which they have so many generated tokens."""
+        lens = zip(self.texts, self._prompt_lens, strict=True)
+        return all(self.context.holds_tree(text, own + num_tokens) for text, own in lens)
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise ValueError where the engine cannot read a token."""
+        if tokens and max(tokens) >= self._vocab_size:
+            raise ValueError(
+                f"members: token {max(tokens)} was generated, but member {self.indices[0]} has embeddings only for ids "
+                f"below {self._vocab_size}; do the members share one tokenizer?"
+            )
+
+    def num_new(self, num_tokens: int) -> list[tuple[Text, int]]:
+        """How many tokens each text reads, of so many generated ones and nodes."""
+        new = num_tokens - self.num_read - self.num_nodes
+        lens = zip(self.texts, self._prompt_lens, strict=True)
+        return [(text, new + (0 if self._prompt_read else own)) for text, own in lens]
+
+    def known(self, num_tokens: int, num_rows: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Logits and hidden states that are among so many wanted rows, and need no forward: of the last token read."""
+        asks_for_known = self._prompt_read and num_rows > num_tokens - self.num_read - self.num_nodes
+        return self._last if asks_for_known else ((), ())
+
+    def count(self, forward: Forward) -> None:
+        """Book these texts' part of a forward, if any: of the time as large a one as of the texts."""
+        tokens = {id(text): count for text, count in zip(forward.texts, forward.num_tokens, strict=True)}
+        mine = zip(self.indices, map(id, self.texts), strict=True)
+        own = {index: tokens[text] for index, text in mine if text in tokens}
+        if own:
+            seconds = forward.seconds * len(own) / len(tokens)
+            counts = list(own.values())
+            self._statistics.count_forward(list(own), counts, seconds, reads_prompt=not self._prompt_read)
+            self._prompt_read = True
+
+    def keep(self, num_read: int, num_nodes: int, logits: Sequence[Tensor], hidden: Sequence[Tensor]) -> None:
+        """Remember what is known after a read."""
+        self.num_read, self.num_nodes, self.hidden = num_read, num_nodes, hidden
+        self._last = [rows[-1] for rows in logits], [rows[-1] for rows in hidden]
+
+
+def open_reader(
+    engine: Engine, prompts: Sequence[list[int]], indices: Sequence[int], statistics: Statistics, **needs: bool
+) -> Reader:
+    """A reader with a context of its own. needs: of `Needs`."""
+    return Reader(engine.open(Needs(len(prompts), **needs)), engine.vocab_size, prompts, indices, statistics)
