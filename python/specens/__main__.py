@@ -6,7 +6,8 @@ import sys
 import time
 from types import FrameType
 
-INTERRUPTED = 130
+from specens.cli import INTERRUPTED
+
 DEAF_SECONDS = 2.0  # a second Ctrl-C so soon is the same one, and must not end what the first one still prints
 
 

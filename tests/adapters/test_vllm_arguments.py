@@ -34,7 +34,7 @@ def test_only_the_plug_in_imports_vllm():
 
 @pytest.mark.parametrize("value", [None, "", "0"])
 def test_it_does_nothing_unless_it_is_switched_on(monkeypatch, value):
-    monkeypatch.setitem(sys.modules, "specens.adapters.vllm.replacements", None)  # cannot be imported
+    monkeypatch.setitem(sys.modules, "specens.adapters.vllm.install", None)  # cannot be imported
     monkeypatch.delenv("SPECENS_VLLM", raising=False)
     if value is not None:
         monkeypatch.setenv("SPECENS_VLLM", value)

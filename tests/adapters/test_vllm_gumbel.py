@@ -8,7 +8,7 @@ import pytest
 import torch
 from adapters.vllm_round import PenaltiesState, V2Round
 from specens.adapters import vllm as plug_in
-from specens.adapters.vllm import arguments, replacements
+from specens.adapters.vllm import arguments, install
 
 from specens_kernels import Sampling, sample
 
@@ -17,7 +17,7 @@ from specens_kernels import Sampling, sample
 def installed(monkeypatch):
     """The rules that `register` installs."""
     rules = []
-    monkeypatch.setattr(replacements, "install", rules.append)
+    monkeypatch.setattr(install, "install", rules.append)
     for name in ("SPECENS_VLLM", "SPECENS_VLLM_RULE"):
         monkeypatch.delenv(name, raising=False)
     return rules

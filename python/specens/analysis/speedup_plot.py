@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specens.analysis.model_names import short_names
 from specens.analysis.planner import Candidate, Measured, Prediction, candidates, predict_all
-from specens.cli.options import check_place
+from specens.files.json_lines import check_place
 from specens_kernels import Sampling
 
 if TYPE_CHECKING:

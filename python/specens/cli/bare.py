@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 
-DRIVER = ("transformers", "typer", "rich", "safetensors")
-INSTALL_DRIVER = "pip install 'specens-kernels[driver]'"
+from specens.cli import DRIVER, INSTALL_DRIVER
+
 FAILED = 1
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from specens.cli.bare import DRIVER, INSTALL_DRIVER
+from specens.cli import DRIVER, INSTALL_DRIVER
 from specens.cli.openmp import chosen
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from specens.__main__ import INTERRUPTED
+from specens.cli import INTERRUPTED
 
 WRONG_ARGUMENT = 2
 FAILED = 1

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from specens.cli.options import check_file, check_place
+from specens.cli.options import check_file
 from specens.cli.progress import progress
 from specens.files.batch_files import Piece, missing, open_texts, write_texts
-from specens.files.json_lines import STANDARD, JsonLines, StreamLines, is_stream, open_lines
+from specens.files.json_lines import STANDARD, JsonLines, StreamLines, check_place, is_stream, open_lines
 from specens.files.prompt_file import PromptLine, read_prompts
 from specens.files.trace_file import TraceFile
 from specens.settings.jobs import draw_seed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -338,13 +337,3 @@ def check_file(option: str, path: Path) -> None:
         raise ValueError(
             f"{option}: expected a file, got {path}, which {'is a folder' if path.is_dir() else 'is not there'}"
         )
-
-
-def check_place(option: str, path: Path) -> None:
-    """Raise ValueError where no file can be written at a path."""
-    if is_stream(path):
-        return
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option}: expected a file in a folder that there is, got {path}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{option}: expected a place that can be written to, got {path}")

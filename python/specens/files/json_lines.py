@@ -34,6 +34,16 @@ def is_stream(path: Path) -> bool:
     return path == STANDARD or path.parts[:2] in (("/", "dev"), ("/", "proc")) or path.is_fifo() or path.is_socket()
 
 
+def check_place(option: str, path: Path) -> None:
+    """Raise ValueError where no file can be written at a path."""
+    if is_stream(path):
+        return
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"{option}: expected a file in a folder that there is, got {path}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{option}: expected a place that can be written to, got {path}")
+
+
 def name_of(path: Path) -> str:
     """What messages call a file that is read."""
     return "standard input" if path == STANDARD else str(path)

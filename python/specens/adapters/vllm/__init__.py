@@ -28,6 +28,6 @@ def register() -> None:
     if rule not in RULES:
         raise ValueError(f"{RULE_VARIABLE}: expected {' or '.join(RULES)}, got {rule!r}")
     # Whatever imports vLLM waits for the switch, so that the package costs nothing where it is off.
-    from specens.adapters.vllm.replacements import install
+    from specens.adapters.vllm.install import install
 
     install(rule)

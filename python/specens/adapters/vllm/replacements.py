@@ -7,9 +7,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from specens.adapters.vllm.ensemble_settings import ARCHITECTURE
-from specens.adapters.vllm.versions import check_version
-
 INSTALLED = "replaced_by_specens"
 
 
@@ -20,25 +17,6 @@ class Replacement(NamedTuple):
     name: str
     parameters: tuple[str, ...]
     make: Callable[[Callable], Callable]
-
-
-def install(rule: str) -> None:
-    """Replace what README.md lists, in this process. A second call changes nothing.
-
-    rule: "token", where a configured one does not take its place, or "gumbel", for all sampling.
-    """
-    import vllm
-
-    check_version(vllm.__version__)
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
-
-    from specens.adapters.vllm import v1, v2, v2_ensemble
-    from specens.adapters.vllm.ensemble_config import EnsembleConfig
-    from specens.adapters.vllm.ensemble_model import SpecensEnsemble
-
-    replace_all([*v1.replacements(rule), *v2.replacements(rule), *v2_ensemble.replacements(rule)])
-    vllm.ModelRegistry.register_model(ARCHITECTURE, SpecensEnsemble)
-    MODELS_CONFIG_MAP[ARCHITECTURE] = EnsembleConfig
 
 
 def replace_all(replacements: Sequence[Replacement]) -> None:
