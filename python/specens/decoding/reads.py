@@ -102,7 +102,7 @@ def _read_paths(
     reader: Reader, settled: Sequence[int], nodes: Sequence[int], parents: Sequence[int], num_rows: int
 ) -> list[Tensor]:
     """The last rows of a tree from chains, each of which is rolled back."""
-    if reader.num_read > len(settled):
+    if reader.num_read > len(settled) or reader.num_nodes:
         reader.roll_back(len(settled))
     first = len(nodes) - num_rows  # the rows of nodes from here on are wanted; -1: that after the settled tokens too
     found: dict[int, list[tuple[Tensor, ...]]] = {}
