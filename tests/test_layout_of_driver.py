@@ -37,10 +37,12 @@ def imports(node: ast.AST) -> Iterator[str]:
 IMPORTS = {name: set(imports(ast.parse(path.read_text()))) for name, path in MODULES.items()}
 
 
+PROGRAMS = ("specens.__main__", "specens.adapters.lm_eval")  # begin commands, and stand where the command line does
+
+
 def folder_of(name: str) -> str:
-    """A module's folder. `__main__` begins the command line, and is a part of it."""
-    folder = MODULES[name].parent.relative_to(ROOT).as_posix()
-    return "cli" if name == "specens.__main__" else folder
+    """A module's folder."""
+    return "cli" if name in PROGRAMS else MODULES[name].parent.relative_to(ROOT).as_posix()
 
 
 def folders() -> dict[str, set[str]]:

@@ -16,6 +16,7 @@ from specens.decoding.scorer import Scorer
 from specens.decoding.statistics import Statistics
 from specens.decoding.stream import Stream
 from specens.decoding.trace import Round, Tracer
+from specens.decoding.views import generation_html, generation_repr
 from specens.drafters import Drafter, TreePlan
 from specens.engines.protocol import Engine, Needs, running
 from specens.presets import preset
@@ -37,7 +38,6 @@ from specens.settings.arguments import (
 )
 from specens.settings.jobs import Job, Settings, TaskMaker
 from specens.settings.prompts import MemberPrompts
-from specens.views import generation_html, generation_repr
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -218,7 +218,7 @@ class SpeculativeEnsemble:
         def run() -> Iterator[None]:
             rounds = batch.rounds([request])
             while True:
-                with torch.inference_mode(), evaluating(self._all_models):  # not while the caller has the turn
+                with torch.inference_mode(), running(self._all_models):  # not while the caller has the turn
                     if next(rounds, None) is None:
                         return
                 yield

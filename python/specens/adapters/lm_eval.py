@@ -20,6 +20,7 @@ from lm_eval.api.registry import register_model
 from torch import Tensor
 
 from specens.cli.options import Placement, parse_draft_lens, parse_drafter, parse_ensemble, parse_tree
+from specens.engines.protocol import Engine, Needs, Read, running
 from specens.generate import SpeculativeEnsemble
 from specens.settings.jobs import Job
 from specens.targets import DenseTarget
@@ -88,7 +89,7 @@ class SpeculativeLM(TemplateLM):
             raise ValueError(f"ensemble: expected a mixture, got a {type(ensemble.ensemble).__name__}")
         self._mixture = ensemble.ensemble
         self.ensemble, self.tokenizer = ensemble, ensemble.tokenizer
-        limits = [limit for model in ensemble.models if (limit := model.max_positions) is not None]
+        limits = [limit for model in ensemble.models if (limit := model.max_length) is not None]
         self.max_length = max_length or min(limits, default=2048)
 
     @property
@@ -177,7 +178,8 @@ class SpeculativeLM(TemplateLM):
     def _logprobs(self, ids: Tensor, wanted: Tensor) -> Tensor:
         """Log-probabilities [texts, tokens, vocab] of the ensemble at temperature 1, behind each token's context."""
         models = self.ensemble.models
-        rows = [model.read(ids.to(model.device), None, 0, wanted.shape[1]) for model in models]
+        with running(models):
+            rows = [_rows(model, ids.tolist(), wanted.shape[1]) for model in models]
         return target_logprobs([own.to(rows[0].device) for own in rows], ensemble=self._mixture).cpu()
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
@@ -190,6 +192,12 @@ class SpeculativeLM(TemplateLM):
             scores.append(sum(score for score, _ in self._loglikelihood_tokens(pieces)))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), scores[-1])
         return scores
+
+
+def _rows(engine: Engine, texts: list[list[int]], num_rows: int) -> Tensor:
+    """Logits [texts, num_rows, vocab] of a member after the last tokens of texts."""
+    context = engine.open(Needs(len(texts), rollback=False))
+    return torch.stack(context.read([Read(context.add(ids[:1]), ids[1:], num_rows) for ids in texts]))
 
 
 def _shape(known: tuple[int, list[int], list[int]]) -> tuple[int, int]:
