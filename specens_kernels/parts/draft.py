@@ -22,7 +22,7 @@ from specens_kernels.parts.sampling import (
     size_of,
     stride_of,
 )
-from specens_kernels.parts.target import TargetView, edited, unedited_logits
+from specens_kernels.parts.target import TargetView, edited, row_edits, unedited_logits
 
 NO_DRAFTER = tl.constexpr(arguments.NO_DRAFTER)
 NODES_AT_ONCE = tl.constexpr(128)  # one a thread
@@ -147,7 +147,10 @@ def draft_temperature(draft, request):
 def raw_draft_logits(target, draft, request, step, tokens, used):
     """An outside drafter's logits, likewise, edited if the drafts were drawn from such."""
     logits = load_draft_logits(draft, request, step, tokens, used)
-    return edited_drafts(target, draft, request, step, tokens, used, logits)
+    edits = 0
+    if draft.PROCESSED:
+        edits = row_edits(target, request, step, tokens, used)
+    return edited_drafts(target, draft, request, used, edits, logits)
 
 
 @triton.jit
@@ -164,11 +167,11 @@ def load_draft_logits(draft, request, step, tokens, used):
 
 
 @triton.jit
-def edited_drafts(target, draft, request, step, tokens, used, logits):
+def edited_drafts(target, draft, request, used, edits, logits):
     """float32."""
     logits = logits.to(tl.float32)
     if draft.PROCESSED:
-        logits = edited(target, request, step, tokens, used, logits)
+        logits = edited(target, request, used, edits, logits)
     return logits
 
 

@@ -11,7 +11,8 @@ from specens_kernels.parts.draft import (
     draft_temperature,
     drafter_logits,
     drafter_of,
-    raw_draft_logits,
+    edited_drafts,
+    load_draft_logits,
 )
 from specens_kernels.parts.rules import BLOCK, SMALLEST_RESIDUAL, target_share
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
@@ -19,12 +20,14 @@ from specens_kernels.parts.states import draft_state, keep_part, part_probabilit
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
 from specens_kernels.parts.target import (
     clean,
+    edited,
     everywhere,
     member_weight,
     mix_logits,
     no_logits_mixed,
-    raw_logits,
+    row_edits,
     target_temperature,
+    unedited_logits,
 )
 from specens_kernels.results import Status
 
@@ -146,10 +149,13 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
     draft_probabilities = tl.zeros(tokens.shape, tl.float32)
     mixed = no_logits_mixed(target, tokens, tokens >= 0)
     draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    edits = row_edits(target, request, step, tokens, tokens >= 0)
     for member in tl.static_range(len(target.logits)):
         weight = member_weight(target, request, member)
         drafts = subtracts & (drafter == member)
-        logits = clean(raw_logits(target, member, request, step, tokens, everywhere((weight != 0) | drafts, tokens)))
+        used = everywhere((weight != 0) | drafts, tokens)
+        logits = unedited_logits(target, member, request, step, tokens, used)
+        logits = clean(edited(target, request, used, edits, logits))
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         draft_logits = tl.where(drafts, clean(own), draft_logits)
         if target.MIXTURE:
@@ -164,7 +170,9 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
     if statistics.DRAFT_PLANE >= 0:
         maximum, offset, draft_scale, cut = own_state
         if draft.logits is not None:
-            draft_logits = clean(raw_draft_logits(target, draft, request, step, tokens, everywhere(subtracts, tokens)))
+            drafted = everywhere(subtracts, tokens)
+            draft_logits = load_draft_logits(draft, request, step, tokens, drafted)
+            draft_logits = clean(edited_drafts(target, draft, request, drafted, edits, draft_logits))
         if statistics.DRAFT_SLOT != NO_SLOT:
             draft_logits = tl.where(draft_logits >= cut, draft_logits, -INFINITY)
         draft_probabilities = tl.exp2(tl.fma(draft_logits - maximum, draft_scale, offset.to(tl.float32)))

@@ -7,7 +7,7 @@ logits applies `edited` to them, so that all see the same float32 values.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,7 +23,7 @@ BIAS, PROMPT, OUTPUT, END = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), t
 NO_KEY = tl.constexpr(2**31 - 1)  # behind the keys of all tokens
 ENTRY_MULTIPLE = 16
 LARGEST_TOKEN = 2**29 - 2
-IN_PROMPT, ENDS, OUTPUT_SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)  # of marks
+IN_PROMPT, ENDS, OUTPUT_SHIFT, ONCE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2), tl.constexpr(4)  # of marks
 
 
 class MaskView(NamedTuple):
@@ -137,16 +137,15 @@ def _keys(table: Tensor, kind: int) -> Tensor:
 @triton.jit
 def first_entry(edits, request, key, used):
     """The first entry of a request whose key is not below `key`, int32 like key: `entries` where there is none."""
-    low = key * 0
-    high = low + edits.entries
-    keys_ptr = edits.keys + request * edits.entries
+    entry = key * 0
+    keys_ptr = edits.keys + request * edits.entries - 1
+    stride = 1 << (edits.bisections - 1)
     for _ in range(edits.bisections):
-        middle = (low + high) // 2
-        searched = low < high
-        below = tl.load(keys_ptr + middle, mask=used & searched, other=NO_KEY) < key
-        low = tl.where(searched & below, middle + 1, low)
-        high = tl.where(below, high, middle)
-    return low
+        next_entry = entry + stride
+        below = tl.load(keys_ptr + next_entry, mask=used & (next_entry <= edits.entries), other=NO_KEY) < key
+        entry = tl.where(below, next_entry, entry)
+        stride //= 2
+    return entry
 
 
 @triton.jit
@@ -170,21 +169,21 @@ def _depth(edits, request, row):
 
 
 @triton.jit
-def with_drafts_before(edits, request, step, tokens, count):
-    """How often each token is in the output, and also among the drafts before its row, int32 like tokens."""
+def _with_drafts_before(edits, request, step, tokens, marks):
+    """Marks that count a token in the output also where it is among the drafts before a row."""
     penalties = edits.penalties
     if penalties.drafts is not None:
         drafts_ptr = penalties.drafts + request * penalties.num_drafts
         if edits.parents is not None:
             row = step
             while row > 0:
-                count += (tokens == tl.load(drafts_ptr + row - 1)).to(tl.int32)
+                marks += tl.where(tokens == tl.load(drafts_ptr + row - 1), ONCE, 0)
                 row = _row_above(edits, request, row)
         else:
             for index in range(penalties.num_drafts):
                 draft = tl.load(drafts_ptr + index)
-                count += ((tokens == draft) & (step > index)).to(tl.int32)
-    return count
+                marks += tl.where((tokens == draft) & (step > index), ONCE, 0)
+    return marks
 
 
 @triton.jit
@@ -212,32 +211,53 @@ def edits_are_valid(edits, request):
 def penalised(penalties, request, output, in_prompt, logits):
     """Logits less what tokens in the prompt, and those in the output so many times, have to pay."""
     repetition, frequency, presence = penalties_of(penalties, request)
-    repetitions = tl.zeros_like(logits) + repetition
-    repeated = tl.where(logits > 0, tl.div_rn(logits, repetitions), logits * repetition)
+    rate = tl.div_rn(tl.full([], 1.0, tl.float32), repetition)
+    divided = logits * rate
+    nearer = tl.fma(tl.fma(-divided, repetition, logits), rate, divided)
+    nearer = tl.fma(tl.fma(-nearer, repetition, logits), rate, nearer)
+    divided = tl.where(tl.abs(divided) < INFINITY, nearer, divided)
+    repeated = tl.where(logits > 0, divided, logits * repetition)
     logits = tl.where(in_prompt | (output > 0), repeated, logits)
     return tl.where(output > 0, logits - (frequency * output.to(tl.float32) + presence), logits)
 
 
+class TokenEdits(NamedTuple):
+    """What is done to some tokens' logits in a row, whichever member's they are, in a kernel."""
+
+    marks: Any  # int32: IN_PROMPT, ENDS of tokens that are excluded and, shifted, how often one is in the output
+    biases: Any  # float32
+
+
 @triton.jit
-def processed(edits, request, step, tokens, used, logits):
-    """Logits of a row as `Processing` says."""
+def listed_edits(edits, request, step, tokens, used):
+    """`TokenEdits` of tokens of a row, as `Processing` says."""
     key = tokens.to(tl.int32) * KINDS
     entry = first_entry(edits, request, key, used)
     first = request * edits.entries
     listed = used & (entry < edits.entries)
     listed = listed & (tl.load(edits.keys + first + entry, mask=listed, other=NO_KEY) < key + KINDS)
     marks = tl.load(edits.marks + first + entry, mask=listed, other=0)
+    biases = 0.0
     if edits.bias_sums is not None:
-        logits = logits + tl.load(edits.bias_sums + first + entry, mask=listed, other=0.0)
+        biases = tl.load(edits.bias_sums + first + entry, mask=listed, other=0.0)
     if edits.PENALISED:
-        output = with_drafts_before(edits, request, step, tokens, marks >> OUTPUT_SHIFT)
-        logits = penalised(edits.penalties, request, output, (marks & IN_PROMPT) != 0, logits)
+        marks = _with_drafts_before(edits, request, step, tokens, marks)
     if edits.HOLDS_BACK:
         held_back = edits.min_tokens
         if edits.min_tokens_rows is not None:
             held_back = tl.load(edits.min_tokens_rows + request)
-        held = tl.where(_depth(edits, request, step) < held_back, ENDS, 0)
-        logits = tl.where((marks & held) != 0, -INFINITY, logits)
+        marks &= tl.where(_depth(edits, request, step) < held_back, -1, ~ENDS)
+    return TokenEdits(marks, biases)
+
+
+@triton.jit
+def processed(edits, request, token_edits, logits):
+    """Logits as `Processing` says, but for what is excluded."""
+    if edits.bias_sums is not None:
+        logits = logits + token_edits.biases
+    if edits.PENALISED:
+        in_prompt = (token_edits.marks & IN_PROMPT) != 0
+        logits = penalised(edits.penalties, request, token_edits.marks >> OUTPUT_SHIFT, in_prompt, logits)
     return logits
 
 

@@ -17,7 +17,6 @@ from specens_kernels.parts.draft import (
     edited_drafts,
     load_draft_logits,
     may_be_drafted,
-    raw_draft_logits,
 )
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import plausible_threshold
@@ -33,8 +32,9 @@ from specens_kernels.parts.target import (
     mix_logits,
     mix_reads,
     no_logits_mixed,
-    raw_logits,
+    row_edits,
     target_temperature,
+    unedited_logits,
 )
 
 
@@ -45,14 +45,14 @@ def _is_bad(maximum, powers):
 
 
 @triton.jit
-def _block_marks(statistics, target, draft, request, step, tokens, drafter, drafted):
+def _block_marks(statistics, target, draft, request, step, tokens, drafter, drafted, edits):
     """The marks of a block: the target's of members that have weight, the draft's of those that draft."""
     seen = 0
     for member in tl.static_range(len(target.logits)):
         weight = member_weight(target, request, member)
         drafts = drafter == member
         read = everywhere(mix_reads(target, member, weight) | drafts, tokens)
-        logits = raw_logits(target, member, request, step, tokens, read)
+        logits = edited(target, request, read, edits, unedited_logits(target, member, request, step, tokens, read))
         marks = _all_marks(logits)
         seen |= tl.where(weight != 0, marks, 0)
         if statistics.DRAFT_PLANE >= 0 and draft.logits is None:
@@ -61,7 +61,8 @@ def _block_marks(statistics, target, draft, request, step, tokens, drafter, draf
                 marks = _all_marks(own)
             seen |= tl.where(drafts, marks, 0) << DRAFT_SHIFT
     if statistics.DRAFT_PLANE > 0 and draft.logits is not None:
-        seen |= _all_marks(raw_draft_logits(target, draft, request, step, tokens, drafted)) << DRAFT_SHIFT
+        own = load_draft_logits(draft, request, step, tokens, drafted)
+        seen |= _all_marks(edited_drafts(target, draft, request, drafted, edits, own)) << DRAFT_SHIFT
     return seen
 
 
@@ -118,16 +119,19 @@ def _load_members(target, request, step, tokens, drafter, CLEAN: tl.constexpr):
 
 
 @triton.jit
-def _member_logits(target, member, request, step, tokens, used, loaded, CLEAN: tl.constexpr):
+def _member_logits(target, member, request, step, tokens, used, loaded, edits, CLEAN: tl.constexpr):
     """As `raw_logits`."""
     if CLEAN:
-        return raw_logits(target, member, request, step, tokens, used)
+        logits = unedited_logits(target, member, request, step, tokens, used)
     else:
-        return edited(target, request, step, tokens, used, loaded[member].to(tl.float32))
+        logits = loaded[member].to(tl.float32)
+    return edited(target, request, used, edits, logits)
 
 
 @triton.jit
-def _read_mixture(statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN: tl.constexpr):
+def _read_mixture(
+    statistics, target, draft, request, step, row, block, tokens, drafter, loaded, edits, CLEAN: tl.constexpr
+):
     """Statistics of each member in a mixture of probabilities.
 
     Returns whether a logit is bad, and the drafting member's logits.
@@ -139,7 +143,7 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
         weighted = member_weight(target, request, member) != 0
         drafts = drafter == member
         read = everywhere(weighted | drafts, tokens)
-        logits = _member_logits(target, member, request, step, tokens, read, loaded, CLEAN)
+        logits = _member_logits(target, member, request, step, tokens, read, loaded, edits, CLEAN)
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
             logits = clean(logits)
@@ -155,14 +159,15 @@ def _read_mixture(statistics, target, draft, request, step, row, block, tokens, 
         if top_is_wanted(statistics, temperature):
             if target.temperatures is not None and not statistics.ALL_TOPS:
                 # read again, from a cache: kept, they would take the registers of programs that want no such token
-                logits = clean(raw_logits(target, 0, request, step, tokens, tokens >= 0))
+                logits = unedited_logits(target, 0, request, step, tokens, tokens >= 0)
+                logits = clean(edited(target, request, tokens >= 0, edits, logits))
             _store_top_token(statistics, row, block, logits, maximum, tokens)
     return bad, draft_logits
 
 
 @triton.jit
 def _read_logit_mixture(
-    statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN: tl.constexpr
+    statistics, target, draft, request, step, row, block, tokens, drafter, loaded, edits, CLEAN: tl.constexpr
 ):
     """Statistics of the mixed logits. Returns the same."""
     temperature = target_temperature(target, request)
@@ -175,7 +180,7 @@ def _read_logit_mixture(
         weight = member_weight(target, request, member)
         drafts = drafter == member
         read = everywhere(mix_reads(target, member, weight) | drafts, tokens)
-        logits = _member_logits(target, member, request, step, tokens, read, loaded, CLEAN)
+        logits = _member_logits(target, member, request, step, tokens, read, loaded, edits, CLEAN)
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
             logits = clean(logits)
@@ -205,28 +210,30 @@ def read_block(statistics, target, draft, row, block, CLEAN: tl.constexpr):
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0 and draft.logits is None:
         drafter = drafter_of(draft, request, step, tested)
+    edits = row_edits(target, request, step, tokens, tokens >= 0)
     loaded = _load_members(target, request, step, tokens, drafter, CLEAN)
     drafted = everywhere(tested, tokens)
     if statistics.DRAFT_PLANE > 0 and draft.logits is not None and not CLEAN:
         outside = load_draft_logits(draft, request, step, tokens, drafted)
     seen = 0
     if CLEAN:
-        seen = _block_marks(statistics, target, draft, request, step, tokens, drafter, drafted)
+        seen = _block_marks(statistics, target, draft, request, step, tokens, drafter, drafted, edits)
     tl.store(statistics.marks + row * 2 * statistics.blocks + block, seen)
     if target.MIXTURE:
         bad, draft_logits = _read_mixture(
-            statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN
+            statistics, target, draft, request, step, row, block, tokens, drafter, loaded, edits, CLEAN
         )
     else:
         bad, draft_logits = _read_logit_mixture(
-            statistics, target, draft, request, step, row, block, tokens, drafter, loaded, CLEAN
+            statistics, target, draft, request, step, row, block, tokens, drafter, loaded, edits, CLEAN
         )
     if statistics.DRAFT_PLANE > 0:
         if draft.logits is not None:
             if CLEAN:
-                draft_logits = clean(raw_draft_logits(target, draft, request, step, tokens, drafted))
-            else:
-                draft_logits = edited_drafts(target, draft, request, step, tokens, drafted, outside)
+                outside = load_draft_logits(draft, request, step, tokens, drafted)
+            draft_logits = edited_drafts(target, draft, request, drafted, edits, outside)
+            if CLEAN:
+                draft_logits = clean(draft_logits)
         plane = statistics.DRAFT_PLANE
         scale = logit_scale(draft_temperature(draft, request))
         group_maxima = statistics.draft_group_maxima if statistics.DRAFT_GROUPS else None

@@ -17,12 +17,15 @@ from specens_kernels.parts.target import (
     TargetView,
     batch_of,
     clean,
+    edited,
     everywhere,
     marks_of,
     member_weight,
     mix_reads,
     raw_logits,
+    row_edits,
     target_temperature,
+    unedited_logits,
 )
 
 TILE = 4096  # tokens that a program of the pass reads
@@ -142,10 +145,11 @@ def score_logits(scores, target, request, step, tokens, threshold):
         total = tl.where(tokens < target.vocab, 0.0, -INFINITY).to(tl.float64)
         marks = tokens & 0
         first = tl.zeros(tokens.shape, tl.float32)
+        edits = row_edits(target, request, step, tokens, tokens >= 0)
         for member in tl.static_range(len(target.logits)):
             weight = _exact_weight(scores, target, request, member)
             read = everywhere(mix_reads(target, member, weight), tokens)
-            raw = raw_logits(target, member, request, step, tokens, read)
+            raw = edited(target, request, read, edits, unedited_logits(target, member, request, step, tokens, read))
             logits = clean(raw)
             if member == 0:
                 first = logits

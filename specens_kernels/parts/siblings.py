@@ -198,6 +198,6 @@ def draw_left(call, row, left, masses, coin):
     amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
     rest, probabilities, _ = _left_of_block(call, row, left, chosen, call.tree.ROWS, NO_DRAFTER)
     tokens = chosen * call.statistics.BLOCK_VOCAB + tl.arange(0, call.statistics.BLOCK_VOCAB)
-    token = first_exceeding(rest.to(tl.float64), amount, tokens)
     likely = tl.min(tl.where(probabilities == tl.max(probabilities, 0), tokens, NOWHERE), 0)
+    token = first_exceeding(rest.to(tl.float64), amount, tokens)
     return tl.where(token >= 0, token, likely)

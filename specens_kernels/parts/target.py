@@ -12,11 +12,14 @@ from torch import Tensor
 from specens_kernels.arguments import Target
 from specens_kernels.ensembles import WEIGHT_SUM_TOLERANCE, EnsembleKind
 from specens_kernels.parts.edits import (
+    ENDS,
     EditView,
     MaskView,
+    TokenEdits,
     allowed,
     edit_view,
     edits_are_valid,
+    listed_edits,
     mask_view,
     processed,
 )
@@ -162,21 +165,33 @@ def row_place(target, request, step):
 
 
 @triton.jit
-def edited(target, request, step, tokens, used, logits):
-    """Logits of a member, or of the drafts, after processing and without the tokens that are not allowed."""
+def row_edits(target, request, step, tokens, used):
+    """What is done to tokens' logits in a row by processing and by the mask of allowed tokens, `TokenEdits`."""
+    found = TokenEdits(tokens.to(tl.int32) & 0, 0.0)
     if target.EDITED:
-        logits = processed(target.edits, request, step, tokens, used, logits)
+        found = listed_edits(target.edits, request, step, tokens, used)
     if target.mask is not None:
         row = row_place(target, request, step)
-        logits = tl.where(allowed(target.mask, row, request, tokens, used), logits, -INFINITY)
+        excluded = tl.where(allowed(target.mask, row, request, tokens, used), 0, ENDS)
+        found = TokenEdits(found.marks | excluded, found.biases)
+    return found
+
+
+@triton.jit
+def edited(target, request, used, edits, logits):
+    """Logits of a member, or of the drafts, float32, with what `row_edits` says; -inf where `used` is false."""
+    if target.EDITED:
+        logits = tl.where(used, processed(target.edits, request, edits, logits), -INFINITY)
+    if target.EDITED or target.mask is not None:
+        logits = tl.where((edits.marks & ENDS) != 0, -INFINITY, logits)
     return logits
 
 
 @triton.jit
 def raw_logits(target, member, request, step, tokens, used):
     """A member's logits as float32, edited, -inf where `used` is false or its vocabulary ends."""
-    logits = unedited_logits(target, member, request, step, tokens, used)
-    return edited(target, request, step, tokens, used, logits)
+    edits = row_edits(target, request, step, tokens, used)
+    return edited(target, request, used, edits, unedited_logits(target, member, request, step, tokens, used))
 
 
 @triton.jit
@@ -231,9 +246,11 @@ def part_logits(target, part, request, step, tokens, used, threshold):
         return clean(raw_logits(target, part, request, step, tokens, used & weighted))
     else:
         mixed = no_logits_mixed(target, tokens, used)
+        edits = row_edits(target, request, step, tokens, used)
         for member in tl.static_range(len(target.logits)):
             weight = member_weight(target, request, member)
-            read = everywhere(mix_reads(target, member, weight), tokens)
-            logits = clean(raw_logits(target, member, request, step, tokens, used & read))
+            read = used & everywhere(mix_reads(target, member, weight), tokens)
+            logits = unedited_logits(target, member, request, step, tokens, read)
+            logits = clean(edited(target, request, read, edits, logits))
             mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
         return mixed

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
-from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import PROCESSED_WARPS, statistics_launches
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, load_draft_tokens
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature, row_count, row_is_read
 from specens_kernels.parts.gumbel import NOISE_BLOCK
@@ -276,10 +276,11 @@ def launches(
     """Two launches: the pass, and what decides."""
     yield from pass_launches(scores, statistics, target, draft)
     arguments = {"found": found, "scores": scores, "statistics": statistics, "target": target}
+    warps = SEARCH_WARPS if target.edits is None else PROCESSED_WARPS
     if found.CHAIN.value:
-        yield Launch(_row_kernel, (batch_of(target) * found.steps,), arguments | {"draft": draft}, SEARCH_WARPS)
+        yield Launch(_row_kernel, (batch_of(target) * found.steps,), arguments | {"draft": draft}, warps)
     else:
-        yield Launch(_draw_kernel, (batch_of(target),), arguments, SEARCH_WARPS)
+        yield Launch(_draw_kernel, (batch_of(target),), arguments, warps)
 
 
 SCORE_KERNELS = (_maxima_kernel, _row_kernel, _draw_kernel)

@@ -41,6 +41,7 @@ from specens_kernels.parts.target import (
 )
 
 WARPS, HALF_WARPS = 8, 4  # of a program that reads a block: four loads of 16 bytes a thread, also of half precision
+PROCESSED_WARPS = 16  # where edits of logits are looked up, which takes twice the registers a token
 HALF_REGISTERS = 128  # of its threads, so that a multiprocessor holds four such programs
 MOST_HALVES = 3  # members and drafts that these hold
 FILTER_WARPS = 16  # a row's search waits for all threads again and again, and few of them fit a multiprocessor
@@ -182,6 +183,8 @@ def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftV
     grid = (batch_of(target) * target.steps, statistics.blocks)
     arguments = {"statistics": statistics, "target": target, "draft": draft}
     read = [*target.logits, *([draft.logits] if draft.logits is not None else [])]
+    if target.edits is not None and target.edits.parents is None:  # of trees it needs a few registers more
+        return Launch(_statistics_kernel, grid, arguments, PROCESSED_WARPS)
     processed = target.edits is not None or target.mask is not None or not target.MIXTURE.value
     if processed or len(read) > MOST_HALVES or any(logits.element_size() > 2 for logits in read):
         return Launch(_statistics_kernel, grid, arguments, WARPS)

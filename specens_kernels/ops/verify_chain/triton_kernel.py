@@ -26,7 +26,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
-from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import PROCESSED_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
     emitted_rows,
@@ -67,7 +67,6 @@ from specens_kernels.rules import RuleKind
 STREAM_NEXT = 1
 WALK_WARPS = 4  # some steps each
 RESIDUAL_WARPS, DRAW_WARPS = 8, 16
-PROCESSED_WARPS = 16  # of the residual where logits are processed, which takes twice the registers a token
 LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, statistics of a plane read for them
 
 
