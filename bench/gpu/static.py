@@ -56,6 +56,7 @@ class Binary:
     spills: int  # instructions that load or store local memory
     widest_load: int | None  # from device memory; this and the next only of kernels that read logits
     barriers_in_loops: int | None  # of loops that load from device memory
+    waits: bool | None  # for the launch before it, before it reads or writes; only where it may start early
     occupancy: float  # warps at once, of those that a multiprocessor can hold
 
 
@@ -90,19 +91,21 @@ def compile_operation(operation: str, architectures: Sequence[int], most: int) -
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from specens_kernels.parts.launches import compile_options
+    from specens_kernels.parts.launches import DEPENDENT_CAPABILITY, as_dependent, compile_options
 
     module = importlib.import_module(f"specens_kernels.ops.{operation}.triton_kernel")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
     variants = module.aot_variants()
     for index in sorted(chosen([variant.kernel.fn.__name__ for variant in variants], most)):
-        variant = variants[index]
         for architecture in architectures:
+            dependent = architecture >= 10 * DEPENDENT_CAPABILITY
+            variant = as_dependent(variants[index]) if dependent else variants[index]
             source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
             target = GPUTarget("cuda", architecture, WARP_SIZE)
             compiled = triton.compile(source, target=target, options=compile_options(variant))
             facts = resources(tools, compiled.asm["cubin"], reads_logits=variant.kernel.fn.__name__ in LOGIT_READERS)
+            facts["waits"] = waits_first(compiled.asm["ptx"]) if dependent else None
             facts["shared"] = max(facts["shared"], compiled.metadata.shared)
             binaries.append(
                 Binary(
@@ -136,6 +139,12 @@ def resources(tools: Path, cubin: bytes, reads_logits: bool) -> dict[str, Any]:
         "widest_load": max((_width(load) for load in loads), default=0) if reads_logits else None,
         "barriers_in_loops": barriers_in_loops(assembly) if reads_logits else None,
     }
+
+
+def waits_first(assembly: str) -> bool:
+    """Whether a kernel in PTX waits for the launch before it ahead of all that it reads and writes."""
+    first = re.search(r"griddepcontrol\.wait|\b(?:ld|st|red|atom)\.(?:\w+\.)*global", assembly)
+    return first is not None and first[0] == "griddepcontrol.wait"
 
 
 def _output(*command: Any) -> str:
@@ -220,6 +229,8 @@ def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
             missed.append(f"{name}: {spills} instructions for spills, expected at most {spills_allowed()}")
         if widest is not None and widest < WIDEST:
             missed.append(f"{name}: loads of {widest} bytes, expected {WIDEST}")
+        if any(b.waits is False for b in group):
+            missed.append(f"{name}: reads or writes before it waits for the launch before it")
         if kernel in VOCABULARY_LOOPS and barriers:
             missed.append(f"{name}: {barriers} barriers in loops over the vocabulary, expected none")
     return table, missed

@@ -214,7 +214,6 @@ def penalised(penalties, request, output, in_prompt, logits):
     rate = tl.div_rn(tl.full([], 1.0, tl.float32), repetition)
     divided = logits * rate
     nearer = tl.fma(tl.fma(-divided, repetition, logits), rate, divided)
-    nearer = tl.fma(tl.fma(-nearer, repetition, logits), rate, nearer)
     divided = tl.where(tl.abs(divided) < INFINITY, nearer, divided)
     repeated = tl.where(logits > 0, divided, logits * repetition)
     logits = tl.where(in_prompt | (output > 0), repeated, logits)

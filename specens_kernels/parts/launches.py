@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +28,21 @@ POINTERS = {
     torch.int8: "*i8",
     torch.uint8: "*u8",
 }
+DEPENDENT = "DEPENDENT"  # a parameter of every kernel: whether it starts while the one before it may still run
+DEPENDENT_CAPABILITY = 9  # major compute capability of devices that can do that
 ALIGNMENT = 16  # of addresses, and of numbers that Triton is told to be multiples of it
 Path = tuple[int, ...]
+
+
+@triton.jit
+def wait_for_launch_before(DEPENDENT: tl.constexpr):
+    """First in every kernel: wait until the launch before it has ended and can be seen, then let the next one start.
+
+    What starts early has read nothing until then, so that a launch may rely on all launches before it.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 class AotVariant(NamedTuple):
@@ -39,6 +54,7 @@ class AotVariant(NamedTuple):
     attributes: dict[Path, list[list[Any]]]  # which arguments are aligned
     num_warps: int
     max_registers: int | None
+    dependent: bool
 
 
 class Launch(NamedTuple):
@@ -46,13 +62,18 @@ class Launch(NamedTuple):
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # DEPENDENT is added when it is started
     num_warps: int
     max_registers: int | None = None
+
+    def after_others(self, dependent: bool) -> Launch:
+        """The same, which waits for the launch before it if `dependent`, else starts when that has ended."""
+        return self._replace(arguments=self.arguments | {DEPENDENT: dependent})
 
 
 def aot_variant(launch: Launch) -> AotVariant:
     """What a launch compiles; tensors count as aligned."""
+    launch = launch.after_others(False)
     constexprs: dict[Path, Any] = {}
     attributes: dict[Path, list[list[Any]]] = {}
     names = [parameter.name for parameter in launch.kernel.params]
@@ -66,7 +87,14 @@ def aot_variant(launch: Launch) -> AotVariant:
         found: dict[Path, list[list[Any]]] = {}
         signature[name] = _type_of(value, (index,), constexprs, found)
         attributes |= {} if name in general else found
-    return AotVariant(launch.kernel, signature, constexprs, attributes, launch.num_warps, launch.max_registers)
+    warps, registers = launch.num_warps, launch.max_registers
+    return AotVariant(launch.kernel, signature, constexprs, attributes, warps, registers, False)
+
+
+def as_dependent(variant: AotVariant) -> AotVariant:
+    """As a launch compiles it that waits for the one before it."""
+    place = [parameter.name for parameter in variant.kernel.params].index(DEPENDENT)
+    return variant._replace(constexprs=variant.constexprs | {(place,): True}, dependent=True)
 
 
 def _type_of(value: Any, path: Path, constexprs: dict[Path, Any], attributes: dict[Path, list[list[Any]]]) -> Any:
@@ -90,6 +118,7 @@ class Activity(threading.local):
     """What is done with the launches of this thread, besides or instead of starting them."""
 
     direct: bool = False  # nothing is recorded or replayed
+    dependent: bool = False  # launches are programmatic dependent ones, where the device has them
     record: Callable[[Any, Launch], None] | None = None  # told of each compiled kernel that was started
     collected: dict[Hashable, Launch] | None = None  # takes them instead
 
@@ -135,6 +164,8 @@ def launch_key(launch: Launch, device: int, known: dict[int, Hashable]) -> Hasha
 def compile_options(launch: Launch | AotVariant) -> dict[str, Any]:
     """How a kernel is compiled. Sums are not fused, so that all kernels see the same numbers."""
     options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
+    if launch.dependent if isinstance(launch, AotVariant) else launch.arguments[DEPENDENT]:
+        options["launch_pdl"] = True
     return options if launch.max_registers is None else options | {"maxnreg": launch.max_registers}
 
 
@@ -149,15 +180,35 @@ def start_compiled(compiled: Any, launch: Launch) -> None:
     compiled[(*launch.grid, 1, 1)[:3]](*arguments)
 
 
+@cache
+def has_dependent_launches(device: torch.device) -> bool:
+    """Whether its kernels can start before the launch before them has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= DEPENDENT_CAPABILITY
+
+
+@contextmanager
+def dependent_launches() -> Iterator[None]:
+    """Calls of this thread let each kernel start while the one before it ends, on devices that can do that.
+
+    Off otherwise, until it is measured: `python -m bench.gpu.times --dependent`.
+    """
+    before, ACTIVITY.dependent = ACTIVITY.dependent, True
+    try:
+        yield
+    finally:
+        ACTIVITY.dependent = before
+
+
 def run(launches: Iterator[Launch], device_of: Tensor) -> None:
     """Start launches, but for those of empty grids."""
+    dependent = ACTIVITY.dependent and has_dependent_launches(device_of.device)
     with torch.cuda.device_of(device_of):
         known: dict[int, Hashable] = {}
         kept = []  # what `known` knows by identity stays alive
         for launch in launches:
             if 0 not in launch.grid:
                 kept.append(launch)
-                _start(launch, device_of.get_device(), known)
+                _start(launch.after_others(dependent), device_of.get_device(), known)
 
 
 def _start(launch: Launch, device: int, known: dict[int, Hashable]) -> None:

@@ -240,7 +240,8 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
     def call(*given: Any, **options: Any) -> Any:
         if ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
             return launch(*given, **options)
-        key, tensors = describe(given, options)
+        seen, tensors = describe(given, options)
+        key = seen, ACTIVITY.dependent
         recording, workspace = recordings.get(key, UNSEEN), CURRENT.workspace
         if recording is UNSEEN:
             with lock:

@@ -10,6 +10,7 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -520,3 +521,21 @@ def test_what_is_compiled_first_is_what_the_checks_launch(monkeypatch):
     for case in checks.cases():
         checks.outcome(case, checks.arguments_of(case, 1), None)
     assert variants == []
+
+
+def test_calls_start_dependent_launches_where_that_is_asked_for(launched, monkeypatch):
+    """What was compiled or recorded otherwise is not taken for it, nor the other way round."""
+    monkeypatch.setattr(launches, "has_dependent_launches", lambda _: True)
+    options = []
+    compiled = launches.compile_options
+    monkeypatch.setattr(launches, "compile_options", lambda launch: options.append(compiled(launch)) or options[-1])
+    forget_compiled()
+    call, seen = everyday_calls()["plain"], []
+    for dependent in (False, True, False):
+        for _ in range(3):  # launched, recorded, replayed
+            launched.clear()
+            with launches.dependent_launches() if dependent else nullcontext():
+                call()
+            seen.append((dependent, {arguments[-1] for _, _, arguments in launched}))
+    assert all(found == {dependent} for dependent, found in seen)
+    assert sum("launch_pdl" in given for given in options) == len(launched)

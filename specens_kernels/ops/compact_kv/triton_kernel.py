@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specens_kernels.ops.compact_kv.reference import MAX_PREFIX_LEN
 from specens_kernels.parts.chain import INVALID_PARAMETER
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.sampling import any_size, size_of
 
 CACHES_A_LAUNCH = 16  # each is an argument
@@ -99,7 +99,9 @@ def _count_kept(moves, request, BLOCK: tl.constexpr):
 def _judge_kernel(
     moves,  # Moves, its lengths and status written
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     count = _count_kept(moves, request, BLOCK)
     prefix_len = tl.load(moves.prefix_lens + request)
@@ -126,7 +128,9 @@ def _move_kernel(
     moves,  # Moves
     WORD: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(2).to(tl.int64)
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     used = word < layout.rows * layout.slot_words

@@ -20,7 +20,7 @@ from specens_kernels.ops.target_logprobs.triton_kernel import PROCESSED_WARPS, s
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, load_draft_tokens
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature, row_count, row_is_read
 from specens_kernels.parts.gumbel import NOISE_BLOCK
-from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.score_search import search_scores
 from specens_kernels.parts.scores import ScoreView, score_logits
@@ -111,7 +111,9 @@ def _maxima_kernel(
     scores,  # ScoreView, written
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0)
     tile = tl.program_id(1)
     request = (row // target.steps).to(tl.int64)
@@ -197,7 +199,9 @@ def _row_kernel(
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     request = row // found.steps
     step = row % found.steps
@@ -224,7 +228,9 @@ def _draw_kernel(
     scores,  # ScoreView
     statistics,  # Statistics
     target,  # TargetView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, found.BEST)
     best = tl.zeros([found.BEST], tl.float64) - INFINITY

@@ -17,7 +17,7 @@ from specens_kernels.parts.edits import (
     EditView,
     first_entry,
 )
-from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import size_of
 
 ENTRIES = tl.constexpr(128)
@@ -27,7 +27,9 @@ WARPS = 4
 @triton.jit
 def _edits_kernel(
     edits,  # EditView, its sums and marks written
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     used = entry < edits.entries

@@ -14,7 +14,7 @@ from specens_kernels.arguments import ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.parts.draft import DraftView, row_is_read
 from specens_kernels.parts.examples import edited_target, example_draft, example_targets, filtered_targets
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.read import first_of, read_block
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.search import SEARCH_BLOCK, search
@@ -52,7 +52,9 @@ def _plausible_kernel(
     statistics,  # Statistics, its plausible plane written
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request = row // target.steps
@@ -69,7 +71,9 @@ def _statistics_kernel(
     statistics,  # Statistics, written
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     if not row_is_read(target, draft, row // target.steps, row % target.steps):
@@ -84,7 +88,9 @@ def _filter_kernel(
     target,  # TargetView
     draft,  # DraftView
     BLOCK: tl.constexpr,  # tokens read at once
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
     request = row // target.steps
@@ -110,7 +116,9 @@ def _mixture_top_kernel(
     statistics,  # Statistics, its top plane and the most likely tokens written, where they are wanted
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     request = row // target.steps
     step = row % target.steps
@@ -146,7 +154,9 @@ def _target_logprobs_kernel(
     logprobs_ptr,  # float32 [rows, vocab], written
     statistics,  # Statistics
     target,  # TargetView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request = row // target.steps

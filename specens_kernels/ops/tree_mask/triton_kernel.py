@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.ops.tree_mask.reference import Layout
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY, any_size, size_of
 
 BLOCKS, WARPS = (128, 2048), 4  # keys of a program, of narrow and wide masks: up to 16 bytes a thread
@@ -47,7 +47,9 @@ def _parent_of(call, request, node):
 def _tree_mask_kernel(
     call,  # MaskCall, its mask and positions written
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     request = row // call.nodes
     node = row % call.nodes

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.philox import coin
 
 BLOCK_BATCH, WARPS = 256, 4
@@ -27,7 +27,9 @@ def _uniforms_kernel(
     coin_stream,  # Triton takes no argument of the name stream
     batch,
     BLOCK_BATCH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64) * BLOCK_BATCH + tl.arange(0, BLOCK_BATCH)
     used = request < batch
     seed = tl.load(seeds_ptr + request * seeds_stride, mask=used, other=0).to(tl.int64)

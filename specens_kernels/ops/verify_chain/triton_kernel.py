@@ -56,7 +56,7 @@ from specens_kernels.parts.examples import (
     filtered_targets,
     packed_draft,
 )
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, target_share
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
@@ -79,7 +79,9 @@ def _walk_kernel(
     coins,  # CoinView
     rule,  # RuleView
     BLOCK_STEPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS)
     tl.store(outcome.num_accepted + request, num_accepted)
@@ -99,7 +101,9 @@ def _residual_kernel(
     target,  # TargetView
     draft,  # DraftView
     rule,  # RuleView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     kind = tl.load(outcome.kinds + request)
@@ -143,7 +147,9 @@ def _next_token_kernel(
     first_step,  # of the coins' steps
     coin_stream,  # of the next token's coin
     BLOCK_STEPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     if masses_ptr is None:
         num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS)

@@ -15,7 +15,7 @@ from specens_kernels.ops.target_logprobs.reference import raw
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.examples import example_targets
-from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.states import keep_part, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NOWHERE, Statistics, load_plane, new_statistics
@@ -100,7 +100,9 @@ def _report_kernel(
     report,  # ReportView, written
     statistics,  # Statistics
     target,  # TargetView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     place = tl.program_id(0).to(tl.int64)
     request = place // report.columns
     step = place % report.columns

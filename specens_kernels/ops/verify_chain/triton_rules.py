@@ -11,7 +11,7 @@ from specens_kernels.parts.chain import draft_odds, load_draft_tokens, request_i
 from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature
 from specens_kernels.parts.draw import block_probabilities, row_states
-from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.rules import BEHIND, IN_SUMS, RuleView, load_mass, load_share
 from specens_kernels.parts.statistics import NO_TOKEN, Statistics
 from specens_kernels.parts.target import TargetView, target_temperature
@@ -26,7 +26,9 @@ def shares_kernel(
     target,  # TargetView
     draft,  # DraftView
     coins,  # CoinView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     valid = request_is_valid(target, draft, coins, rule, request, 1)
     greedy = target_temperature(target, request) == 0
@@ -57,7 +59,9 @@ def prefix_masses_kernel(
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request = row // draft.draft_len
@@ -83,7 +87,9 @@ def entropy_kernel(
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request = row // draft.draft_len

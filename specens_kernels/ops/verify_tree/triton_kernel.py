@@ -45,7 +45,7 @@ from specens_kernels.parts.examples import (
     example_targets,
     filtered_targets,
 )
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run
+from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.rules import new_rule
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.siblings import Left, TreeCall, draw_left, row_of, weigh
@@ -156,7 +156,9 @@ def _tree_kernel(
     call,  # TreeCall
     RULE: tl.constexpr,
     BLOCK_STEPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     num_accepted = tl.full([], 0, tl.int32)
     token = num_accepted - 1
