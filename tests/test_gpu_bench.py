@@ -122,4 +122,4 @@ def test_the_whole_script_runs_where_a_stub_stands_for_the_gpu(tmp_path):
     run = subprocess.run([ROOT / "bench/gpu/run.sh"], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     passed = [line.split(":")[0] for line in run.stdout.splitlines() if ": passed, " in line]
-    assert sorted(passed) == ["checks", "compile", "kernels", "memcheck", "racecheck", "times"]
+    assert sorted(passed) == ["checks", "compile", "dependent", "kernels", "memcheck", "racecheck", "times"]

@@ -8,6 +8,7 @@ Without a GPU the cases run on CPU tensors, without graphs.
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import typer
 from torch import Tensor
 
 import specens_kernels as sk
+from specens_kernels.parts.launches import dependent_launches
 
 BATCH, DRAFT_LEN, VOCAB = 6, 4, 5000
 CLOSE = {"atol": 2e-3, "rtol": 2e-3}  # of log-probabilities and attention in bfloat16
@@ -235,8 +237,8 @@ def judge(case: Case, results: list[Tensor], seed: int) -> None:
         compare(results, expected(case, seed))
 
 
-def run_eager(case: Case, device: torch.device, backend: str | None, launch_only: bool) -> None:
-    for seed in (0, 1, 2):  # launched, recorded, replayed
+def run_eager(case: Case, device: torch.device, backend: str | None, launch_only: bool, calls: int = 3) -> None:
+    for seed in range(calls):  # launched, recorded, replayed
         arguments = mapped(arguments_of(case, seed), lambda tensor: tensor.to(device))
         results = outcome(case, arguments, backend)
         if not launch_only:
@@ -261,6 +263,15 @@ def run_graph(case: Case, device: torch.device) -> None:
         judge(case, results, seed)
 
 
+def by_worth(every: list[Case]) -> list[Case]:
+    """One of each operation first, for runs that may end before the last."""
+    first = {case.operation: case for case in reversed(every)}
+    return [
+        *(case for case in every if first[case.operation] is case),
+        *(c for c in every if first[c.operation] is not c),
+    ]
+
+
 def check_backends(device: torch.device) -> None:
     """Raise unless a GPU's calls go to Triton."""
     if device.type == "cuda":
@@ -270,30 +281,46 @@ def check_backends(device: torch.device) -> None:
         assert set(taken.values()) == {"triton"}, f"a GPU's calls go to {taken}: {sk.backends()['triton'].reason}"
 
 
+def run_case(case: Case, device: torch.device, launch_only: bool, calls: int) -> str | None:
+    """What went wrong."""
+    try:
+        run_eager(case, device, None, launch_only, calls)
+        if device.type == "cuda" and case.graph and not launch_only:
+            run_graph(case, device)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001 -- the other cases are run whatever it is
+        return traceback.format_exc(limit=-3)
+    return None
+
+
 def main(
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write one JSON line for each case.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Add one JSON line for each case.")] = None,
     launch_only: Annotated[bool, typer.Option("--launch-only", help="Compare nothing, capture nothing.")] = False,
+    calls: Annotated[int, typer.Option(help="Eager calls of a case: launched, recorded, replayed.")] = 3,
+    part: Annotated[str, typer.Option(help="i/n: every n-th case from the i-th.")] = "0/1",
+    budget: Annotated[float, typer.Option(help="Seconds after which no case is begun.")] = math.inf,
+    dependent: Annotated[bool, typer.Option("--dependent", help="By programmatic dependent launches.")] = False,
 ) -> None:
     """Run the cases; exit with 1 where one fails."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    begin, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_backends(device)
-    failures, out = 0, json_path.open("a", encoding="utf-8") if json_path is not None else None
-    for case in cases():
-        begin, problem = time.monotonic(), None
-        try:
-            run_eager(case, device, None, launch_only)
-            if device.type == "cuda" and case.graph and not launch_only:
-                run_graph(case, device)
-        except Exception:  # noqa: BLE001 -- the other cases are run whatever it is
-            problem, failures = traceback.format_exc(limit=-3), failures + 1
-        row = {"case": case.name, "seconds": time.monotonic() - begin, "problem": problem}
+    place, count = map(int, part.split("/"))
+    failures, left_out, out = 0, [], json_path.open("a", encoding="utf-8") if json_path is not None else None
+    for case in by_worth(list(cases()))[place::count]:
+        started = time.monotonic()
+        if started - begin > budget:
+            left_out.append(case.name)
+            continue
+        with dependent_launches(dependent):
+            problem = run_case(case, device, launch_only, calls)
+        failures += problem is not None
+        row = {"case": case.name, "seconds": time.monotonic() - started, "problem": problem}
         print(f"{'FAILED' if problem else 'passed'} {case.name}", problem or "", flush=True)
         if out is not None:
             out.write(json.dumps(row) + "\n")
             out.flush()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    print(f"{failures} failed")
+    print(f"{failures} failed" + (f"; left out after {budget:.0f} s: {', '.join(left_out)}" if left_out else ""))
     raise SystemExit(failures > 0)
 
 

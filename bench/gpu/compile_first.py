@@ -14,14 +14,26 @@ import typer
 
 from bench.gpu import checks, times
 from specens_kernels import warmup
+from specens_kernels.parts.launches import dependent_launches
 
 
 def calls(device: torch.device, dry: bool, quick: bool) -> Iterator[Callable[[], Any]]:
-    """What is launched, of small batches."""
+    """What is launched, of small batches; last what the quick run of times launches dependently."""
     for case in checks.cases():
         arguments = checks.mapped(checks.arguments_of(case, 0), lambda tensor: tensor.to(device))
         yield partial(checks.outcome, case, arguments, None)
     yield from times.calls_to_compile(device, dry, quick)
+    yield from map(dependently, times.calls_to_compile(device, dry, True))
+
+
+def dependently(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, by programmatic dependent launches."""
+
+    def run() -> Any:
+        with dependent_launches():
+            return call()
+
+    return run
 
 
 def main(

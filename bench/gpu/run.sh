@@ -70,29 +70,48 @@ if [ -z "$STUB" ]; then
     step triton 30 "$PYTHON" -c "$assert_triton" || { cat "$OUT/triton.log"; exit 1; }
 fi
 step compile 100 bash -c compile_all
-# What is not timed runs side by side, on one thread each: the checks, and what they launch under the sanitizer's tools.
+# in processes of one thread each: the reference that they compare with takes most of their time
+check_all() {
+    local part pids=() result=0
+    for ((part = 0; part < CHECKERS; part++)); do
+        module bench.gpu.checks --json "$OUT/checks.jsonl" --part "$part/$CHECKERS" ${STUB:+--launch-only} &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || result=1; done
+    return $result
+}
+export -f check_all
+export OUT CHECKERS=$((JOBS < 4 ? JOBS : 4))
+
+# What is not timed runs side by side: the checks, and what they launch under the sanitizer's tools, of which racecheck
+# takes three times as long as memcheck. So it sees each launch once, as memcheck sees it again when it is replayed.
 if [ "$MODE" = full ]; then
     export OMP_NUM_THREADS=1
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
     pids=()
     for tool in memcheck racecheck; do
+        launches="bench.gpu.checks --launch-only --calls $([ $tool = memcheck ] && echo 3 || echo 1) --budget 80"
         if [ -n "$STUB" ]; then
-            step "$tool" 90 bash -c "module bench.gpu.checks --launch-only" & pids+=($!)
+            step "$tool" 95 bash -c "module $launches" & pids+=($!)
         elif [ -n "$sanitizer" ]; then
-            step "$tool" 90 "$sanitizer" --tool "$tool" --error-exitcode 9 "$PYTHON" -m bench.gpu.checks --launch-only &
-            pids+=($!)
+            step "$tool" 95 "$sanitizer" --tool "$tool" --error-exitcode 9 "$PYTHON" -m $launches & pids+=($!)
         else
             echo "$tool: left out, compute-sanitizer is not installed"
         fi
     done
-    step checks 90 bash -c "module bench.gpu.checks --json $OUT/checks.jsonl ${STUB:+--launch-only}"
+    step checks 95 bash -c check_all
     grep FAILED "$OUT/checks.log"
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
     unset OMP_NUM_THREADS
 fi
 step kernels 40 "$PYTHON" -m bench.gpu.kernels --json "$OUT/kernels.jsonl" ${STUB:+--dry} && grep -v "^USDT" "$OUT/kernels.log"
-left=$((SECONDS_IN_ALL - SECONDS))
+# Last the calls of the quick run once more, by programmatic dependent launches, which are off unless asked for.
+left=$((SECONDS_IN_ALL - SECONDS - $([ "$MODE" = full ] && echo 35 || echo 0)))
 step times $((left > 20 ? left : 20)) "$PYTHON" -m bench.gpu.times --json "$OUT/times.jsonl" \
     --budget $((left > 30 ? left - 15 : 15)) $QUICK ${STUB:+--dry}
 cat "$OUT/times.log"
+if [ "$MODE" = full ]; then
+    step dependent 40 "$PYTHON" -m bench.gpu.times --quick --dependent --json "$OUT/dependent.jsonl" --budget 20 ${STUB:+--dry}
+    cat "$OUT/dependent.log"
+fi
 exit $failed

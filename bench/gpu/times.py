@@ -27,6 +27,7 @@ from torch import Tensor
 from bench.environment import environment
 from bench.peers import plain_pytorch
 from specens_kernels import Mixture, Sampling, Verdict, compact_kv, sample, verify_chain, verify_tree
+from specens_kernels.parts.launches import dependent_launches
 
 DRAFT_LEN = 5
 BATCHES, VOCABS, MEMBERS = (1, 8, 32, 128, 512), (32000, 128256, 262144), (1, 2, 3)
@@ -336,24 +337,26 @@ def main(
     dry: Annotated[bool, typer.Option("--dry", help="On the CPU, at tiny sizes.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few cases and no peers, for tuning.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no case is begun.")] = BUDGET,
+    dependent: Annotated[bool, typer.Option("--dependent", help="By programmatic dependent launches.")] = False,
 ) -> None:
     """Time the operations on the GPU and print a table; exit with 1 where one failed."""
     if not dry and not torch.cuda.is_available():
         raise typer.BadParameter("no GPU: torch sees no CUDA device")
     clock = Clock(torch.device("cpu" if dry else "cuda"))
     card = "dry run" if dry else torch.cuda.get_device_name()
-    facts = environment() | {"card": card}
+    facts = environment() | {"card": card, "dependent_launches": dependent}
     begin, rows, left_out = time.monotonic(), [], []
     out = json_path.open("w", encoding="utf-8") if json_path is not None else None
     for phase, case in phases(dry, quick):
         if time.monotonic() - begin > budget:
             left_out.append((phase, *case))
             continue
-        for row in rows_of(clock, phase, case, dry):
-            rows.append(row)
-            if out is not None:
-                out.write(json.dumps(asdict(row) | {"environment": facts}) + "\n")
-                out.flush()
+        with dependent_launches(dependent):
+            for row in rows_of(clock, phase, case, dry):
+                rows.append(row)
+                if out is not None:
+                    out.write(json.dumps(asdict(row) | {"environment": facts}) + "\n")
+                    out.flush()
     if out is not None:
         out.close()
     Console(width=TABLE_WIDTH, file=sys.stdout).print(table_of(rows, card))

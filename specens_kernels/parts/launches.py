@@ -187,12 +187,12 @@ def has_dependent_launches(device: torch.device) -> bool:
 
 
 @contextmanager
-def dependent_launches() -> Iterator[None]:
+def dependent_launches(wanted: bool = True) -> Iterator[None]:
     """Calls of this thread let each kernel start while the one before it ends, on devices that can do that.
 
-    Off otherwise, until it is measured: `python -m bench.gpu.times --dependent`.
+    Programmatic dependent launch, off unless asked for: `bench/gpu/run.sh` times both.
     """
-    before, ACTIVITY.dependent = ACTIVITY.dependent, True
+    before, ACTIVITY.dependent = ACTIVITY.dependent, wanted
     try:
         yield
     finally:

@@ -10,7 +10,6 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -534,7 +533,7 @@ def test_calls_start_dependent_launches_where_that_is_asked_for(launched, monkey
     for dependent in (False, True, False):
         for _ in range(3):  # launched, recorded, replayed
             launched.clear()
-            with launches.dependent_launches() if dependent else nullcontext():
+            with launches.dependent_launches(dependent):
                 call()
             seen.append((dependent, {arguments[-1] for _, _, arguments in launched}))
     assert all(found == {dependent} for dependent, found in seen)
