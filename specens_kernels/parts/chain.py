@@ -95,7 +95,6 @@ def load_draft_tokens(draft, request, step, used):
 @triton.jit
 def draft_log_probability(statistics, target, draft, state, drafter, request, step, tokens, used):
     """Log of the draft distribution's probability of each token, float64; drafter: a member, unless from outside."""
-    maximum, offset, _, cut = state
     logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if draft.logits is not None:
         logits = clean(raw_draft_logits(target, draft, request, step, tokens, used))
@@ -106,8 +105,8 @@ def draft_log_probability(statistics, target, draft, state, drafter, request, st
             own = drafter_logits(target, draft, member, request, step, tokens, drafts, own)
             logits = tl.where(drafter == member, clean(own), logits)
     if statistics.DRAFT_SLOT != NO_SLOT:
-        logits = tl.where(logits >= cut, logits, -INFINITY)
-    return log_power(logits, maximum, offset, draft_temperature(draft, request), tl.float64)
+        logits = tl.where(logits >= state.cut, logits, -INFINITY)
+    return log_power(logits, state.maximum, state.offset, draft_temperature(draft, request), tl.float64)
 
 
 @triton.jit

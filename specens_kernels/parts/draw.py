@@ -16,7 +16,15 @@ from specens_kernels.parts.draft import (
 )
 from specens_kernels.parts.rules import BLOCK, SMALLEST_RESIDUAL, target_share
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
-from specens_kernels.parts.states import draft_state, keep_part, part_probability, target_state
+from specens_kernels.parts.states import (
+    DraftState,
+    TargetState,
+    draft_state,
+    keep_part,
+    no_draft_state,
+    part_probability,
+    target_state,
+)
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
 from specens_kernels.parts.target import (
     clean,
@@ -53,12 +61,11 @@ def target_block_masses(statistics, state, rows):
 
     A block has mass only where `block_probabilities` gives its most likely token a positive probability.
     """
-    maxima, offsets, scale = state[0], state[1], state[2]
     total = tl.zeros([1, statistics.BLOCK_COUNT], tl.float64)
     for part in tl.static_range(statistics.PARTS):
         block_maxima = load_plane(statistics, rows, part, rows >= 0, -INFINITY)
         sums = load_plane(statistics, rows, statistics.PARTS + part, rows >= 0, 0.0)
-        power = tl.fma(block_maxima - maxima[part], scale, offsets[part].to(tl.float32))
+        power = tl.fma(block_maxima - state.maxima[part], state.scale, state.offsets[part].to(tl.float32))
         mass = sums.to(tl.float64) * tl.exp2(power).to(tl.float64)
         total += tl.where(power >= SMALLEST_POWER, mass, 0.0)
     return tl.reshape(total, [statistics.BLOCK_COUNT])
@@ -79,7 +86,7 @@ def row_states(statistics, target, draft, request, step, subtracts):
     """The target's and the draft's state at one row, and its drafter; step is int64 [1]."""
     rows = request * target.steps + step
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
-    own_state = (0.0, 0.0, 0.0, 0.0)
+    own_state = no_draft_state()
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0:
         used = everywhere(subtracts, step)
@@ -98,17 +105,17 @@ def _numbers_at(outcome, request, index):
 def store_row_states(outcome, statistics, request, state, own_state):
     """Keep what `row_states` gives, but for its scale and drafter, for the programs behind; in float32."""
     for part in tl.static_range(statistics.PARTS):
-        tl.store(_numbers_at(outcome, request, 2 * part), state[0][part])
-        tl.store(_numbers_at(outcome, request, 2 * part + 1), state[1][part].to(tl.float32))
+        tl.store(_numbers_at(outcome, request, 2 * part), state.maxima[part])
+        tl.store(_numbers_at(outcome, request, 2 * part + 1), state.offsets[part].to(tl.float32))
     FIRST: tl.constexpr = 2 * statistics.PARTS
-    tl.store(_numbers_at(outcome, request, FIRST), state[3])
-    for index in tl.static_range(len(state[4])):
-        tl.store(_numbers_at(outcome, request, FIRST + 1 + index), state[4][index].to(tl.float32))
+    tl.store(_numbers_at(outcome, request, FIRST), state.threshold)
+    for index in tl.static_range(len(state.cuts)):
+        tl.store(_numbers_at(outcome, request, FIRST + 1 + index), state.cuts[index].to(tl.float32))
     if statistics.DRAFT_PLANE >= 0:
-        LAST: tl.constexpr = FIRST + 1 + len(state[4])
-        tl.store(_numbers_at(outcome, request, LAST), own_state[0])
-        tl.store(_numbers_at(outcome, request, LAST + 1), own_state[1].to(tl.float32))
-        tl.store(_numbers_at(outcome, request, LAST + 2), own_state[3])
+        LAST: tl.constexpr = FIRST + 1 + len(state.cuts)
+        tl.store(_numbers_at(outcome, request, LAST), own_state.maximum)
+        tl.store(_numbers_at(outcome, request, LAST + 1), own_state.offset.to(tl.float32))
+        tl.store(_numbers_at(outcome, request, LAST + 2), own_state.cut)
 
 
 @triton.jit
@@ -125,17 +132,17 @@ def load_row_states(outcome, statistics, target, draft, request, step, subtracts
     cuts = ()
     for index in tl.static_range(CUTS):
         cuts += (tl.load(_numbers_at(outcome, request, FIRST + 1 + index)),)
-    own_state = (0.0, 0.0, 0.0, 0.0)
+    own_state = no_draft_state()
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0:
         LAST: tl.constexpr = FIRST + 1 + CUTS
         maximum = tl.load(_numbers_at(outcome, request, LAST))
         offset = tl.load(_numbers_at(outcome, request, LAST + 1))
         cut = tl.load(_numbers_at(outcome, request, LAST + 2))
-        own_state = (maximum, offset, logit_scale(draft_temperature(draft, request)), cut)
+        own_state = DraftState(maximum, offset, logit_scale(draft_temperature(draft, request)), cut)
         drafter = tl.max(drafter_of(draft, request, step, everywhere(subtracts, step)), 0)
     scale = logit_scale(target_temperature(target, request))
-    return (maxima, offsets, scale, threshold, cuts), own_state, drafter
+    return TargetState(maxima, offsets, scale, threshold, cuts), own_state, drafter
 
 
 @triton.jit
@@ -144,7 +151,7 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
 
     state, own_state: of the target and of the draft distribution at this row. drafter: a member, or none.
     """
-    threshold, cuts = state[3], state[4]
+    threshold, cuts = state.threshold, state.cuts
     probabilities = tl.zeros(tokens.shape, tl.float32)
     draft_probabilities = tl.zeros(tokens.shape, tl.float32)
     mixed = no_logits_mixed(target, tokens, tokens >= 0)
@@ -168,14 +175,15 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
         rate = tl.div_rn(1.0, cuts[1].to(tl.float32))
         probabilities = tl.where(probabilities >= cuts[0], probabilities * rate, 0.0)
     if statistics.DRAFT_PLANE >= 0:
-        maximum, offset, draft_scale, cut = own_state
         if draft.logits is not None:
             drafted = everywhere(subtracts, tokens)
             draft_logits = load_draft_logits(draft, request, step, tokens, drafted)
             draft_logits = clean(edited_drafts(target, draft, request, drafted, edits, draft_logits))
         if statistics.DRAFT_SLOT != NO_SLOT:
-            draft_logits = tl.where(draft_logits >= cut, draft_logits, -INFINITY)
-        draft_probabilities = tl.exp2(tl.fma(draft_logits - maximum, draft_scale, offset.to(tl.float32)))
+            draft_logits = tl.where(draft_logits >= own_state.cut, draft_logits, -INFINITY)
+        draft_probabilities = tl.exp2(
+            tl.fma(draft_logits - own_state.maximum, own_state.scale, own_state.offset.to(tl.float32))
+        )
     return probabilities, draft_probabilities
 
 

@@ -73,14 +73,14 @@ def _value_bounds(scores, statistics, target, state, request, rows, maxima, orig
         return _scaled(maxima - origin.to(tl.float32), rate)
     elif scores.EXACT:
         maxima = tl.reshape(load_plane(statistics, rows, 0, rows >= 0, -INFINITY), [scores.COUNT])
-        kept = (maxima > -INFINITY) & (maxima >= tl.max(state[4][0], 0))
+        kept = (maxima > -INFINITY) & (maxima >= tl.max(state.cuts[0], 0))
         return tl.where(kept, SLACK, -INFINITY)
     else:
         best = tl.zeros([scores.COUNT], tl.float32) - INFINITY
         for part in tl.static_range(statistics.PARTS):
             maxima = tl.reshape(load_plane(statistics, rows, part, rows >= 0, -INFINITY), [scores.COUNT])
             used = target_temperature(target, request)
-            power = log_power(maxima, tl.max(state[0][part], 0), tl.max(state[1][part], 0), used, tl.float32)
+            power = log_power(maxima, tl.max(state.maxima[part], 0), tl.max(state.offsets[part], 0), used, tl.float32)
             best = tl.maximum(best, power)
         spread: tl.constexpr = statistics.PARTS * 0.6931471805599453  # at least the logarithm of their number
         return tl.where(best > -INFINITY, best + spread + SLACK, -INFINITY)
@@ -115,8 +115,8 @@ def _values(scores, statistics, target, state, request, step, tokens, origin, th
         else:
             values = _scaled((logits - origin).to(tl.float32), rate)
         if scores.FROM_STATISTICS:
-            kept = part_logits(target, 0, request, step, tokens, tokens >= 0, state[3])
-            values = tl.where(keep_part(statistics, kept, state[4], 0) > -INFINITY, values, -INFINITY)
+            kept = part_logits(target, 0, request, step, tokens, tokens >= 0, state.threshold)
+            values = tl.where(keep_part(statistics, kept, state.cuts, 0) > -INFINITY, values, -INFINITY)
         return values
     else:
         return log_probability(statistics, target, state, request, step, tokens, tokens < target.vocab, DTYPE)
@@ -160,7 +160,7 @@ def search_scores(scores, statistics, target, request, step, position, BEST: tl.
         state, status = target_state(statistics, target, request, rows, rows >= 0)
         marks, _ = row_marks(statistics, rows, rows >= 0)
         status = tl.max(status | marks, 0)
-        origin = tl.max(state[0][0], 0).to(tl.float64)
+        origin = tl.max(state.maxima[0], 0).to(tl.float64)
         maxima = rate  # unused
     else:
         maxima, status = _clean_maxima(scores, target, request, step, row)

@@ -19,7 +19,7 @@ from specens_kernels.parts.draw import block_probabilities, first_exceeding
 from specens_kernels.parts.rules import RuleView
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.scores import ScoreView
-from specens_kernels.parts.states import block_is_cut, drafter_state, target_state
+from specens_kernels.parts.states import block_is_cut, drafter_state, no_draft_state, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, Statistics
 from specens_kernels.parts.target import TargetView, clean, raw_logits
 from specens_kernels.parts.tree import TreeView, at_row, first_row
@@ -107,13 +107,13 @@ def taken_away(call, row, left, token):
 @triton.jit
 def _member_probabilities(call, row, member: tl.constexpr, tokens):
     """A member's own as a drafter, float32."""
-    maximum, offset, scale, cut = row.sources[member]
+    state = row.sources[member]
     logits = raw_logits(call.target, member, row.request, row.row, tokens, tokens >= 0)
     logits = drafter_logits(call.target, call.draft, member, row.request, row.row, tokens, tokens >= 0, logits)
     logits = clean(logits)
     if call.drafts.DRAFT_SLOT != NO_SLOT:
-        logits = tl.where(logits >= cut, logits, -INFINITY)
-    return tl.exp2(tl.fma(logits - maximum, scale, offset.to(tl.float32)))
+        logits = tl.where(logits >= state.cut, logits, -INFINITY)
+    return tl.exp2(tl.fma(logits - state.maximum, state.scale, state.offset.to(tl.float32)))
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def _one_source(call, row, left, tokens, wanted):
     """The target's probabilities, the draft's, and what the draft leaves of the target; float32."""
     subtracts = (tl.max(left.rates, 0) > 0) | (wanted >= 0)
     drafter = tl.full([], 0, tl.int32) + call.draft.drafter
-    own_state = (0.0, 0.0, 0.0, 0.0)
+    own_state = no_draft_state()
     if call.drafts.DRAFT_PLANE >= 0:
         own_state = row.sources[0]
     probabilities, drafted = block_probabilities(

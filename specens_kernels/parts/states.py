@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -13,6 +15,31 @@ from specens_kernels.results import Status
 
 MEMBER_WITHOUT_TOKEN = tl.constexpr(int(Status.MEMBER_WITHOUT_TOKEN))
 INVALID_DRAFT_DISTRIBUTION = tl.constexpr(int(Status.INVALID_DRAFT_DISTRIBUTION))
+
+
+class TargetState(NamedTuple):
+    """What makes probabilities of logits: the sum over parts of 2^((logit - maximum) * scale + offset), in a kernel."""
+
+    maxima: Any  # float32 [rows], a tuple with one entry a part, like
+    offsets: Any  # float64 [rows]
+    scale: Any  # the request's
+    threshold: Any  # of plausibility, float32 [rows]
+    cuts: Any  # as `target_cuts` gives them
+
+
+class DraftState(NamedTuple):
+    """The same of a draft distribution, which has one part."""
+
+    maximum: Any  # float32 [rows]
+    offset: Any  # float64 [rows]
+    scale: Any
+    cut: Any  # float32 [rows]
+
+
+@triton.jit
+def no_draft_state():
+    """Of drafts that are all one-hot: nothing looks at it."""
+    return DraftState(0.0, 0.0, 0.0, 0.0)
 
 
 @triton.jit
@@ -59,8 +86,7 @@ def keep_part(statistics, logits, cuts, part):
 @triton.jit
 def part_probability(state, part, logits):
     """A part's share in the target's probability of each token, float32; of a whole mixture before its filters."""
-    maxima, offsets, scale = state[0], state[1], state[2]
-    return tl.exp2(tl.fma(logits - maxima[part], scale, offsets[part].to(tl.float32)))
+    return tl.exp2(tl.fma(logits - state.maxima[part], state.scale, state.offsets[part].to(tl.float32)))
 
 
 @triton.jit
@@ -75,11 +101,7 @@ def plausible_threshold(statistics, target, rows, used):
 
 @triton.jit
 def target_state(statistics, target, request, rows, used):
-    """What makes probabilities of logits: probability = sum over parts of 2^((logit - maximum) * scale + offset).
-
-    Returns (maxima, offsets, scale, threshold, cuts) and status bits int32 [rows]: tuples with one entry a part of
-    float32 and float64 [rows], the request's scale, the threshold of plausibility, and `target_cuts`.
-    """
+    """The TargetState of rows of a request, and status bits int32 [rows]."""
     scale = logit_scale(target_temperature(target, request))
     maxima = ()
     logs = ()
@@ -104,13 +126,12 @@ def target_state(statistics, target, request, rows, used):
         offsets += (logs[part] - log_total,)
     status = tl.where(total > 0, dead * MEMBER_WITHOUT_TOKEN, NO_TOKEN)
     threshold = plausible_threshold(statistics, target, rows, used)
-    return (maxima, offsets, scale, threshold, target_cuts(statistics, rows, used)), status
+    return TargetState(maxima, offsets, scale, threshold, target_cuts(statistics, rows, used)), status
 
 
 @triton.jit
 def draft_state(statistics, draft, request, step, rows, marks, used):
-    """The same of the draft distribution: (maximum, offset, scale, cut), whether there is one (else the draft is
-    one-hot), and status bits; each [rows]."""
+    """The DraftState of rows, whether there is a distribution (else the draft is one-hot), and status bits; [rows]."""
     given = used
     drafter = tl.zeros_like(rows)
     if draft.logits is None:
@@ -140,7 +161,7 @@ def drafter_state(statistics, draft, request, drafter, rows, marks, given):
     soft = given & (powers > 0)  # the sum is 0 where the drafter is not a member, too
     offset = -tl.log2(tl.where(soft, powers, 1.0))
     status = marks | tl.where(soft, 0, INVALID_DRAFT_DISTRIBUTION)
-    return (maximum, offset, scale, cut), soft, tl.where(given, status, 0)
+    return DraftState(maximum, offset, scale, cut), soft, tl.where(given, status, 0)
 
 
 @triton.jit
@@ -168,16 +189,15 @@ def log_power(logits, maximum, offset, temperature, DTYPE: tl.constexpr):
 @triton.jit
 def log_probability(statistics, target, state, request, step, tokens, used, DTYPE: tl.constexpr):
     """Log of the target's probability of each token, computed as DTYPE; -inf where `used` is false."""
-    maxima, offsets, _, threshold, cuts = state
     temperature = target_temperature(target, request)
     total = tl.zeros(tokens.shape, DTYPE) - INFINITY
     probability = tl.zeros(tokens.shape, tl.float32)
     for part in tl.static_range(statistics.PARTS):
-        logits = part_logits(target, part, request, step, tokens, used, threshold)
-        logits = keep_part(statistics, logits, cuts, part)
+        logits = part_logits(target, part, request, step, tokens, used, state.threshold)
+        logits = keep_part(statistics, logits, state.cuts, part)
         if statistics.WHOLE:
             probability += part_probability(state, part, logits)
-        power = log_power(logits, maxima[part], offsets[part], temperature, DTYPE)
+        power = log_power(logits, state.maxima[part], state.offsets[part], temperature, DTYPE)
         if statistics.PARTS == 1:
             total = power
         else:
@@ -186,5 +206,5 @@ def log_probability(statistics, target, state, request, step, tokens, used, DTYP
             powers = tl.exp(total - centre) + tl.exp(power - centre)
             total = tl.where(larger > -INFINITY, centre + tl.log(tl.maximum(powers, 1.0)), -INFINITY)
     if statistics.WHOLE:
-        total = tl.where(probability >= cuts[0], total - tl.log(cuts[1]).to(DTYPE), -INFINITY)
+        total = tl.where(probability >= state.cuts[0], total - tl.log(state.cuts[1]).to(DTYPE), -INFINITY)
     return tl.minimum(total, 0.0)  # rounding can lift it above

@@ -137,7 +137,7 @@ def _mixture_top_kernel(
         masses = tl.zeros(tokens.shape, tl.float32)
         for part in tl.static_range(statistics.PARTS):
             logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
-            masses += part_probability(state, part, keep_part(statistics, logits, state[4], part))
+            masses += part_probability(state, part, keep_part(statistics, logits, state.cuts, part))
         masses = tl.where(masses > 0, masses, -INFINITY)
         top = tl.max(masses, 0)
         values = tl.where(index == block, top, values)

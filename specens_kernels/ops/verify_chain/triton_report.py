@@ -55,16 +55,15 @@ def _next_best(statistics, target, state, request, step, block, value, token):
 @triton.jit
 def _block_bounds(statistics, target, state, request, rows):
     """What no token's log-probability exceeds in each block of one row, float32 [BLOCK_COUNT]."""
-    maxima, offsets, _, _, cuts = state
     temperature = target_temperature(target, request)
     bounds = tl.zeros([1, statistics.BLOCK_COUNT], tl.float32) - INFINITY
     for part in tl.static_range(statistics.PARTS):
-        largest = keep_part(statistics, load_plane(statistics, rows, part, rows >= 0, -INFINITY), cuts, part)
-        power = log_power(largest, maxima[part][:, None], offsets[part][:, None], temperature, tl.float32)
+        largest = keep_part(statistics, load_plane(statistics, rows, part, rows >= 0, -INFINITY), state.cuts, part)
+        power = log_power(largest, state.maxima[part][:, None], state.offsets[part][:, None], temperature, tl.float32)
         bounds = tl.maximum(bounds, power)
     bounds += tl.where(bounds > -INFINITY, statistics.PARTS * LN_2 + SLACK * (1 + tl.abs(bounds)), 0.0)
     if statistics.WHOLE:
-        bounds -= tl.log(cuts[1]).to(tl.float32)[:, None]
+        bounds -= tl.log(state.cuts[1]).to(tl.float32)[:, None]
     return tl.reshape(bounds, [statistics.BLOCK_COUNT])
 
 
