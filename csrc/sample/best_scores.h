@@ -29,6 +29,8 @@ class BestScores {
     int32_t status() const { return status_; }
     // Under the target, of the last row.
     double logprob(int64_t token);
+    // The token's logit, or sum of weighted ones, whose score needed no probabilities.
+    double logit(int64_t token) const { return logits_.logit(token); }
 
   private:
     void read_target();

@@ -82,7 +82,8 @@ class RowNoise {
     // value + noise
     double score(int64_t token, double value, const LargestNoise& largest) const {
         return any() && token != largest.token
-                   ? score(value, largest, noise_words(*key_, word_index(token), rest_stream).word[word_number(token)])
+                   ? score(value, largest,
+                           noise_words(*key_, word_index(*key_, token), rest_stream).word[word_number(token)])
                    : value - std::log(largest.exp_minus);
     }
     // Of a token that does not have the largest noise, from its random word.

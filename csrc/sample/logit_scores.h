@@ -29,6 +29,7 @@ class LogitScores {
     void find_among(const std::vector<int64_t>& tokens, RowNoise& noise, BestList& best);
     // Of the last `find`.
     int32_t status() const { return status_; }
+    double logit(int64_t token) const;
 
   private:
     struct Part {
@@ -46,7 +47,6 @@ class LogitScores {
     float scan(const ExactLogits& logits, int64_t tile, bool used);
     // sum_i weight_i * logit_i of a run, in `totals`; edited logits are rounded up.
     void mix_run(int64_t first, int64_t count, double* totals) const;
-    double logit(int64_t token) const;
     void collect(int64_t block, const RowNoise& noise, BestList& best);
     void settle(const RowNoise& noise, BestList& best);
     void consider(int64_t token, const LargestNoise& largest, const RowNoise& noise, BestList& best) const;

@@ -30,15 +30,16 @@ struct LargestNoise {
 inline uint32_t argmax_of(uint32_t word) { return word >> 25; }
 
 inline LargestNoise largest_noise(NoiseKey key, int64_t block) {
-    const PhiloxCounter words = noise_words(key, static_cast<uint32_t>(block), maximum_stream);
+    const PhiloxCounter words = noise_words(key, key.first_block + static_cast<uint32_t>(block), maximum_stream);
     const auto bits = static_cast<double>((uint64_t{words.word[0] >> 5} << 26) + (words.word[1] >> 6));
     const double unit = std::min((bits + 0.5) * 0x1p-53, 1 - 0x1p-53);
     return {-std::log(unit) / static_cast<double>(block_size), block * block_size + argmax_of(words.word[2])};
 }
 
 // Where the random numbers of a token are.
-inline uint32_t word_index(int64_t token) {
-    return static_cast<uint32_t>(token / block_size * tokens_per_word + token % tokens_per_word);
+inline uint32_t word_index(NoiseKey key, int64_t token) {
+    const uint32_t block = key.first_block + static_cast<uint32_t>(token / block_size);
+    return block * static_cast<uint32_t>(tokens_per_word) + static_cast<uint32_t>(token % tokens_per_word);
 }
 inline uint8_t word_number(int64_t token) { return static_cast<uint8_t>(token % block_size / tokens_per_word); }
 

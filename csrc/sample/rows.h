@@ -7,9 +7,11 @@ namespace specens {
 
 constexpr int64_t block_size = 128;  // part of the noise's definition
 
-// Whose noise: a seed, and the absolute position of the token.
+// Whose noise: a seed, and the absolute position of the token. first_block: of the row, where it is a later part of the
+// vocabulary; tokens and blocks count from there.
 struct NoiseKey {
     uint64_t seed, position;
+    uint32_t first_block = 0;
 };
 
 constexpr int64_t score_lanes = 16;  // arrays have room for multiples of it

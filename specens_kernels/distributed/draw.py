@@ -67,34 +67,56 @@ def best_steps(
     Each rank tells its best tokens with their scores as they are, to which every rank adds the noise again: so nothing
     is rounded that the whole row would not round. scores: float64 [batch, rows, width]. Greedy requests have no noise.
     """
-    batch, rows = scores.shape[:2]
-    temperature = torch.ones_like(greedy, dtype=torch.float64) if temperature is None else temperature
+    values, tokens = best_here(shard, scores, temperature, greedy, noise, count)
+    return (yield from winner_steps(values, tokens, temperature, greedy, noise, status))
+
+
+def best_here(
+    shard: Shard, scores: Tensor, temperature: Tensor | None, greedy: Tensor, noise: Noise, count: int
+) -> tuple[Tensor, Tensor]:
+    """The best tokens of this rank's slice and their scores as they are, each [batch, rows, count]."""
     here = _with_noise(scores, temperature, greedy, noise, shard.start)
     if count == 1:
         best = here.argmax(-1, keepdim=True)
     else:
         best = here.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    values = torch.nn.functional.pad(scores.gather(-1, best), (0, count - best.shape[-1]), value=-math.inf)
-    tokens = torch.nn.functional.pad(best + shard.start, (0, count - best.shape[-1]))
-    told = torch.stack([values, (tokens + status[..., None] * STATUS).double()], -1)
-    heard = yield told.flatten(1)
-    heard = heard.view(len(heard), batch, rows, count, 2)
-    values, codes = heard[..., 0], heard[..., 1].long()
-    status = union(codes[..., 0] // STATUS)
-    values = values.movedim(0, 2).flatten(2)  # [batch, rows, ranks * count]
-    tokens = (codes % STATUS).movedim(0, 2).flatten(2)
+    missing = (0, count - best.shape[-1])
+    values = torch.nn.functional.pad(scores.gather(-1, best), missing, value=-math.inf)
+    return values, torch.nn.functional.pad(best + shard.start, missing)
+
+
+def ranked(
+    values: Tensor, tokens: Tensor, temperature: Tensor | None, greedy: Tensor, noise: Noise
+) -> tuple[Tensor, Tensor]:
+    """Candidates [batch, rows, n] with their scores as they are, best first, the lowest id on a tie; -1 for none."""
     tokens, order = tokens.sort(dim=-1)
     values = values.gather(-1, order)
     scored = _with_noise(values, temperature, greedy, noise, tokens)
     scored, order = scored.sort(dim=-1, descending=True, stable=True)
-    tokens = torch.where(scored > -math.inf, tokens.gather(-1, order), -1)
-    return Best(tokens[..., :count], status)
+    return values.gather(-1, order), torch.where(scored > -math.inf, tokens.gather(-1, order), -1)
 
 
-def _with_noise(scores: Tensor, temperature: Tensor, greedy: Tensor, noise: Noise, tokens: int | Tensor) -> Tensor:
+def winner_steps(
+    values: Tensor, tokens: Tensor, temperature: Tensor | None, greedy: Tensor, noise: Noise, status: Tensor
+) -> Steps[Best]:
+    """Of the candidates of all ranks, [batch, rows, count] of each, the best."""
+    batch, rows, count = values.shape
+    told = torch.stack([values, (tokens + status[..., None] * STATUS).double()], -1)
+    heard = yield told.flatten(1)
+    heard = heard.view(len(heard), batch, rows, count, 2)
+    codes = heard[..., 1].long()
+    all_values, all_tokens = (part.movedim(0, 2).flatten(2) for part in (heard[..., 0], codes % STATUS))
+    _, best = ranked(all_values, all_tokens, temperature, greedy, noise)  # of [batch, rows, ranks * count]
+    return Best(best[..., :count], union(codes[..., 0] // STATUS))
+
+
+def _with_noise(
+    scores: Tensor, temperature: Tensor | None, greedy: Tensor, noise: Noise, tokens: int | Tensor
+) -> Tensor:
     """Scores relative to the row's largest, over temperature, with noise. tokens: the first one, or each."""
-    largest = scores.amax(-1, keepdim=True)
-    scaled = (scores - largest) / torch.where(greedy, 1.0, temperature)[:, None, None]
+    scaled = scores - scores.amax(-1, keepdim=True)
+    if temperature is not None:
+        scaled = scaled / torch.where(greedy, 1.0, temperature)[:, None, None]
     scaled = torch.where(scaled.isnan(), -math.inf, scaled)
     if noise.seeds is None or noise.positions is None:
         return scaled

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
-from specens_kernels.distributed.draw import Noise, best_steps
+from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_steps
 from specens_kernels.distributed.filters import KEY_BITS, OF_DTYPE, filter_of
+from specens_kernels.distributed.local import best_in_cpp, has_kernel, split_at_block
 from specens_kernels.distributed.shard import Shard, usable
 from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
@@ -80,8 +81,8 @@ def never_greedy(target: Target) -> bool:
     return target.sampling.temperatures is None and target.sampling.temperature > 0
 
 
-def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) -> Members:
-    """What `ensemble_logprobs` makes of arguments, of this rank's slice."""
+def settings_of(shard: Shard, target: Target) -> tuple[Parameters, Tensor, Tensor]:
+    """Sampling parameters, weights float64 [members, batch, 1], and what is out of range, bool [batch]."""
     first = target.member_logits[0]
     batch = first.shape[0]
     own = parameters(target.sampling, first)
@@ -90,7 +91,13 @@ def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) ->
         share = target.weight_rows.double()
     invalid = own.invalid | invalid_weights(share, target.ensemble) | invalid_penalties(target.processing, first)
     invalid = invalid | too_many(shard, target.sampling)
-    share = torch.nan_to_num(share, nan=0.0, posinf=0.0, neginf=0.0).t()[..., None]
+    return own, torch.nan_to_num(share, nan=0.0, posinf=0.0, neginf=0.0).t()[..., None], invalid
+
+
+def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) -> Members:
+    """What `ensemble_logprobs` makes of arguments, of this rank's slice."""
+    first = target.member_logits[0]
+    own, share, invalid = settings_of(shard, target)
     cleaned = [usable(shard, logits, target, before) for logits in target.member_logits]
     status = torch.zeros(first.shape[:2], dtype=torch.int64, device=first.device)
     for weight, (_, bits) in zip(share, cleaned):
@@ -142,15 +149,45 @@ def direct_steps(
 
     The rows' log-probabilities are not known.
     """
-    members = read_members(shard, target, before)
-    scores = yield from mixed_steps(target, members)
-    own = members.sampling
-    best = yield from best_steps(shard, scores, own.temperature, own.greedy, noise, count, members.status)
+    own, _, invalid = settings_of(shard, target)
+    if count == 1 and has_kernel(target, before):
+        found = best_in_parts(shard, target, before, own, noise)
+    else:
+        members = read_members(shard, target, before)
+        scores = yield from mixed_steps(target, members)
+        found = (*best_here(shard, scores, own.temperature, own.greedy, noise, count), members.status)
+    best = yield from winner_steps(*found[:2], own.temperature, own.greedy, noise, found[2])
     first = best.tokens[..., 0]
     status = best.status | (first < 0) * Status.NO_TOKEN
     unknown = torch.zeros_like(first, dtype=torch.float64)
-    rows = Rows(scores, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, members.invalid)
+    nowhere = unknown[..., None] - torch.inf  # no slice of log-probabilities is known
+    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid)
     return rows, best.tokens
+
+
+def best_in_parts(
+    shard: Shard, target: Target, before: Tensor | Paths | None, own: Parameters, noise: Noise
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best token of each row here, [batch, rows, 1], its logit, and the slice's status [batch, rows].
+
+    The C++ reads from the first block of noise on that begins here; torch what lies before that, 127 tokens at most.
+    """
+    first, rest = split_at_block(shard, target, before)
+    values, tokens, status = [], [], torch.zeros(target.member_logits[0].shape[:2], dtype=torch.int64)
+    if first is not None:
+        members = read_members(*first)
+        scores = mixed_logits(members.logits, members.weights, 0.0)
+        found = best_here(first.shard, scores, own.temperature, own.greedy, noise, 1)
+        values, tokens, status = [found[0]], [found[1]], members.status
+    if rest is not None:
+        seeds = None if noise.seeds is None else noise.seeds.contiguous()
+        positions = None if noise.positions is None or seeds is None else noise.positions.contiguous()
+        best = best_in_cpp(rest, seeds, positions)
+        values.append(best.values[..., None])
+        tokens.append(best.tokens.clamp(min=0)[..., None] + rest.shard.start)
+        status = status | best.status
+    together = ranked(torch.cat(values, -1), torch.cat(tokens, -1), own.temperature, own.greedy, noise)
+    return together[0][..., :1], together[1][..., :1].clamp(min=0), status
 
 
 def probabilities(shard: Shard, rows: Rows) -> Tensor:

@@ -19,6 +19,7 @@ from trees_of_decisions import random_decision_tree
 
 from bench import distributed as counted
 from specens_kernels import (
+    LogitMixture,
     Processing,
     Replacement,
     Sampling,
@@ -30,7 +31,7 @@ from specens_kernels import (
     verify_chain,
     verify_tree,
 )
-from specens_kernels.distributed import operations
+from specens_kernels.distributed import operations, target
 from specens_kernels.distributed.filters import MOST_CANDIDATES
 from specens_kernels.distributed.groups import Exchange
 
@@ -129,11 +130,11 @@ def test_random_draws_on_shards_are_those_of_whole_rows():
         choice, problem = random.Random(seed), random_problem(seed, VOCABS)
         if problem.logits[0].shape[1] == 0:
             continue
-        target = target_of(problem)
-        if target["allowed"] is not None:
-            target["allowed"] = target["allowed"][:, 0]
+        own = target_of(problem)
+        if own["allowed"] is not None:
+            own["allowed"] = own["allowed"][:, 0]
         numbers = torch.arange(len(problem.tokens)) + seed
-        arguments = {**target, **methods[seed % 3], "seeds": numbers, "positions": numbers, "step": seed % 4}
+        arguments = {**own, **methods[seed % 3], "seeds": numbers, "positions": numbers, "step": seed % 4}
         arguments |= {"logprobs": choice.choice([False, True, "raw"]), "top_logprobs": choice.choice([0, 0, 3])}
         rows = [values[:, 0] for values in problem.logits]
         bounds = bounds_of(widest(rows, {}), choice.choice([1, 2, 3, 4]), choice)
@@ -145,9 +146,9 @@ def test_random_draws_on_shards_are_those_of_whole_rows():
 def test_the_slices_of_distributions_are_those_of_whole_rows():
     for seed in range(many(40)):
         choice, problem = random.Random(seed), random_problem(seed, VOCABS)
-        target, vocab = target_of(problem), widest(problem.logits, {})
+        vocab = widest(problem.logits, {})
         bounds = bounds_of(vocab, choice.choice([1, 2, 3, 4]), choice)
-        given = {**target, "draft_tokens": problem.tokens}
+        given = {**target_of(problem), "draft_tokens": problem.tokens}
         results, _ = on_shards(operations.scores_of, problem.logits, bounds=bounds, **given)
         expected = target_logprobs(problem.logits, backend="reference", **given)
         for begin, end, result in zip(bounds, bounds[1:], results):
@@ -309,3 +310,25 @@ def test_padding_is_not_read():
     numbers = torch.arange(2)
     results, _ = on_shards(operations.chain_of, [logits], drafts, bounds=[0, 20, 50], seeds=numbers, positions=numbers)
     assert_equal(results[1], verify_chain(logits, drafts, seeds=numbers, positions=numbers, backend="reference"), "")
+
+
+@pytest.mark.parametrize("vocab", [90, 700, 5003])
+def test_the_best_tokens_of_slices_are_found_in_cpp_as_in_torch(vocab, monkeypatch):
+    calls = []
+    kernel = target.best_in_cpp
+    monkeypatch.setattr(target, "best_in_cpp", lambda *given: calls.append(given) or kernel(*given))
+    for seed in range(many(12)):
+        choice, problem = random.Random(seed), random_problem(seed, (vocab,))
+        arguments = of_gumbel(problem, seed).arguments | {"logprobs": False}
+        if not isinstance(arguments["ensemble"], LogitMixture):
+            arguments["ensemble"] = LogitMixture((1.0, -0.3, 0.6)[: len(problem.logits)])
+        if len(problem.logits) == 1 and seed % 2:
+            arguments["ensemble"] = None
+        arguments["sampling"] = Sampling(temperature=(0.0, 0.8, problem.arguments["sampling"].temperature)[seed % 3])
+        case = replace(problem, arguments=arguments)
+        expected, before = case.verify("reference"), len(calls)
+        assert_equal(on_random_shards(case, choice), expected, seed)
+        assert len(calls) > before
+        with monkeypatch.context() as torch_alone:
+            torch_alone.setattr(target, "has_kernel", lambda *_: False)
+            assert_equal(on_random_shards(case, choice), expected, seed)

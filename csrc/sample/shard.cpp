@@ -1,0 +1,52 @@
+#include "sample/shard.h"
+
+#include <limits>
+
+#include "parts/parallel.h"
+
+namespace specens {
+
+const RowEdits* ShardReader::edits_at(const ShardArguments& call, int64_t request, int64_t step) {
+    before_.clear();
+    for (int64_t index = 0; index < std::min(step, call.drafts.columns); ++index) {
+        before_.push_back(call.drafts(request, index));
+    }
+    edits_.start(call.target.processing.of(request, call.target.vocab), request);
+    edits_.enter_row(before_.data(), static_cast<int64_t>(before_.size()), step, call.target.mask(request, step));
+    return &edits_;
+}
+
+void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step, const ShardResults& results) {
+    const TargetArguments& target = call.target;
+    const int64_t place = request * target.steps + step;
+    results.values[place] = -std::numeric_limits<double>::infinity();
+    results.tokens[place] = -1;
+    results.status[place] = status_ok;
+    if (!target.valid(request)) {
+        return;
+    }
+    std::optional<NoiseKey> key;
+    if (call.seeds.given()) {
+        key = NoiseKey{static_cast<uint64_t>(call.seeds(request)), static_cast<uint64_t>(call.positions(request, step)),
+                       static_cast<uint32_t>(call.first_block)};
+    }
+    target.rows(request, step, target.edited() ? edits_at(call, request, step) : nullptr, logits_);
+    const int64_t token = scores_.find_best(logits_, target.parameters(request), key);
+    results.status[place] = scores_.status() & ~status_no_token;
+    if (token >= 0) {
+        results.values[place] = scores_.logit(token);
+        results.tokens[place] = token;
+    }
+}
+
+void best_of_shard(const ShardArguments& call, const ShardResults& results) {
+    const int64_t steps = call.target.steps;
+    parallel_for(call.target.batch * steps, 1, [&](int64_t begin, int64_t end) {
+        Borrowed<ShardReader> reader(nullptr);
+        for (int64_t index = begin; index < end; ++index) {
+            reader->run(call, index / steps, index % steps, results);
+        }
+    });
+}
+
+}  // namespace specens

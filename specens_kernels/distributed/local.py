@@ -1,0 +1,115 @@
+"""The best tokens of this rank's slices: by the C++ where it can, else in torch, on every device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specens_kernels.arguments import Target
+from specens_kernels.backend import CHOSEN_BACKEND
+from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.ensembles import EnsembleKind
+from specens_kernels.ops.sample.gumbel import BLOCK
+from specens_kernels.ops.target_logprobs.processing import Paths
+
+
+class Found(NamedTuple):
+    """Of each row the best token here, as its slice counts it, its logit, and the slice's status."""
+
+    values: Tensor  # float64 [batch, rows], -inf where there is none
+    tokens: Tensor  # int64 [batch, rows]
+    status: Tensor  # int64 [batch, rows]
+
+
+class Part(NamedTuple):
+    """A part of a slice, with everything that names tokens as the part counts them."""
+
+    shard: Shard
+    target: Target
+    before: Tensor | Paths | None
+
+
+def has_kernel(target: Target, before: Tensor | Paths | None) -> bool:
+    """Whether the C++ can find the best tokens; plausibility and the paths of trees are for torch."""
+    return (
+        target.member_logits[0].is_cpu
+        and CHOSEN_BACKEND != "reference"
+        and hasattr(torch.ops.specens, "best_of_shard")
+        and target.plausibility == 0
+        and not (target.processing.active and isinstance(before, Paths))
+        and not torch.compiler.is_compiling()
+    )
+
+
+def split_at_block(shard: Shard, target: Target, before: Tensor | Paths | None) -> tuple[Part | None, Part | None]:
+    """The tokens before the first whole block of noise, and those from there on, where there are some.
+
+    target: its `processing` is the shard's. The bit mask of the second part begins with it.
+    """
+    head = min(-shard.start % BLOCK, shard.width)
+    first = None
+    if head > 0:
+        logits = [_columns(values, 0, head) for values in target.member_logits]
+        first = Part(shard._replace(width=head), target._replace(member_logits=logits), before)
+    if head == shard.width:
+        return first, None
+    logits = [_columns(values, head, shard.width) for values in target.member_logits]
+    rest = shard._replace(start=shard.start + head, width=shard.width - head)
+    moved = Shard(head, shard.sizes, shard.draft_size, rest.width, None)
+    if isinstance(before, Tensor):
+        before = moved.own(before)
+    allowed = None
+    if target.allowed is not None:
+        allowed = target.allowed[..., rest.start // 32 :]
+        allowed = allowed if allowed.shape[-1] > 0 else allowed.new_zeros(*allowed.shape[:-1], 1)
+    own = target._replace(member_logits=logits, allowed=allowed, processing=shifted(moved, target.processing))
+    return first, Part(rest, own, before)
+
+
+def _columns(logits: Tensor, begin: int, end: int) -> Tensor:
+    """A part of a slice, or a token that cannot be drawn where it is empty."""
+    own = logits[..., begin:end]
+    return own if own.shape[-1] > 0 else logits.new_full((*logits.shape[:-1], 1), -math.inf)
+
+
+def best_in_cpp(part: Part, seeds: Tensor | None, positions: Tensor | None) -> Found:
+    """The best tokens of a part that begins with a block of noise."""
+    target, options = part.target, operator_options(part.target)
+    if isinstance(part.before, Tensor):
+        options["draft_tokens"] = part.before
+    if seeds is not None and positions is not None:
+        options |= {"seeds": seeds, "positions": positions}
+    values, tokens, status = torch.ops.specens.best_of_shard(
+        target.member_logits, first_token=part.shard.start, **options
+    )
+    return Found(values, tokens, status.long())
+
+
+def operator_options(target: Target) -> dict[str, Any]:
+    """What operators take of a target: `specens_kernels.arguments.target_of`, back."""
+    own, edits = target.sampling, target.processing
+    numbers = [own.temperature, float(own.top_k), own.top_p, own.min_p, float(own.min_p_first)]
+    options: dict[str, Any] = {"sampling": numbers}
+    rows = [own.temperatures, own.top_ks, own.top_ps, own.min_ps, target.weight_rows]
+    if any(value is not None for value in rows):
+        options["rows"] = rows
+    if target.allowed is not None:
+        options["allowed"] = target.allowed
+    if target.ensemble != EnsembleKind.SINGLE:
+        weights = [] if target.weight_rows is not None else list(target.weights)
+        options["ensemble"] = [float(target.ensemble), float(target.filter_members), target.plausibility, *weights]
+    if edits.active:
+        options["processing"] = [
+            edits.repetition_penalty,
+            edits.frequency_penalty,
+            edits.presence_penalty,
+            float(edits.min_tokens),
+        ]
+        options["processing_rows"] = [
+            *(edits.repetition_penalties, edits.frequency_penalties, edits.presence_penalties, edits.min_tokens_rows),
+            *(edits.bias_tokens, edits.bias_values, edits.end_tokens, edits.prompt_tokens, edits.output_tokens),
+        ]
+    return options
