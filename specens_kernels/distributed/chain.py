@@ -189,6 +189,9 @@ def accept_steps(call: Call, seen: Seen) -> Steps[tuple[Tensor, Tensor]]:
 
 
 def tested_uniforms(call: Call, rows: Rows) -> Tensor:
+    """float64 [batch, draft_len]; 0 where nothing is tested by them."""
+    if call.by_best and call.random.uniforms is None:
+        return torch.zeros_like(call.tokens, dtype=torch.float64)
     without = (rows.greedy | call.kind.picks) & (not call.kind.tests_greedy)
     return torch.where(without[:, None], 0.0, chain_uniforms(call.random, None, call.tokens))
 
@@ -269,8 +272,10 @@ def next_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor, unif
 def finish_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor) -> Steps[list[Tensor]]:
     """The next token, the status, and what is emitted."""
     rows = seen.rows
-    without = rows.greedy | call.kind.picks
-    uniform = torch.where(without, 0.0, chain_uniforms(call.random, num_accepted, call.tokens))
+    uniform = torch.zeros_like(share)
+    if not call.by_best or call.random.uniforms is not None:
+        uniform = chain_uniforms(call.random, num_accepted, call.tokens)
+        uniform = torch.where(rows.greedy | call.kind.picks, 0.0, uniform)
     drawn = yield from next_steps(call, seen, num_accepted, share, uniform)
     has_row, rejected = num_accepted < call.num_rows, num_accepted < call.end
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specens_kernels.distributed.local import has_operators
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.softmax import union
 from specens_kernels.distributed.steps import Steps
@@ -120,12 +121,20 @@ def _with_noise(
     scaled = torch.where(scaled.isnan(), -math.inf, scaled)
     if noise.seeds is None or noise.positions is None:
         return scaled
-    seeds = noise.seeds[:, None].expand_as(noise.positions)
-    if isinstance(tokens, int):
-        own = gumbel_noise(seeds, noise.positions, scores.shape[-1], tokens)
-    else:
-        own = noise_of(seeds, noise.positions, tokens)
+    own = noise_of_tokens(noise.seeds, noise.positions, tokens, scores)
     return scaled + torch.where(greedy[:, None, None], 0.0, own)
+
+
+def noise_of_tokens(seeds: Tensor, positions: Tensor, tokens: int | Tensor, like: Tensor) -> Tensor:
+    """The Gumbel noise of tokens, float64 [batch, rows, n], by the C++ on the CPU. tokens: the first one, or each."""
+    if has_operators(like):
+        if isinstance(tokens, int):
+            tokens = torch.arange(tokens, tokens + like.shape[-1]).expand_as(like)
+        return torch.ops.specens.gumbel_noise(seeds, positions, tokens.contiguous())
+    seeds = seeds[:, None].expand_as(positions)
+    if isinstance(tokens, int):
+        return gumbel_noise(seeds, positions, like.shape[-1], tokens)
+    return noise_of(seeds, positions, tokens)
 
 
 def report_steps(shard: Shard, logprobs: Tensor, rows: Tensor, emitted: Tensor, count: int) -> Steps[list[Tensor]]:

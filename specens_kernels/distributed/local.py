@@ -32,16 +32,16 @@ class Part(NamedTuple):
     before: Tensor | Paths | None
 
 
+def has_operators(like: Tensor) -> bool:
+    """Whether the C++ is there for a tensor like this."""
+    usable = like.is_cpu and CHOSEN_BACKEND != "reference" and not torch.compiler.is_compiling()
+    return usable and hasattr(torch.ops.specens, "best_of_shard")
+
+
 def has_kernel(target: Target, before: Tensor | Paths | None) -> bool:
     """Whether the C++ can find the best tokens; plausibility and the paths of trees are for torch."""
-    return (
-        target.member_logits[0].is_cpu
-        and CHOSEN_BACKEND != "reference"
-        and hasattr(torch.ops.specens, "best_of_shard")
-        and target.plausibility == 0
-        and not (target.processing.active and isinstance(before, Paths))
-        and not torch.compiler.is_compiling()
-    )
+    follows_paths = target.processing.active and isinstance(before, Paths)
+    return has_operators(target.member_logits[0]) and target.plausibility == 0 and not follows_paths
 
 
 def split_at_block(shard: Shard, target: Target, before: Tensor | Paths | None) -> tuple[Part | None, Part | None]:

@@ -263,7 +263,7 @@ class DraftRows(NamedTuple):
 
 def no_draft_rows(tokens: Tensor, looked: Looked, width: int) -> DraftRows:
     """Of drafts that were not drawn."""
-    nothing = torch.zeros(*tokens.shape, width, dtype=torch.float64, device=tokens.device)
+    nothing = torch.zeros(1, dtype=torch.float64, device=tokens.device).expand(*tokens.shape, width)
     status = torch.zeros_like(tokens)
     return DraftRows(nothing, torch.zeros_like(looked.tokens, dtype=torch.float64), status.bool(), status)
 
