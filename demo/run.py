@@ -2,11 +2,14 @@
 
 Shows an answer of their even mixture, coloured by which of them proposed each token, and then what the speculation
 between them gains over running both for every token. Needs the extra `demo`, and about two minutes on two cores.
+`--picture FILE.svg` draws what the terminal shows of the answer, and ends there.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 
 from specens.cli.openmp import wait_briefly
@@ -15,7 +18,7 @@ wait_briefly()
 
 import torch
 from rich.console import Console
-from specens import SpeculativeEnsemble
+from specens import Generation, SpeculativeEnsemble
 from specens.analysis.compare import with_other_schedules
 from specens.cli.display import compare_with_progress, legend, print_events, show_comparison, summary
 from specens.cli.progress import loading
@@ -34,12 +37,18 @@ FIXED_DRAFT_LEN = 3  # about the best for members of one size
 
 def main() -> None:
     """Load the pair, stream an answer, compare the schedules."""
-    console = Console()
-    with loading(console, "loading SmolLM2-135M-Instruct and the expert"):
+    picture = Path(sys.argv[2]) if sys.argv[1:2] == ["--picture"] else None
+    console = Console() if picture is None else Console(record=True, width=100, force_terminal=True)
+    with loading(Console(stderr=True), "loading SmolLM2-135M-Instruct and the expert"):
         ensemble = SpeculativeEnsemble(
             [GENERAL, EXPERT], ensemble=Mixture((0.5, 0.5)), schedule="alternate", draft_lens=1, dtype=torch.bfloat16
         )
-    stream_answer(console, ensemble)
+    answer = stream_answer(console, ensemble)
+    if picture is not None:
+        svg = console.export_svg(title="make demo")
+        picture.write_text(re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))  # nothing is fetched from elsewhere
+        return
+    console.print(summary(answer), style="dim", highlight=False, soft_wrap=True)
     console.rule("the same job at temperature 1 under every schedule")
     command = (
         f"specens compare {GENERAL} \\\n    {EXPERT} \\\n"
@@ -61,7 +70,7 @@ def main() -> None:
     show_comparison(console, comparison)
 
 
-def stream_answer(console: Console, ensemble: SpeculativeEnsemble) -> None:
+def stream_answer(console: Console, ensemble: SpeculativeEnsemble) -> Generation:
     """Generate one answer and print its tokens as they come."""
     console.rule(f"{QUESTION} (temperature {READABLE.temperature}, top-p {READABLE.top_p})")
     console.print(legend(["the general model", "the expert"], "alternate"))
@@ -75,7 +84,7 @@ def stream_answer(console: Console, ensemble: SpeculativeEnsemble) -> None:
         on_tokens=lambda events: print_events(console, events),
     )
     console.print()
-    console.print(summary(answer), style="dim", highlight=False, soft_wrap=True)
+    return answer
 
 
 if __name__ == "__main__":

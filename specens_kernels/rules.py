@@ -1,8 +1,8 @@
 """Acceptance rules: what each is called, what it needs and promises, and its settings.
 
 `RuleKind` is the one description of a rule. Checks, the codes that operators, specens.h and kernels carry, and the
-table in README.md come from it or are held equal to it; CONTRIBUTING.md says how to add one. What rules compute is said
-by `ops.verify_chain.rules` and `ops.verify_tree.rules`.
+table in docs/concepts/rules.md come from it or are held equal to it; CONTRIBUTING.md says how to add one. What rules
+compute is said by `ops.verify_chain.rules` and `ops.verify_tree.rules`.
 """
 
 from __future__ import annotations

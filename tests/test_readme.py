@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from driver.tiny_models import relative_of, tiny_llama, tiny_tokenizer
 from specens.cli.main import app
 from transformers import GenerationConfig
 from typer.testing import CliRunner
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
 PYTHON = [block for language, block in BLOCKS if language == "python"]
 COMMANDS = [line for _, block in BLOCKS for line in block.splitlines() if line.startswith("specens ")]
 CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}w1"
-FOLDERS = ("path/to/model", "path/to/other", "Qwen/Qwen2.5-0.5B-Instruct", "MODEL", "OTHER", "SMALLER", "AMATEUR")
+SMOLLM2 = [f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("135M", "360M")]
+FOLDERS = (*SMOLLM2, "MODEL", "OTHER", "SMALLER", "AMATEUR")
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +46,25 @@ def there(folder, monkeypatch):
     return folder
 
 
-def given_names() -> dict[str, Any]:
-    """What the blocks take as there: models, prompts and the ids of one."""
-    first = tiny_llama(0)
-    names = ("base", "expert", "anti_expert", "small", "large", "model", "draft_model", "other")
-    models = {name: relative_of(first, seed, noise=0.2) for seed, name in enumerate(names)}
-    for model in models.values():
-        model.generation_config = GenerationConfig(max_new_tokens=12, eos_token_id=None, pad_token_id=0)
-    ids = torch.tensor([[5, 3, 8]])
-    return models | {"prompts": ["w1 w2", "w3"], "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}}
-
-
 @pytest.mark.usefixtures("there")
-def test_the_python_of_readme_runs_as_it_stands(capsys, recwarn):
-    names = given_names()
+def test_the_python_of_readme_runs_as_it_stands_in_order(capsys, recwarn):
+    names: dict[str, Any] = {}
     for block in PYTHON:
         exec(block, names)
-    assert names["verdict"].path is not None
-    assert len(re.findall(r"^[01] w", capsys.readouterr().out, re.M)) == 2 * 4
+    assert len(PYTHON) == 3
+    assert names["verdict"].tokens.shape == (4, 6)
+    out = capsys.readouterr().out
+    assert "tensor([" in out
+    assert re.search(r"^Generation\('.*', 128 tokens, length, .*, seed 7\)$", out, re.M)
     assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_readme_fits_a_few_screens_and_its_links_lead_somewhere():
+    assert len(README.splitlines()) <= 170
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", README) if "://" not in link]
+    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in README.splitlines()}
+    assert [path for path, _, _ in links if path and not (ROOT / path).exists()] == []
+    assert [anchor for path, _, anchor in links if not path and anchor not in headings] == []
 
 
 @pytest.mark.parametrize("line", COMMANDS, ids=[f"{line.split()[1]}-{place}" for place, line in enumerate(COMMANDS)])
@@ -82,13 +83,15 @@ def test_each_command_of_readme_runs_as_it_stands(line, there, monkeypatch):
 
 def test_readme_shows_each_command():
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert {name for line in COMMANDS for name in re.findall(r"specens (\w+)", line)} == known
+    assert {name for line in COMMANDS for name in re.findall(r"specens ([\w-]+)", line)} == known
 
 
 def test_the_table_of_operations_names_what_the_header_of_the_c_library_declares():
-    table = README.split("## Operations")[1].split("\n\n")[1].splitlines()[2:]
+    table = (
+        (ROOT / "docs" / "api" / "kernels.md").read_text().split("## Operations")[1].split("\n\n")[1].splitlines()[2:]
+    )
     named = {row.split("|")[1].strip(" `"): set(re.findall(r"`(specens_\w+)`", row)) for row in table}
-    header = (Path(__file__).parents[1] / "csrc" / "include" / "specens.h").read_text()
+    header = (ROOT / "csrc" / "include" / "specens.h").read_text()
     declared = set(re.findall(r"SPECENS_API [^;(]*\b(specens_\w+)\(", header))
     assert set().union(*named.values()) <= declared
     assert {name for name, functions in named.items() if not functions} == {"tree_attention"}

@@ -108,7 +108,7 @@ def test_what_the_library_can_be_asked_is_the_same():
 
 
 def described(kind: RuleKind) -> tuple[str, ...]:
-    """A rule's row in README."""
+    """A rule's row in docs/concepts/rules.md."""
     taken = " and ".join(operation.removeprefix("verify_") + "s" for operation in kind.operations)
     calls = [f'`"{kind.name.lower()}"`'] if kind.name.lower() in BY_NAME else []
     ranges: dict[str, rules.Range] = {}
@@ -121,8 +121,8 @@ def described(kind: RuleKind) -> tuple[str, ...]:
     return ", ".join(calls), taken, "yes" if kind.lossless else "no", kind.next.value, own, kind.source
 
 
-def test_the_table_of_rules_in_readme_is_that_of_the_descriptions():
-    lines = (ROOT / "README.md").read_text().splitlines()
+def test_the_table_of_rules_is_that_of_the_descriptions():
+    lines = (ROOT / "docs" / "concepts" / "rules.md").read_text().splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith("| `rule=` |"))
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[start + 2 :][: len(RuleKind)]]
     assert rows == [described(kind) for kind in RuleKind]
