@@ -1,0 +1,58 @@
+"""The bench of engines beside each other: what its table says of seeds, laws and engines that are not there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from bench.end_to_end import everyday
+from bench.end_to_end.everyday_engines import ENGINES, SETTINGS, runs
+
+LAW = {"1": 0.5, "2": 0.3, "3": 0.2}
+
+
+def fake_runs(speculate, shift=0):
+    """What an engine gives whose text is its seed, and with drafts a number more."""
+    job = {"engine": "specens", "prompt": [1], "repeats": 2, "tokens": 4, "samples": 30}
+
+    def generate(prompt, settings, seed, length):  # noqa: ARG001
+        return [seed + shift * speculate] * length, 2.0, 1.0
+
+    return list(runs(job, generate, "lookup" if speculate else "none"))
+
+
+def test_every_setting_is_run_and_only_drafted_ones_are_judged_by_their_law():
+    plain, drafted = fake_runs(False), fake_runs(True)
+    assert {run["settings"] for run in plain} == set(SETTINGS)
+    assert [run for run in plain if run["kind"] == "first"] == []
+    assert sum(run["kind"] == "first" for run in drafted) == 2 * 30
+
+
+@pytest.mark.parametrize(("shift", "told"), [(0, "2 of 2"), (1, "0 of 2")])
+def test_a_seed_is_compared_with_its_text_without_drafts(shift, told):
+    text = everyday.table([*fake_runs(False), *fake_runs(True, shift)], {})
+    row = next(line for line in text.splitlines() if "lookup" in line and "greedy" in line)
+    assert told in row
+    assert "2.0" in row  # 4 tokens in 2 seconds
+    assert "250.0" in row  # of which one second passes outside of forwards
+
+
+def test_a_law_is_told_from_another_one():
+    generator = random.Random(0)
+    drawn = generator.choices([1, 2, 3], LAW.values(), k=400)
+    assert everyday.judged(drawn, LAW).startswith("the model's")
+    assert everyday.judged([1] * 400, LAW).startswith("another one")
+    assert everyday.judged([*drawn, 9], LAW).startswith("another one: tokens of probability 0")
+    assert everyday.judged(drawn[:3], LAW) == "too few samples"
+
+
+def test_an_engine_that_is_not_installed_is_a_row_that_says_so():
+    found, problem = everyday.run_engine("vllm", Path("nowhere/python"), {})
+    assert found == []
+    assert "not installed: nowhere/python" in everyday.table([{"engine": "vllm", "problem": problem}], {})
+
+
+def test_each_engine_has_one_whose_texts_it_is_compared_with():
+    assert all(ENGINES[engine.without_drafts].plain for engine in ENGINES.values())
