@@ -105,16 +105,17 @@ def test_members_may_differ_in_their_padding(texts, target, wider, drafters):
 def test_the_law_stands_when_prompts_are_split_and_requests_are_cached_preempted_or_out_of_length(
     texts, target, draft_model, drafters
 ):
-    prompt = PROMPT * 5
+    prompt = [*PROMPT * 6, 1, 2, 3]
     longest = len(prompt) + 6
-    budget = {"max_num_batched_tokens": 40, "max_num_seqs": 16, "max_model_len": longest, "block_size": 16}
+    budget = {"max_num_batched_tokens": 48, "max_num_seqs": 16, "max_model_len": longest, "block_size": 32}
     engine = serving([target, draft_model], "mixture") | budget | {"enable_prefix_caching": True}
     assert len(prompt) > budget["max_num_batched_tokens"]  # so that the first prompt takes two steps
     batch = [request(PLAIN, TEXTS, prompt=prompt), request(PLAIN, TEXTS // 8, length=6, prompt=prompt)]
-    batch += [request(PLAIN, 40, length=8, prompt=[place % 12] * 30) for place in range(12)]
-    result = texts(target, [batch], drafters["member, drawn"], num_gpu_blocks_override=24, seed=7, **engine)
-    drawn = [completion["tokens"] for completion in result["batches"][0]]
-    assert {len(text) for text in drawn[TEXTS : TEXTS + TEXTS // 8]} == {6}
+    growing = [request(PLAIN, length=36, prompt=[place % 12] * 30) for place in range(40)]  # from one block to three
+    batch = [*growing[:20], *batch, *growing[20:]]
+    result = texts(target, [batch], drafters["member, drawn"], num_gpu_blocks_override=20, seed=7, **engine)
+    drawn = [completion["tokens"] for completion in result["batches"][0]][20:-20]
+    assert {len(text) for text in drawn[TEXTS:]} == {6}
     assert min(result[name] for name in ("cached", "preemptions", "accepted")) > 0
     folders, mixture = [target, draft_model], Mixture((0.5, 0.5))
     law = exact_law(folders, prompt, LENGTH, Sampling(), ensemble=mixture)

