@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -212,6 +213,21 @@ def test_a_step_without_drafts_is_a_round_of_empty_chains(hidden, rule):
             **({"method": "gumbel"} if rule == "gumbel" else {"stream": 1}),
         )
         assert tokens[request] == draw.tokens[0]
+
+
+def test_processed_reports_are_the_ensembles_of_each_slot(hidden):
+    hooked = Hooked(hidden)
+    hooked.own_sampler.logprobs_mode = "processed_logprobs"
+    (part,) = hooked.verified([(0, 3)])
+    for request, slot in enumerate(hooked.SLOTS):
+        first, end = hooked.offsets[request : request + 2].tolist()
+        sampling = hooked.sampling(slot)
+        sampling = replace(sampling, temperature=sampling.temperature or 1.0)
+        weights = torch.tensor([WEIGHTS[slot]])
+        expected = target_logprobs(
+            [own[first:end][None] for own in hooked.members], ensemble=Mixture(weights), sampling=sampling
+        )
+        assert torch.equal(part[0][first:end], expected[0])
 
 
 def test_processors_of_vllm_act_on_every_member(hidden):

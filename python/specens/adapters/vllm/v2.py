@@ -67,19 +67,20 @@ def _verifying(original: Callable) -> Callable:
     def verify_or_leave(self: Any, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
         if self.synthetic_conditional_rates is not None or self.watermark_key is not None:
             return original(self, *call)
-        return verify(self, *_of_vllm(), *call)
+        return verify(self, *of_vllm(), *call)
 
     return verify_or_leave
 
 
 def _drawing_by_gumbel(_original: Callable) -> Callable:
     def draw(self: Any, logits: Tensor, *context: Any, **_reports: bool) -> tuple[Tensor, Tensor]:
-        return draw_by_gumbel(self, *_of_vllm(), logits, dict(zip(CONTEXT, context, strict=True)))
+        return draw_by_gumbel(self, *of_vllm(), logits, dict(zip(CONTEXT, context, strict=True)))
 
     return draw
 
 
-def _of_vllm() -> tuple[Callable[..., Any], Any]:
+def of_vllm() -> tuple[Callable[..., Any], Any]:
+    """What makes the context of logits processors, and the modes of reports behind all processing."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 

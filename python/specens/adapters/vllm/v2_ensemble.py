@@ -113,7 +113,7 @@ class EnsembleSampler(Sampler):
 
     def sample(self, logits: Tensor, *context: Any, return_logprobs: bool = False) -> tuple[Tensor, Tensor]:
         """Tokens int64 [rows], and logits to report from."""
-        make_context, processed_modes = v2._of_vllm()
+        make_context, processed_modes = v2.of_vllm()
         named = dict(zip(v2.CONTEXT, context, strict=True))
         slots, slots_on_host = named["expanded_idx_mapping"], named["idx_mapping_np"]
         rows = tuple(v2.edited_by_vllm(self, own, slots_on_host, lambda: make_context(**named)) for own in self.members)
@@ -159,7 +159,7 @@ class EnsembleRejectionSampler(RejectionSampler):
         rows = tuple(own[first : first + logits.shape[0]] for own in self.members)
         slots, slots_on_host = call[4], call[5]  # idx_mapping, idx_mapping_np
         target = Target(rows, self.state.ensemble_of(slots, slots_on_host))
-        make_context, processed_modes = v2._of_vllm()
+        make_context, processed_modes = v2.of_vllm()
         return partial(v2.verify, target=target)(self, make_context, processed_modes, logits, *call)
 
 
