@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specens.engines.llama_cpp.library import last_errors
-from specens.engines.llama_cpp.model import GGUFModel
+from specens.engines.llama_cpp.model import GGUFModel, Weights
 
 CELLS = 256  # of a new cache; llama.cpp pads to it too
 SEQUENCES = 8
@@ -25,10 +25,13 @@ class LlamaContext:
 
     A cell may belong to several sequences, which then share their beginning: that is how the paths of a draft tree
     share their text. Rejected tokens are cut, and nothing is moved.
+
+    adapter: a LoRA of the model's, which forwards apply.
     """
 
-    def __init__(self, model: GGUFModel) -> None:
+    def __init__(self, model: GGUFModel, adapter: Any = None) -> None:
         self.model = model
+        self._adapter = adapter
         self._functions = model.functions
         self._batch = Batch(model.functions)
         self._cells, self._num_sequences = CELLS, min(SEQUENCES, self.most_sequences)
@@ -130,11 +133,11 @@ class LlamaContext:
         self._pointer: Any = functions.llama_init_from_model(model.pointer, parameters)
         if not self._pointer:
             raise MemoryError(f"llama.cpp has no space for {self._cells} tokens of {model.path.name}: {last_errors()}")
-        self._close = weakref.finalize(self, functions.llama_free, self._pointer)
+        self._close = weakref.finalize(self, _free, functions, self._pointer, model.weights)
         self._memory = functions.llama_get_memory(self._pointer)
-        if model.adapter is not None:
-            adapters, scales = (ctypes.c_void_p * 1)(model.adapter), (ctypes.c_float * 1)(1.0)
-            functions.llama_set_adapters_lora(self._pointer, adapters, 1, scales)
+        if self._adapter is not None:
+            adapters = (functions.llama_adapter_lora_p_ctypes * 1)(self._adapter)
+            functions.llama_set_adapters_lora(self._pointer, adapters, 1, (ctypes.c_float * 1)(1.0))
         self._set_threads()
 
     def _reopen(self) -> None:
@@ -148,6 +151,11 @@ class LlamaContext:
         close()
         if functions.llama_state_set_data(self._pointer, state, size) != size:
             raise RuntimeError(f"llama.cpp cannot move the cache of {self.model.path.name}: {last_errors()}")
+
+
+def _free(functions: Any, pointer: Any, _: Weights) -> None:
+    """Free a context, and only then its weights."""
+    functions.llama_free(pointer)
 
 
 class Batch:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specens.engines.llama_cpp.context import LlamaContext
+from specens.engines.llama_cpp.lora import write_lora
 from specens.engines.llama_cpp.model import GGUFModel
 from specens.engines.llama_cpp.tokenizer import GGUFTokenizer
 from specens.engines.protocol import Context, Engine, Needs, Read, Text
@@ -17,19 +21,22 @@ from specens.engines.protocol import Context, Engine, Needs, Read, Text
 class LlamaCpp(Engine):
     """A model that llama.cpp runs, as its file quantises it.
 
-    path: a .gguf file. adapter: a LoRA in a .gguf file. gpu_layers: how many layers lie on the GPU, -1 all; None: all
-        where llama-cpp-python was built for one. Threads are those of torch, for one member after the other.
-    Raises ValueError as `GGUFModel`.
+    path: a .gguf file, or a GGUFModel, whose weights several members may share. adapter: a LoRA in a .gguf file, or of
+        PEFT's, a folder. gpu_layers: how many layers lie on the GPU, -1 all; None: all where llama-cpp-python was built
+        for one. Threads are those of torch, for one member after the other.
+    Raises ValueError as `GGUFModel` and `write_lora`.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | GGUFModel,
         adapter: str | os.PathLike[str] | None = None,
         *,
         gpu_layers: int | None = None,
     ) -> None:
-        self.model = GGUFModel(path, adapter, gpu_layers=gpu_layers)
+        self.model = path if isinstance(path, GGUFModel) else GGUFModel(path, gpu_layers=gpu_layers)
+        self._adapter_path = None if adapter is None else Path(adapter).resolve()
+        self._adapter = None if self._adapter_path is None else self._load(self._adapter_path)
         self.tokenizer = GGUFTokenizer(self.model)
         self.vocab_size, self.max_length = self.model.num_tokens, self.model.max_positions
         self.end_tokens = self.model.end_of_sequence
@@ -37,7 +44,19 @@ class LlamaCpp(Engine):
     def open(self, needs: Needs) -> GGUFContext:
         """A context of its own for each batch, which grows with its texts."""
         self.check(needs)
-        return GGUFContext(self.model, needs)
+        return GGUFContext(LlamaContext(self.model, self._adapter), needs)
+
+    def is_same_as(self, other: Engine) -> bool:
+        """Whether it has the same weights in memory, and the same LoRA."""
+        return isinstance(other, LlamaCpp) and self.model is other.model and self._adapter_path == other._adapter_path
+
+    def _load(self, adapter: Path) -> Any:
+        if not adapter.is_dir():
+            return self.model.load_adapter(adapter)
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "adapter.gguf"
+            write_lora(adapter, self.model, written)
+            return self.model.load_adapter(written)
 
     def check(self, needs: Needs) -> None:
         """Raise ValueError where tokens may have to be taken back, and the model has a recurrent state."""
@@ -79,12 +98,6 @@ class GGUFText(Text):
         self._cells.give_back(sorted(set(self.paths)))
         self.num_cells, self.paths, self.depths = end, [], []
 
-    def keep_nodes(self, nodes: Sequence[int]) -> None:
-        """Empty the sequences that only other nodes are in; cells below a node are not looked at."""
-        kept = [node for node in nodes if node < len(self.paths)]
-        self._cells.give_back(sorted(set(self.paths) - {self.paths[node] for node in kept}))
-        self.paths, self.depths = [self.paths[node] for node in kept], [self.depths[node] for node in kept]
-
     def new_tokens(self, sequence: Sequence[int]) -> list[int]:
         """Those of the prompt and of all generated tokens that have no cells yet."""
         if not self.num_cells:
@@ -122,18 +135,14 @@ class GGUFText(Text):
 class GGUFContext(Context):
     """Texts in the cells of one cache, which holds 256 sequences: one for each text, and for each path of its tree."""
 
-    def __init__(self, model: GGUFModel, needs: Needs) -> None:
-        self._holds_trees = needs.trees
-        self._cells = LlamaContext(model)
-        self._vocab_size = model.num_tokens
+    def __init__(self, cells: LlamaContext, needs: Needs) -> None:
+        self.reads_trees = needs.trees
+        self._cells = cells
+        self._vocab_size = cells.model.num_tokens
 
     def add(self, prompt: list[int]) -> GGUFText:
         """A sequence without cells."""
         return GGUFText(self._cells, prompt)
-
-    def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
-        """Where trees were asked for."""
-        return self._holds_trees
 
     def remove(self, text: Text) -> None:
         """Empty its cells."""

@@ -14,28 +14,26 @@ from specens.engines.llama_cpp.library import last_errors, library
 ALL_LAYERS = -1
 
 
+class Weights:
+    """Frees a loaded model with the last object that holds this one; a context must not outlive it."""
+
+    def __init__(self, functions: Any, pointer: Any) -> None:
+        weakref.finalize(self, functions.llama_model_free, pointer)
+
+
 class GGUFModel:
     """The weights of one file, read by any number of contexts.
 
-    path: a .gguf file. adapter: a LoRA in a .gguf file, which its contexts apply. gpu_layers: how many layers lie on
-        the GPU, -1 all of them; None is all where llama.cpp was built for one. vocab_only: a tokenizer, no weights.
+    path: a .gguf file. gpu_layers: how many layers lie on the GPU, -1 all of them; None is all where llama.cpp was
+        built for one.
     Raises ValueError where llama-cpp-python is missing, where the file cannot be loaded, or where it is no model that
     continues a text.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        adapter: str | os.PathLike[str] | None = None,
-        *,
-        gpu_layers: int | None = None,
-        vocab_only: bool = False,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int | None = None) -> None:
         self.functions = functions = library()
         self.path = Path(path)
-        self.adapter_path = None if adapter is None else Path(adapter)
         parameters = functions.llama_model_default_params()
-        parameters.vocab_only = vocab_only
         has_gpu = functions.llama_supports_gpu_offload()
         if gpu_layers and not has_gpu:
             raise ValueError("device: expected cpu, as this llama.cpp was built without a GPU")
@@ -44,11 +42,9 @@ class GGUFModel:
         self.pointer = functions.llama_model_load_from_file(os.fsencode(self.path), parameters)
         if not self.pointer:
             raise ValueError(f"model: expected a GGUF file that llama.cpp can load, got {str(path)!r}: {last_errors()}")
-        self._free = weakref.finalize(self, functions.llama_model_free, self.pointer)
+        self.weights = Weights(functions, self.pointer)
         self.vocab = functions.llama_model_get_vocab(self.pointer)
-        if not vocab_only:
-            self._check_continues_texts()
-        self.adapter = None if adapter is None else self._load_adapter()
+        self._check_continues_texts()
 
     @cached_property
     def metadata(self) -> dict[str, str]:
@@ -101,11 +97,13 @@ class GGUFModel:
                 f"{self.metadata.get('general.architecture')}"
             )
 
-    def _load_adapter(self) -> Any:
-        adapter = self.functions.llama_adapter_lora_init(self.pointer, os.fsencode(str(self.adapter_path)))
+    def load_adapter(self, path: Path) -> Any:
+        """A LoRA from a .gguf file, which stays as long as the weights. Raises ValueError where it is not for them."""
+        last_errors()
+        adapter = self.functions.llama_adapter_lora_init(self.pointer, os.fsencode(path))
         if not adapter:
             raise ValueError(
-                f"model: expected a LoRA of {self.path.name} in a GGUF file after '+', got {str(self.adapter_path)!r}: "
+                f"model: expected a LoRA of {self.path.name} in a GGUF file after '+', got {str(path)!r}: "
                 f"{last_errors()}"
             )
         return adapter
