@@ -27,7 +27,8 @@ Models = Annotated[
     list[str],
     typer.Argument(
         help="Members: a Hugging Face folder or name (ORGANISATION/NAME[@REVISION]), a .gguf file or package:NAME, "
-        "each with an optional +ADAPTER."
+        "each with an optional +ADAPTER. GGUF files are run by llama.cpp where it is installed; llama_cpp: or "
+        "transformers: in front says by which."
     ),
 ]
 Weights = Annotated[str | None, typer.Option(help="Mix probabilities with these weights: 0.5,0.5. Default: equal.")]
@@ -69,7 +70,13 @@ Prompt = Annotated[
 ]
 Chat = Annotated[bool | None, typer.Option(help="Use the chat template. Default: where the tokenizer has one.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
-Dtype = Annotated[str, typer.Option(help="Of the models: fp32, bf16, fp16, torch's name for it, or auto, as stored.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the models: fp32, bf16, fp16, torch's name for it, or auto, as stored. Default: bf16; GGUF files that "
+        "llama.cpp runs are as they are."
+    ),
+]
 ModelTemperature = Annotated[
     float | None,
     typer.Option(help="0 takes the most likely token. Default: of the model's generation config, else 1."),
@@ -296,7 +303,7 @@ def _parse_shape(text: str) -> TokenTree:
 class Placement:
     """Where and how models compute, as the options say."""
 
-    dtype: str
+    dtype: str | None
     device: str | None
     threads: int | None
 
@@ -306,7 +313,7 @@ class Placement:
 
         from specens.engines.transformers.load import as_dtype
 
-        dtype = as_dtype(self.dtype, "--dtype")
+        dtype = None if self.dtype is None else as_dtype(self.dtype, "--dtype")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return {"dtype": dtype, "device": self.device}

@@ -10,9 +10,10 @@ import torch
 from specens.decoding.request import OUTSIDE
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.member import MemberDrafter
+from specens.engines.load import load_engine
 from specens.engines.protocol import Engine, Needs
 from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.load import check_unused, is_spec, load_both
+from specens.engines.transformers.load import check_unused, is_spec
 
 
 class DraftModel(MemberDrafter):
@@ -34,9 +35,8 @@ class DraftModel(MemberDrafter):
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__(OUTSIDE)
-        self._tokenizer = None
         if is_spec(model):
-            model, self._tokenizer = load_both(model, dtype, device)
+            model = load_engine(model, dtype, device)
         else:
             check_unused(dtype=dtype, device=device)
         self.model = model if isinstance(model, Engine) else CausalLM(model)
@@ -47,6 +47,7 @@ class DraftModel(MemberDrafter):
         check_place(self.prompt_of, len(models))
         assert self.model is not None
         self.model.check(Needs())
-        if self._tokenizer and tokenizer and self._tokenizer.get_vocab() != tokenizer.get_vocab():
+        own = self.model.tokenizer
+        if own and tokenizer and own.get_vocab() != tokenizer.get_vocab():
             raise ValueError("drafter: the tokenizer of the DraftModel differs from that of the ensemble")
         return self

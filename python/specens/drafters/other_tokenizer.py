@@ -22,9 +22,10 @@ from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.statistics import Statistics
 from specens.decoding.verification import seeds_of_uniforms
 from specens.drafters.drafter import Drafter
+from specens.engines.load import load_engine
 from specens.engines.protocol import Engine, Needs
 from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.load import check_unused, is_spec, load_both
+from specens.engines.transformers.load import check_unused, is_spec
 from specens_kernels import sample, target_logprobs
 
 if TYPE_CHECKING:
@@ -69,10 +70,11 @@ class OtherTokenizer(Drafter):
         device: str | torch.device | None = None,
     ) -> None:
         if is_spec(model):
-            model, own = load_both(model, dtype, device)
-            tokenizer = own if tokenizer is None else tokenizer
+            model = load_engine(model, dtype, device)
         else:
             check_unused(dtype=dtype, device=device)
+        if tokenizer is None and isinstance(model, Engine):
+            tokenizer = model.tokenizer
         if tokenizer is None:
             raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")
         self.has_probabilities = self.estimates = probabilities

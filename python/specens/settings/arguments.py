@@ -16,9 +16,10 @@ from specens.decoding.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.decoding.request import Ensemble, Task
 from specens.drafters import Drafter, PromptLookup, TreePlan
 from specens.drafters.tree_plan import as_tree_plan
+from specens.engines.load import Loader
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.load import DTYPE, check_unused, is_spec, load_model, load_tokenizer, pinned
+from specens.engines.transformers.load import check_unused, is_spec
 from specens.schedules import SCHEDULES, Plan
 from specens.schedules.plan import Rule
 from specens.targets import DenseTarget
@@ -192,31 +193,32 @@ def load_members(
 
     Raises ValueError where a spec cannot be loaded, or where its tokenizer differs from the ensemble's.
     """
-    if not any(map(is_spec, members)):
+    has_specs = any(map(is_spec, members))
+    if not has_specs:
         check_unused(dtype=dtype, device=device, revision=revision)
-    dtype = DTYPE if dtype is None else dtype
-    tokenizer = _as_tokenizer(tokenizer, dtype)
-    loaded: dict[str, Engine] = {}
+    loader = Loader(dtype, device, revision)
+    tokenizer = _as_tokenizer(tokenizer, loader)
     models: list[Engine] = []
     for index, member in enumerate(members):
-        if not is_spec(member):
+        if isinstance(member, Engine) or not is_spec(member):
             models.append(member if isinstance(member, Engine) else CausalLM(member))
-            continue
-        spec = pinned(member, revision)
-        own = load_tokenizer(spec, dtype=dtype)
+            own = models[-1].tokenizer
+        else:
+            own = loader.tokenizer(member)
         tokenizer = own if tokenizer is None else tokenizer
-        if own.get_vocab() != tokenizer.get_vocab():
-            raise ValueError(f"members: the tokenizer of member {index}, {spec}, differs from that of the ensemble")
-        if spec not in loaded:
-            loaded[spec] = CausalLM(load_model(spec, dtype=dtype, device=device))
-        models.append(loaded[spec])
+        if own is not None and own.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(f"members: the tokenizer of member {index}, {member}, differs from that of the ensemble")
+        if is_spec(member):
+            models.append(loader.engine(member))
+    if has_specs:
+        loader.check()
     return models, tokenizer
 
 
-def _as_tokenizer(tokenizer: Any, dtype: str | torch.dtype) -> Any:
+def _as_tokenizer(tokenizer: Any, loader: Loader) -> Any:
     """A tokenizer, loaded where it is the spec of one."""
     if is_spec(tokenizer):
-        return load_tokenizer(tokenizer, dtype=dtype)
+        return loader.tokenizer(tokenizer)
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise ValueError(f"tokenizer: expected one of transformers or a model spec, got {_shown(tokenizer)}")
     return tokenizer

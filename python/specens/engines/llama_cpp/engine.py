@@ -136,13 +136,18 @@ class GGUFContext(Context):
     """Texts in the cells of one cache, which holds 256 sequences: one for each text, and for each path of its tree."""
 
     def __init__(self, cells: LlamaContext, needs: Needs) -> None:
-        self.reads_trees = needs.trees
+        self._reads_trees = needs.trees
         self._cells = cells
         self._vocab_size = cells.model.num_tokens
 
     def add(self, prompt: list[int]) -> GGUFText:
         """A sequence without cells."""
         return GGUFText(self._cells, prompt)
+
+    def holds_tree(self, text: Text, num_tokens: int) -> bool:
+        """Whether there is a sequence for each path, were each new node one."""
+        assert isinstance(text, GGUFText)
+        return self._reads_trees and self._cells.can_take(num_tokens - text.num_cells - len(text.paths))
 
     def remove(self, text: Text) -> None:
         """Empty its cells."""

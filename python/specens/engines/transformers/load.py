@@ -39,6 +39,7 @@ DTYPES = {
 }
 DTYPE = torch.bfloat16  # of members given as specs, where none is asked for
 PACKAGE_PREFIX = "package:"
+TRANSFORMERS_PREFIX = "transformers:"
 STALE_SECONDS = 3600
 SOURCES = "specens_sources.json"  # in a converted copy: of which files it is one
 
@@ -63,14 +64,11 @@ def is_spec(model: Any) -> bool:
     return isinstance(model, (str, os.PathLike))
 
 
-def check_unused(**given: Any) -> None:
-    """Raise ValueError naming the first argument that is not None: of loaded models they change nothing."""
+def check_unused(beside: str = "loaded models", **given: Any) -> None:
+    """Raise ValueError naming the first argument that is not None, as it changes nothing of what it stands beside."""
     for name, value in given.items():
         if value is not None:
-            raise ValueError(
-                f"{name}: expected none beside loaded models, which it does not change; got {str(value)!r}; "
-                "load them with it"
-            )
+            raise ValueError(f"{name}: expected none beside {beside}, which it does not change; got {str(value)!r}")
 
 
 def as_dtype(dtype: str | torch.dtype, name: str = "dtype") -> str | torch.dtype:
@@ -109,7 +107,7 @@ def resolve_model(spec: str | os.PathLike[str], revision: str | None = None) -> 
     revision: of a name of the hub that says none.
     Raises ValueError, with the command that installs what is missing where there is one.
     """
-    text = os.fspath(spec)
+    text = os.fspath(spec).removeprefix(TRANSFORMERS_PREFIX)
     if Path(text).exists() or "+" not in text:
         return _resolve_base(text, revision)
     base, _, adapter = text.rpartition("+")
@@ -167,14 +165,6 @@ def load_tokenizer(
     where = _arguments(resolve_model(spec, revision), as_dtype(dtype))
     with _named(spec):
         return AutoTokenizer.from_pretrained(**where)
-
-
-def load_both(
-    spec: str | os.PathLike[str], dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, of one commit. Raises as `load_model`; dtype: None is bfloat16."""
-    spec, dtype = pinned(spec), DTYPE if dtype is None else dtype
-    return load_model(spec, dtype=dtype, device=device), load_tokenizer(spec, dtype=dtype)
 
 
 @contextmanager
