@@ -77,8 +77,14 @@ def smaller(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A random model of one layer with SmolLM2's tokens, and another one that is like it, to draft."""
+def tiny(tiny_models: list[Path]) -> tuple[Path, Path]:
+    """A random model, and another one that is like it, to draft."""
+    return tiny_models[0], tiny_models[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_models(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A random model of one layer with SmolLM2's tokens, one that is much like it, and one that is so less."""
     source, folder, random = gguf.GGUFReader(smollm2), tmp_path_factory.mktemp("tiny"), np.random.default_rng(1)
     vocab = len(source.fields["tokenizer.ggml.tokens"].data)
     square = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
@@ -90,8 +96,8 @@ def tiny(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     changes = {f"llama.{name}": WIDTH for name in sizes} | {"llama.block_count": 1}
     changes |= {"llama.attention.head_count": 1, "llama.attention.head_count_kv": 1}
     paths = []
-    for name, weights in (("target", output), ("draft", output + random.normal(size=output.shape) * 0.03)):
-        numbers = {**tensors, "output.weight": weights}
+    for name, noise in (("target", 0.0), ("draft", 0.03), ("other", 0.15)):
+        numbers = {**tensors, "output.weight": output + random.normal(size=output.shape) * noise}
         written = {key: (value.astype(np.float32), None) for key, value in numbers.items()}
         paths.append(write(folder / f"{name}.gguf", source, changes, written))
-    return paths[0], paths[1]
+    return paths
