@@ -179,7 +179,7 @@ def test_ctrl_c_while_models_load_still_prints_json(monkeypatch, models):
     def interrupted_load(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specens.settings.arguments.load_model", interrupted_load)
+    monkeypatch.setattr("specens.engines.transformers.loader.load_model", interrupted_load)
     result = run("generate", *models, *JOB, "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout) == {"interrupted": True}

@@ -8,7 +8,7 @@ import time
 
 import huggingface_hub.constants
 import pytest
-import specens.settings.arguments
+import specens.engines.transformers.loader
 import torch
 from driver.tiny_models import tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
@@ -64,7 +64,7 @@ def test_model_and_tokenizer_are_of_one_commit_however_the_branch_moves(hub_home
         loaded.append(spec)
         return load_tokenizer(spec, **arguments)
 
-    monkeypatch.setattr(specens.settings.arguments, "load_tokenizer", load)
+    monkeypatch.setattr(specens.engines.transformers.loader, "load_tokenizer", load)
     try:
         ensemble = SpeculativeEnsemble([NAME, NAME], dtype="fp16", schedule="standard")
     finally:

@@ -318,7 +318,7 @@ def test_the_command_draws_the_kind_of_picture_that_its_name_says(tmp_path, suff
 
 @pytest.mark.parametrize("name", ["speedup", "speedup.xyz", "speedup.png.txt", ".png"])
 def test_a_picture_of_no_known_kind_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, name):
-    monkeypatch.setattr("specens.settings.arguments.load_model", None)
+    monkeypatch.setattr("specens.engines.transformers.loader.load_model", None)
     models = save_pair(tmp_path)
     result = CliRunner().invoke(app, ["plan", *models, "--prompt", "w5", "--plot", str(tmp_path / name)])
     assert result.exit_code == 2

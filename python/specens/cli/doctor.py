@@ -15,14 +15,15 @@ from specens.cli.openmp import chosen
 if TYPE_CHECKING:
     from rich.table import Table
 
-PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, "flash-attn", "peft", "gguf")
+PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, "flash-attn", "peft", "gguf", "llama-cpp-python")
 # Left out here: packages that are only needed at times, and without which nothing is wrong.
 PURPOSES = {
     "triton": "kernels on GPUs, pip install 'specens-kernels[triton]'",
     **dict.fromkeys(DRIVER, f"the driver, {INSTALL_DRIVER}"),
     "flash-attn": "faster attention of some models on GPUs",
     "peft": "adapters, pip install peft",
-    "gguf": "GGUF files, pip install gguf",
+    "gguf": "GGUF files run by transformers, pip install gguf",
+    "llama-cpp-python": "GGUF files run by llama.cpp, pip install 'specens-kernels[llama-cpp]'",
 }
 
 

@@ -91,7 +91,7 @@ class _Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         if record.levelno > logging.INFO:
-            self._console.print(message, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(message, style="yellow", highlight=False, markup=False, emoji=False, soft_wrap=True)
         else:
             self._shown.say(message)
 
@@ -109,7 +109,7 @@ def _running(lines: threading.Thread, over: threading.Event) -> Iterator[None]:
 def _print_lines(console: Console, shown: Progress, over: threading.Event, gap: float) -> None:
     while not over.wait(gap):
         try:
-            console.print(str(shown), style="dim", highlight=False, markup=False, soft_wrap=True)
+            console.print(str(shown), style="dim", highlight=False, markup=False, emoji=False, soft_wrap=True)
         except OSError:  # nobody reads it
             return
         gap = min(2 * gap, LONGEST_GAP)

@@ -10,7 +10,7 @@ import torch
 from specens.decoding.request import OUTSIDE
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.member import MemberDrafter
-from specens.engines.load import load_engine
+from specens.engines.loading import load_engine
 from specens.engines.protocol import Engine, Needs
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec

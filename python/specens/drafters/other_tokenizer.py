@@ -22,7 +22,7 @@ from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.statistics import Statistics
 from specens.decoding.verification import seeds_of_uniforms
 from specens.drafters.drafter import Drafter
-from specens.engines.load import load_engine
+from specens.engines.loading import load_engine
 from specens.engines.protocol import Engine, Needs
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec

@@ -16,7 +16,7 @@ from specens.decoding.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.decoding.request import Ensemble, Task
 from specens.drafters import Drafter, PromptLookup, TreePlan
 from specens.drafters.tree_plan import as_tree_plan
-from specens.engines.load import Loader
+from specens.engines.loading import Loader
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec

@@ -39,7 +39,6 @@ DTYPES = {
 }
 DTYPE = torch.bfloat16  # of members given as specs, where none is asked for
 PACKAGE_PREFIX = "package:"
-TRANSFORMERS_PREFIX = "transformers:"
 STALE_SECONDS = 3600
 SOURCES = "specens_sources.json"  # in a converted copy: of which files it is one
 
@@ -64,11 +63,14 @@ def is_spec(model: Any) -> bool:
     return isinstance(model, (str, os.PathLike))
 
 
-def check_unused(beside: str = "loaded models", **given: Any) -> None:
-    """Raise ValueError naming the first argument that is not None, as it changes nothing of what it stands beside."""
+def check_unused(**given: Any) -> None:
+    """Raise ValueError naming the first argument that is not None: of loaded models they change nothing."""
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name}: expected none beside {beside}, which it does not change; got {str(value)!r}")
+            raise ValueError(
+                f"{name}: expected none beside loaded models, which it does not change; got {str(value)!r}; "
+                "load them with it"
+            )
 
 
 def as_dtype(dtype: str | torch.dtype, name: str = "dtype") -> str | torch.dtype:
@@ -107,7 +109,7 @@ def resolve_model(spec: str | os.PathLike[str], revision: str | None = None) -> 
     revision: of a name of the hub that says none.
     Raises ValueError, with the command that installs what is missing where there is one.
     """
-    text = os.fspath(spec).removeprefix(TRANSFORMERS_PREFIX)
+    text = os.fspath(spec).removeprefix("transformers:")
     if Path(text).exists() or "+" not in text:
         return _resolve_base(text, revision)
     base, _, adapter = text.rpartition("+")

