@@ -21,19 +21,26 @@ class ModelLoader:
         self._dtype, self._device, self._revision = DTYPE if dtype is None else dtype, device, revision
         self._engines: dict[str, CausalLM] = {}
         self._tokenizers: dict[str, Any] = {}
+        self._commits: dict[str, str] = {}
 
     def tokenizer(self, spec: str) -> Any:
         """Of a spec of `resolve_model`."""
-        own = pinned(spec, self._revision)
+        own = self._pinned(spec)
         if own not in self._tokenizers:
             self._tokenizers[own] = load_tokenizer(own, dtype=self._dtype)
         return self._tokenizers[own]
 
     def engine(self, spec: str) -> CausalLM:
         """A loaded model."""
-        own = pinned(spec, self._revision)
+        own = self._pinned(spec)
         if own not in self._engines:
             engine = CausalLM(load_model(own, dtype=self._dtype, device=self._device))
             engine.tokenizer = self.tokenizer(spec)
             self._engines[own] = engine
         return self._engines[own]
+
+    def _pinned(self, spec: str) -> str:
+        """The spec of one commit, looked up once, so that a tokenizer and its model are of the same."""
+        if spec not in self._commits:
+            self._commits[spec] = pinned(spec, self._revision)
+        return self._commits[spec]
