@@ -23,6 +23,7 @@ EXPLAINED = 0.15  # a measured speed-up this far below the ideal one is explaine
 class Row:
     """What one schedule reached: rates and times are medians over its runs, counts are means, acceptance is pooled.
 
+    engine: who runs the members, the names of several joined by " + ".
     speedup: tokens per second by those of the baseline. ideal_speedup: what the acceptance allows
         (`specens.decoding.ideal`), None for `alternate` with longer chains, for lengths that adapt, for drafters that
         are no members, and for `tree`, where a token has several chances. paper_speedup: the paper's ideal of `fixed`,
@@ -31,6 +32,7 @@ class Row:
         outside forwards. prompt_share: of the whole time, in the forwards that read the prompts.
     """
 
+    engine: str
     schedule: str
     rule: str
     draft_lens: list[int | str]
@@ -75,7 +77,7 @@ def compare(
     repeats: int = 3,
     on_run: Callable[[str, int], None] | None = None,
 ) -> Comparison:
-    """Run the same job with every ensemble, which differ in their schedules only; the first is the baseline.
+    """Run the same job with every ensemble, which differ in schedules and engines only; the first is the baseline.
 
     Runs are interleaved and repeated, after a short warm-up; run r of each ensemble has the same seed, derived from
     `seed` and r. No end of sequence stops them, so that all write `max_new_tokens`, and the generation configs of the
@@ -153,6 +155,7 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
     acceptance = sum(sum(run.accepted) for run in runs) / tested if tested else None
     ideal, paper = _ideals(ensemble, acceptance, runs, baseline)
     return Row(
+        engine=" + ".join(dict.fromkeys(model.name for model in ensemble.models)),
         schedule=name,
         rule=str(plan.rule),
         draft_lens=[length if isinstance(length, int) else str(length) for length in plan.draft_lens],
@@ -199,6 +202,10 @@ def _findings(rows: list[Row]) -> list[str]:
     """What a reader should take from the numbers, in sentences; the first says whether speculation pays."""
     if len(rows) < 2:
         return []
+    if len({row.engine for row in rows}) > 1:
+        engines = [[row for row in rows if row.engine == name] for name in dict.fromkeys(row.engine for row in rows)]
+        found = [f"{own[0].engine}: {finding}" for own in engines for finding in _findings(own)]
+        return found + [_between(engines[0], own) for own in engines[1:]]
     standard, *others = rows
     several = len({row.rule for row in rows}) > 1
 
@@ -206,14 +213,17 @@ def _findings(rows: list[Row]) -> list[str]:
         return f"{row.schedule} by rule {row.rule}" if several else row.schedule
 
     best = max(others, key=lambda row: row.tokens_per_second)
-    if best.speedup >= WORTHWHILE:
-        found = [f"{name(best)} writes {best.speedup:.2f} times as many tokens a second as {standard.schedule}."]
+    speedup = best.tokens_per_second / standard.tokens_per_second
+    if speedup >= WORTHWHILE:
+        found = [f"{name(best)} writes {speedup:.2f} times as many tokens a second as {standard.schedule}."]
     else:
-        speed = f"runs at {best.speedup:.2f} times the speed of {standard.schedule}"
+        speed = f"runs at {speedup:.2f} times the speed of {standard.schedule}"
         found = [f"Speculation does not pay here: the best of it, {name(best)}, {speed}."]
     if standard.model_calls < sum(standard.forwards):
         found.append(f"Members share weights, so {standard.schedule} forwards them as one batch: hard to beat.")
-    found += [_explanation(name(row), row, standard) for row in others if _share_of_ideal(row) < 1 - EXPLAINED]
+    found += [
+        _explanation(name(row), row, standard) for row in others if _share_of_ideal(row, standard) < 1 - EXPLAINED
+    ]
     return found + [
         f"Without bonus tokens, as in the paper, the ideal of {name(row)} would be {row.paper_speedup:.2f}."
         for row in others
@@ -221,13 +231,23 @@ def _findings(rows: list[Row]) -> list[str]:
     ]
 
 
-def _share_of_ideal(row: Row) -> float:
-    return 1.0 if row.ideal_speedup is None else row.speedup / row.ideal_speedup
+def _between(first: Sequence[Row], second: Sequence[Row]) -> str:
+    one, other = (max(rows, key=lambda row: row.tokens_per_second) for rows in (first, second))
+    times, plain = other.tokens_per_second / one.tokens_per_second, second[0].tokens_per_second
+    return (
+        f"{other.engine} writes {times:.2f} times as many tokens a second as {one.engine}, each at its best, and "
+        f"{plain / first[0].tokens_per_second:.2f} times under {first[0].schedule}."
+    )
+
+
+def _share_of_ideal(row: Row, standard: Row) -> float:
+    speedup = row.tokens_per_second / standard.tokens_per_second
+    return 1.0 if row.ideal_speedup is None else speedup / row.ideal_speedup
 
 
 def _explanation(name: str, row: Row, standard: Row) -> str:
     return (
-        f"{name} reaches {_share_of_ideal(row):.0%} of its ideal: "
+        f"{name} reaches {_share_of_ideal(row, standard):.0%} of its ideal: "
         f"one of its forwards, which read several tokens, takes {row.forward_ms:.1f} ms "
         f"({standard.schedule}: {standard.forward_ms:.1f} ms); {row.other_share:.1%} of its time is outside forwards "
         f"({standard.schedule}: {standard.other_share:.1%})."

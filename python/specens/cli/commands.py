@@ -57,16 +57,16 @@ def generate(
 
 def compare(
     models: list[str],
-    standard: SpeculativeEnsemble,
+    given: Sequence[SpeculativeEnsemble],
     job: dict,
     fixed_draft_len: int | None,
     tree: TreePlan | None,
     json: bool,
     rules: Sequence[str],
 ) -> bool:
-    """Compare and print; True if it was interrupted."""
-    ensembles = with_other_schedules(standard, fixed_draft_len, tree, rules)
-    comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(standard, job))
+    """Compare ensembles, the same by each engine, under every schedule, and print; True if it was interrupted."""
+    ensembles = [each for one in given for each in with_other_schedules(one, fixed_draft_len, tree, rules)]
+    comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(given[0], job))
     if json:
         print_json({"models": models} | comparison.to_dict())
     else:

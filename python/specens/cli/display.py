@@ -88,8 +88,10 @@ def comparison_table(comparison: Comparison) -> Table:
     names = ("schedule", "tokens/s", "speed-up", "ideal", "accepted", "forwards", "ms/forward", "other")
     table = _table(caption, names)
     with_rules = len({row.rule for row in comparison.rows}) > 1
+    with_engines = len({row.engine for row in comparison.rows}) > 1
     for row in comparison.rows:
-        table.add_row(*_cells(row, with_rules))
+        schedule, *cells = _cells(row, with_rules)
+        table.add_row(f"{row.engine}: {schedule}" if with_engines else schedule, *cells)
     return table
 
 

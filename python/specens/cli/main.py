@@ -165,6 +165,7 @@ def compare(
     tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = None,
     rule: options.Rules = "token",
+    engine: options.ComparedEngines = None,
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -181,6 +182,8 @@ def compare(
 ) -> None:
     """Do the same job under standard, fixed, alternate and, with --tree, tree, and show what speculation gives.
 
+    With --engine, by one engine after the other: transformers,llama_cpp shows both for GGUF files.
+
     Without --prompt, the job is to answer a question about Python.
     """
     from specens.cli import commands
@@ -191,8 +194,10 @@ def compare(
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     placement = options.Placement(dtype, device, threads)
     trees = options.parse_tree(tree, tree_nodes)
-    ensemble = _load(models, placement, mixture, draft_lens, drafter=drafter)
-    interrupted = commands.compare(models, ensemble, job, fixed_draft_len, trees, json, rule.split(","))
+    ensembles = [
+        _load(named, placement, mixture, draft_lens, drafter=drafter) for named in options.by_engines(models, engine)
+    ]
+    interrupted = commands.compare(models, ensembles, job, fixed_draft_len, trees, json, rule.split(","))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -57,6 +57,10 @@ Rule = Annotated[
     ),
 ]
 Rules = Annotated[str, typer.Option("--rule", help="token, gumbel, or both: token,gumbel.")]
+ComparedEngines = Annotated[
+    str | None,
+    typer.Option("--engine", help="Compare engines too: transformers,llama_cpp. Default: the one of each model."),
+]
 Tree = Annotated[
     str | None,
     typer.Option(
@@ -226,6 +230,19 @@ def parse_drafter(text: str, placement: Placement) -> int | Drafters:
         return drafters.Jacobi()
     expected = "the number of a member, model:MODEL, lookup[:N], skip:N,N,..., exit:N, jacobi or lookahead[:N]"
     raise ValueError(f"--drafter: expected {expected}; got {text!r}")
+
+
+def by_engines(models: list[str], engines: str | None) -> list[list[str]]:
+    """The models for each engine between commas. Raises ValueError where there is none of such a name."""
+    from specens.engines.loading import ENGINES
+
+    if engines is None:
+        return [models]
+    names = engines.split(",")
+    for name in names:
+        if name not in ENGINES:
+            raise ValueError(f"--engine: expected some of {', '.join(ENGINES)}, got {name!r}")
+    return [[f"{name}:{model}" for model in models] for name in names]
 
 
 def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:

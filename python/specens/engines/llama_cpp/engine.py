@@ -27,6 +27,8 @@ class LlamaCpp(Engine):
     Raises ValueError as `GGUFModel` and `write_lora`.
     """
 
+    name = "llama_cpp"
+
     def __init__(
         self,
         path: str | os.PathLike[str] | GGUFModel,

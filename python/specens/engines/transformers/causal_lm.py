@@ -12,6 +12,8 @@ from specens.engines.transformers.probing import reading_of
 class CausalLM(Model, Engine):  # type: ignore[override]
     """A loaded model as a member. Texts share one cache where the model reads them so, else each has its own."""
 
+    name = "transformers"
+
     def check(self, needs: Needs) -> None:
         """Find out by trying how the model is read, and raise ValueError where it cannot be."""
         reading_of(self, needs)
