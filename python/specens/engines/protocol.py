@@ -125,9 +125,9 @@ class Context(ABC):
 class Engine(ABC):
     """A loaded model.
 
-    name: of the engine, for people. vocab_size: token ids below it can be read. max_length: the most tokens of a text, prompt included, or None.
-    end_tokens: ids that end a text. device: where logits are. generation_config: settings of texts as transformers has
-        them, or None. tokenizer: its own, where it has one.
+    name: of the engine, for people. vocab_size: token ids below it can be read. max_length: the most tokens of a text,
+        prompt included, or None. end_tokens: ids that end a text. device: where logits are. generation_config: settings
+        of texts as transformers has them, or None. tokenizer: its own, where it has one.
     """
 
     name: str = ""
