@@ -1,13 +1,16 @@
 """Measuring schedules against each other, and what acceptance rates allow."""
 
+import io
 import itertools
 
 import pytest
 from driver.tiny_models import PROMPT, relative_of, tiny_llama
+from rich.console import Console
 from specens import MemberPrompts, SpeculativeEnsemble
 from specens.analysis.compare import compare, with_other_schedules
 from specens.cli.display import comparison_table
 from specens.decoding.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus
+from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.member import Member
 
 from specens_kernels import Mixture
@@ -44,6 +47,27 @@ def test_runs_are_interleaved_and_all_of_the_length_asked_for(standard):
     assert fixed.paper_speedup < fixed.ideal_speedup
     assert alternate.ideal_speedup == alternate_speedup(alternate.acceptance_rate)
     assert sum(alternate.forwards) < sum(baseline.forwards)
+
+
+def test_engines_are_compared_each_with_its_own_standard(standard):
+    others = [tiny_llama(0, eos_token_id=9), tiny_llama(3)]
+    second = SpeculativeEnsemble([CausalLM(model) for model in others], schedule="standard", draft_lens=1)
+    for model in second.models:
+        model.name = "other"
+    ensembles = [*with_other_schedules(standard), *with_other_schedules(second)]
+    comparison = compare(ensembles, PROMPT, max_new_tokens=10, repeats=1)
+    assert [row.engine for row in comparison.rows] == ["transformers"] * 3 + ["other"] * 3
+    assert {finding.split(":")[0] for finding in comparison.findings[:-1]} == {"transformers", "other"}
+    times = comparison.rows[3].tokens_per_second / comparison.rows[0].tokens_per_second
+    assert comparison.findings[-1].startswith("other writes ")
+    assert comparison.findings[-1].endswith(f"and {times:.2f} times under standard.")
+    assert "other: alternate 1" in table_text(comparison)
+
+
+def table_text(comparison):
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(comparison_table(comparison))
+    return console.export_text()
 
 
 def test_findings_say_whether_speculation_pays(standard):

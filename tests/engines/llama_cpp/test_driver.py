@@ -194,12 +194,15 @@ def test_the_command_line_takes_gguf_files(tiny: tuple[Path, Path]):
     assert len(json.loads(result.stdout)["tokens"]) <= 6
 
 
-def test_compare_shows_each_schedule(tiny: tuple[Path, Path]):
+def test_compare_takes_gguf_files_and_names_their_engine(tiny: tuple[Path, Path]):
     models = [str(path) for path in tiny]
     job = ["--prompt", "one two", "--max-new-tokens", "6", "--repeats", "1", "--threads", "1", "--json"]
-    result = CliRunner().invoke(app, ["compare", *models, *job])
+    result = CliRunner().invoke(app, ["compare", *models, *job, "--engine", "llama_cpp"])
     assert result.exit_code == 0, result.output
-    assert "alternate" in result.stdout
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["engine"], row["schedule"]) for row in rows] == [
+        ("llama_cpp", schedule) for schedule in ("standard", "fixed", "alternate")
+    ]
 
 
 def test_plan_predicts_speeds(tiny: tuple[Path, Path]):
