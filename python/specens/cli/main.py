@@ -287,7 +287,7 @@ def vllm_config(
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
-    dtype: options.Dtype = "bf16",
+    dtype: options.Dtype = None,
 ) -> None:
     """Write config.json and tokenizer of an ensemble: SPECENS_VLLM=1 vllm serve FOLDER.
 
@@ -297,7 +297,7 @@ def vllm_config(
     from specens.engines.transformers.load import as_dtype
 
     ensemble = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    settings = write_ensemble(models, ensemble, out, as_dtype(dtype, "--dtype"))
+    settings = write_ensemble(models, ensemble, out, as_dtype(dtype or "bf16", "--dtype"))
     Output().print(f"{out}: {settings.kind} of {', '.join(settings.members)}", highlight=False, soft_wrap=True)
 
 
