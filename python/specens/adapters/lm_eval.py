@@ -58,7 +58,7 @@ class SpeculativeLM(TemplateLM):
         drafter: str | int | None = None,
         tree: str | None = None,
         rule: str = "token",
-        dtype: str = "bf16",
+        dtype: str | None = None,
         device: str | None = None,
         batch_size: int | str = 8,
         max_batch_size: int | None = None,  # noqa: ARG002 -- the harness gives it to every model
