@@ -15,7 +15,8 @@ from specens.cli.openmp import chosen
 if TYPE_CHECKING:
     from rich.table import Table
 
-PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, "flash-attn", "peft", "gguf", "llama-cpp-python")
+DRIVEN = ("flash-attn", "peft", "gguf", "llama-cpp-python", "llguidance", "lm-eval")
+PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, *DRIVEN)
 # Left out here: packages that are only needed at times, and without which nothing is wrong.
 PURPOSES = {
     "triton": "kernels on GPUs, pip install 'specens-kernels[triton]'",
@@ -24,6 +25,8 @@ PURPOSES = {
     "peft": "adapters, pip install peft",
     "gguf": "GGUF files run by transformers, pip install gguf",
     "llama-cpp-python": "GGUF files run by llama.cpp, pip install 'specens-kernels[llama-cpp]'",
+    "llguidance": "grammars, pip install 'specens-kernels[grammar]'",
+    "lm-eval": "evaluation, pip install 'specens-kernels[evaluation]'",
 }
 
 
