@@ -1,0 +1,115 @@
+"""What the driver itself costs: rounds over an engine whose forwards take no time.
+
+python -m bench.end_to_end.overhead [--profile fixed]
+
+Milliseconds of processor time of this thread, operations of `specens_kernels` included, a round and request, and the
+same at a vocabulary of 64, where these have next to nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from specens import SpeculativeEnsemble
+from specens.engines.protocol import Context, Engine, Needs, Read, Text
+from torch import Tensor
+
+from specens_kernels import Mixture
+
+NEW_TOKENS, REPEATS, MOST_ROWS = 96, 5, 64
+WAYS = {
+    "standard": {"schedule": "standard"},
+    "fixed": {"schedule": "fixed", "draft_lens": 4},
+    "alternate": {"schedule": "alternate", "draft_lens": 1},
+    "tree": {"tree": (2, 2)},
+}
+
+
+class NoText(Text):
+    """Nothing is kept of it."""
+
+    def roll_back(self, length: int) -> None:
+        """Nothing."""
+
+
+class NoContext(Context):
+    """Gives rows of one table, whatever is read."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def add(self, prompt: list[int]) -> NoText:  # noqa: ARG002
+        """A text."""
+        return NoText()
+
+    def read(self, reads: Sequence[Read]) -> list[Tensor]:
+        """Rows of the table."""
+        return [self._table[len(read.sequence) % MOST_ROWS :][: read.num_rows] for read in reads]
+
+    def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
+        """Always."""
+        return True
+
+    def remove(self, text: Text) -> None:
+        """Nothing."""
+
+
+class NoEngine(Engine):
+    """A model whose logits are random, and near those of others."""
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        self.vocab_size = vocab
+        common = torch.randn(2 * MOST_ROWS, vocab, generator=torch.Generator().manual_seed(0))
+        own = torch.randn(2 * MOST_ROWS, vocab, generator=torch.Generator().manual_seed(1 + seed))
+        self._table = 3 * common + 0.5 * own
+
+    def open(self, needs: Needs) -> NoContext:  # noqa: ARG002
+        """An empty context."""
+        return NoContext(self._table)
+
+
+def milliseconds(vocab: int, way: str, batch: int) -> tuple[float, float]:
+    """Medians of processor time a round and a request, and of rounds a token."""
+    ensemble = SpeculativeEnsemble(
+        [NoEngine(vocab, seed) for seed in range(2)], ensemble=Mixture((0.5, 0.5)), **WAYS[way]
+    )
+    found, rounds = [], 0.0
+    for seed in range(REPEATS):
+        started = time.thread_time()
+        texts = list(
+            ensemble.generate_many([[1, 2, 3]] * batch, batch_size=batch, seed=seed, max_new_tokens=NEW_TOKENS)
+        )
+        seconds = time.thread_time() - started
+        rounds = sum(text.statistics.rounds for text in texts)
+        found.append(1000 * seconds / rounds)
+    return statistics.median(found), rounds / (batch * NEW_TOKENS)
+
+
+def main() -> None:
+    """Print a JSON line for each way and batch."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", choices=WAYS)
+    parser.add_argument("--batch", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.profile:
+        with cProfile.Profile() as profile:
+            milliseconds(64, options.profile, options.batch)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+        return
+    for way in WAYS:
+        for batch in (1, 16):
+            (all_ms, rounds), (own_ms, _) = milliseconds(49152, way, batch), milliseconds(64, way, batch)
+            values = {"ms": round(all_ms, 3), "ms_at_vocab_64": round(own_ms, 3), "rounds_a_token": round(rounds, 2)}
+            print(json.dumps({"way": way, "batch": batch, **values}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
