@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,22 +26,26 @@ class LogitRows:
         if not self._parts:
             self.start = self.end = position
         self._parts.append(rows)
-        self.end += len(rows)
+        self.end += rows.shape[0]
 
     def take(self, start: int, end: int) -> Tensor:
         """Logits [end - start, vocab] of these positions, all of which are here."""
+        return joined(self.pieces(start, end))
+
+    def pieces(self, start: int, end: int) -> list[Tensor]:
+        """The same in pieces [n, vocab], each a view of what one forward returned."""
         assert self.start <= start < end <= self.end
-        found, place = [], self.start
+        found, first = [], self.start
         for part in self._parts:
-            piece = part[max(start - place, 0) : max(end - place, 0)]
-            if len(piece):
-                found.append(piece)
-            place += len(part)
-        return found[0] if len(found) == 1 else torch.cat(found)
+            last = first + part.shape[0]
+            if first < end and start < last:
+                found.append(part[max(start - first, 0) : end - first])
+            first = last
+        return found
 
     def forget_before(self, position: int) -> None:
         """Drop the rows of earlier positions."""
-        while self._parts and self.start + len(self._parts[0]) <= position:
+        while self._parts and self.start + self._parts[0].shape[0] <= position:
             self.start += len(self._parts.pop(0))
         if self._parts and self.start < position:
             self._parts[0] = self._parts[0][position - self.start :]
@@ -69,3 +74,18 @@ class LogitRows:
         """Drop every row: the text before them has changed."""
         self.start = self.end = 0
         self._parts.clear()
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Rows [n, vocab] of all parts: a view, where they lie in one buffer at equal distances, else a copy."""
+    if len(parts) == 1:
+        return parts[0]
+    size, steps = parts[0].element_size(), {part.stride(0) for part in parts if part.shape[0] > 1}
+    for one, other in pairwise(parts):
+        distance, rest = divmod(other.data_ptr() - one.data_ptr(), size)
+        steps.add(distance - (one.shape[0] - 1) * one.stride(0) if rest == 0 else 0)
+    (step, *others), buffers = steps, {part.untyped_storage().data_ptr() for part in parts}
+    width = parts[0].shape[1]
+    if others or step < width or len(buffers) > 1 or any(part.shape[1] != width for part in parts):
+        return torch.cat(list(parts))
+    return parts[0].as_strided((sum(part.shape[0] for part in parts), width), (step, 1))

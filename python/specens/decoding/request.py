@@ -235,7 +235,7 @@ class Request:
             return False
         if self._masks is not None:
             return self._masks.at(index, self) is not None
-        return not any(self.ends_at(self.sequence[place]) for place in path)
+        return self.task.stop_tokens.isdisjoint([self.sequence[place] for place in path])
 
     def note_processed(self, index: int, given: Tensor, edited: Tensor) -> None:
         """Remember the drafts that processors exclude: nothing stands behind them, so none is asked about that.
@@ -423,6 +423,8 @@ class Request:
 
     def note_status(self, status: int, *, emitted: bool) -> None:
         """Keep the status bits; a distribution without any token ends the generation with a RuntimeError."""
+        if not status and emitted:
+            return
         flags = Status(status)
         self.statistics.status |= flags
         if not emitted:

@@ -18,6 +18,8 @@ PADDING = -1  # in tables of tokens
 
 def alike(requests: Sequence[Request]) -> list[list[Request]]:
     """The requests whose settings go into one call, together: they differ in numbers only."""
+    if len(requests) < 2:
+        return [list(requests)] if requests else []
     groups: dict[tuple, list[Request]] = {}
     for request in requests:
         groups.setdefault(_kind(request), []).append(request)
@@ -101,7 +103,7 @@ def _kind(request: Request) -> tuple:
 def _common(values: list[Any], merge: Callable[[list[Any], torch.device], Any], device: torch.device) -> Any:
     """The one value that all share, or all of them in one."""
     first = values[0]
-    return first if all(value == first for value in values) else merge(values, device)
+    return first if all(value is first or value == first for value in values) else merge(values, device)
 
 
 def _merge_sampling(values: list[Sampling], device: torch.device) -> Sampling:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specens.decoding.drafts import NO_NODE
+from specens.decoding.logit_rows import joined
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
 from specens.targets import DenseTarget
@@ -48,12 +49,13 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
             **randomness,
             logprobs=with_probabilities,
         )
-        for request, token, status in zip(group, draw.tokens.tolist(), draw.status.tolist(), strict=True):
+        tokens, statuses = _on_host(draw.tokens, draw.status)
+        for request, token, status in zip(group, tokens, statuses, strict=True):
             request.note_status(status, emitted=True)
             if token >= 0:
                 request.add_draft(token, place)
         chances = [1.0] * len(group) if draw.logprobs is None else draw.logprobs.exp().tolist()
-        drawn = zip(group, draw.tokens.tolist(), chances, strict=True)
+        drawn = zip(group, tokens, chances, strict=True)
         probabilities |= {request: chance for request, token, chance in drawn if token >= 0}
     return probabilities
 
@@ -72,10 +74,10 @@ def draw(requests: Sequence[Request], kind: str) -> None:
             **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
             **_report(group),
         )
-        told = _told(draw)
-        for place, (request, token) in enumerate(zip(group, draw.tokens.tolist(), strict=True)):
+        told, (tokens, statuses) = _told(draw), _on_host(draw.tokens, draw.status)
+        for place, (request, token, status) in enumerate(zip(group, tokens, statuses, strict=True)):
             request.drawn_at = request.num_settled
-            request.note_status(int(draw.status[place]), emitted=token >= 0)
+            request.note_status(status, emitted=token >= 0)
             request.settle([token], [kind], [OUTSIDE], None if told is None else [told[place]])
             request.forget_drafts()
             request.statistics.rounds += kind != "bonus"
@@ -124,7 +126,8 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         **_report(group),
     )
     ends = [None if with_bonus else count for count in counts]
-    _settle(group, verdict, [range(accepted) for accepted in verdict.num_accepted.tolist()], counts, ends)
+    statuses, tokens, accepted = _on_host(verdict.status, verdict.tokens, verdict.num_accepted)
+    _settle(group, verdict, (statuses, tokens), list(map(range, accepted)), counts, ends)
 
 
 def _verify_trees(group: list[Request]) -> None:
@@ -153,20 +156,24 @@ def _verify_trees(group: list[Request]) -> None:
         backend=backend_for("verify_tree", logits[0]),
     )
     assert verdict.path is not None
-    paths = [[node for node in path if node >= 0] for path in verdict.path.tolist()]
-    _settle(group, verdict, paths, counts, [None] * len(group))
+    statuses, tokens, nodes = _on_host(verdict.status, verdict.tokens, verdict.path)
+    paths = [[node for node in path if node >= 0] for path in nodes]
+    _settle(group, verdict, (statuses, tokens), paths, counts, [None] * len(group))
 
 
 def _settle(
     group: list[Request],
     verdict: Verdict,
+    on_host: tuple[list[int], list[list[int]]],
     paths: Sequence[Sequence[int]],
     counts: list[int],
     ends: Sequence[int | None],
 ) -> None:
-    """Settle what a test emitted. ends: the drafts behind which it emits nothing, where all of them are accepted."""
-    status, tokens = verdict.status.tolist(), verdict.tokens.tolist()
-    told = _told(verdict)
+    """Settle what a test emitted. on_host: its status bits and tokens.
+
+    ends: the drafts behind which it emits nothing, where all of them are accepted.
+    """
+    (status, tokens), told = on_host, _told(verdict)
     for row, (request, path, count) in enumerate(zip(group, paths, counts, strict=True)):
         emitted = [token for token in tokens[row] if token >= 0]
         request.note_status(status[row], emitted=len(path) == ends[row] or len(emitted) > len(path))
@@ -174,6 +181,23 @@ def _settle(
             del emitted[len(path) :]  # no member has read what comes behind it
         request.statistics.rounds += 1
         request.settle_drafts(emitted, path, count, None if told is None else told[row])
+
+
+def _on_host(*columns: Tensor) -> list[list[Any]]:
+    """Integer tensors [rows] or [rows, n] as lists; from a GPU all are brought at once, which is waited for once."""
+    if columns[0].device.type == "cpu":
+        return [column.tolist() for column in columns]
+    return _as_lists(columns)
+
+
+def _as_lists(columns: Sequence[Tensor]) -> list[list[Any]]:
+    table = torch.cat([column if column.dim() == 2 else column[:, None] for column in columns], dim=1).tolist()
+    lists, first = [], 0
+    for column in columns:
+        last = first + (column.shape[1] if column.dim() == 2 else 1)
+        lists.append([row[first:last] if column.dim() == 2 else row[first] for row in table])
+        first = last
+    return lists
 
 
 def _report(group: list[Request]) -> dict[str, Any]:
@@ -291,11 +315,11 @@ def _chain_rows(
     positions = [range(start, start + count) for start, count in zip(starts, num_rows, strict=True)]
     members: list[Tensor] = []
     for place in places:
-        parts = [
-            request.rows[place].take(start, start + count)
-            for request, start, count in zip(group, starts, num_rows, strict=True)
-        ]
-        rows = parts[0][None] if len(parts) == 1 else torch.cat(parts)
+        spans = zip(group, starts, num_rows, strict=True)
+        rows = joined(
+            [part for request, start, count in spans for part in request.rows[place].pieces(start, start + count)]
+        )
+        rows = rows[None] if len(group) == 1 else rows
         members.append(rows.to(members[0].device) if members else rows)
     device = members[0].device
     masks = row_masks(group, positions, device)
@@ -369,10 +393,8 @@ def _at_nodes(request: Request, nodes: Sequence[int], device: torch.device) -> d
 
 def _rows(requests: Sequence[Request], place: int, positions: Iterable[int]) -> Tensor:
     """Logits [requests, vocab] of one member at a position of each."""
-    parts = [
-        request.rows[place].take(position, position + 1) for request, position in zip(requests, positions, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    at = zip(requests, positions, strict=True)
+    return joined([request.rows[place].take(position, position + 1) for request, position in at])
 
 
 def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -386,10 +408,9 @@ def _on_device(arguments: dict[str, Any], device: torch.device) -> dict[str, Any
 
 def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
     """The seeds and positions that the uniforms of the requests belong to, as arguments of the operations."""
-    return {
-        "seeds": torch.tensor([request.task.seed for request in requests], device=device),
-        "positions": torch.tensor([request.num_settled for request in requests], device=device),
-    }
+    numbers = [[request.task.seed for request in requests], [request.num_settled for request in requests]]
+    seeds, positions = torch.tensor(numbers, device=device).unbind()
+    return {"seeds": seeds, "positions": positions}
 
 
 def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
