@@ -20,9 +20,9 @@ VOCAB = 32768
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("reads", [traffic.UNFILTERED_READS, traffic.FILTERED_READS, traffic.FILTERED_DRAW_READS])
-def test_verification_and_draws_read_the_logits_as_seldom_as_the_bars_say(reads):
-    counted = [setting for setting in traffic.settings(VOCAB) if setting.reads == reads]
+@pytest.mark.parametrize("bar", ["UNFILTERED_READS", "FILTERED_READS", "FILTERED_MIXTURE_READS", "FILTERED_DRAW_READS"])
+def test_verification_and_draws_read_the_logits_as_seldom_as_the_bars_say(bar):
+    counted = [setting for setting in traffic.settings(VOCAB) if setting.reads == getattr(traffic, bar)]
     assert counted != []
     table = Table(*"abcdef")
     assert [line for setting in counted for line in traffic.add_row(table, setting)] == []

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
+import numpy as np
 import torch
 import triton.language as tl
 from rich.console import Console
@@ -44,8 +45,12 @@ from specens_kernels.ops.verify_tree import triton_kernel as verify_tree_kernel
 
 BATCH, DRAFT_LEN, VOCAB = 1, 5, 131072
 UNFILTERED_READS, UNFILTERED_LAUNCHES = 1.25, 4
-FILTERED_READS, FILTERED_LAUNCHES = 1.5, 5
-FILTERED_DRAW_READS = 2.4  # of one row: all of it, its groups that may be kept, and the blocks that are
+FILTERED_READS, FILTERED_LAUNCHES = (
+    1.25,
+    5,
+)  # all rows, groups that may be kept, and of the last row those that are
+FILTERED_MIXTURE_READS = 1.5  # all blocks of the last row: what the filters keep of a mixture no group tells
+FILTERED_DRAW_READS = 1.45  # of one row
 TOP_READS, TOP_LAUNCHES = 1.4, 3  # and a block or two for each of the most likely tokens
 GUMBEL_READS, GUMBEL_LAUNCHES = 1.1, 2  # the blocks that are looked at are read twice
 TREE = TokenTree.branching([3, 2])
@@ -117,7 +122,8 @@ def counted() -> Iterator[Traffic]:
 
     def counting_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         nonlocal loads
-        size = int(mask.data.sum()) * ptrs.get_element_ty().primitive_bitwidth // 8
+        addresses = np.unique(ptrs.data[mask.data])  # lanes that share one read it once
+        size = len(addresses) * ptrs.get_element_ty().primitive_bitwidth // 8
         if ptrs.get_element_ty() == tl.bfloat16:
             traffic.logits += size
         else:
@@ -208,7 +214,7 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
     arguments = {"sampling": FILTERED, "draft_logits": outside}
     verify("one member, filtered, outside drafts", [members[0], outside], filtered, **arguments)
     arguments = {"sampling": FILTERED, "ensemble": Mixture((0.5, 0.5)), "drafter": 0}
-    verify("mixture of two, filtered", members[:2], filtered, **arguments)
+    verify("mixture of two, filtered", members[:2], (FILTERED_MIXTURE_READS, FILTERED_LAUNCHES), **arguments)
     for rule in ("block", "typical", "replacement"):
         verify(
             f"one member, outside drafts, {rule}", [members[0], outside], (None, None), rule=rule, draft_logits=outside

@@ -20,6 +20,7 @@ from specens_kernels.parts.states import (
     DraftState,
     TargetState,
     draft_state,
+    in_kept_groups,
     keep_part,
     no_draft_state,
     part_probability,
@@ -146,10 +147,14 @@ def load_row_states(outcome, statistics, target, draft, request, step, subtracts
 
 
 @triton.jit
-def block_probabilities(statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts):
+def block_probabilities(
+    statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts,
+    ALL_OF_DRAFT: tl.constexpr = False,
+):  # fmt: skip
     """The probability of each token under the target and, where `subtracts`, under the draft; float32.
 
     state, own_state: of the target and of the draft distribution at this row. drafter: a member, or none.
+    ALL_OF_DRAFT: the draft's are right also where the target's filters keep no token of a group, else 0 there.
     """
     threshold, cuts = state.threshold, state.cuts
     probabilities = tl.zeros(tokens.shape, tl.float32)
@@ -157,10 +162,13 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
     mixed = no_logits_mixed(target, tokens, tokens >= 0)
     draft_logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     edits = row_edits(target, request, step, tokens, tokens >= 0)
+    kept = in_kept_groups(statistics, cuts, request * target.steps + step, tokens)
     for member in tl.static_range(len(target.logits)):
         weight = member_weight(target, request, member)
         drafts = subtracts & (drafter == member)
         used = everywhere((weight != 0) | drafts, tokens)
+        if not ALL_OF_DRAFT or draft.logits is not None:
+            used &= kept
         logits = unedited_logits(target, member, request, step, tokens, used)
         logits = clean(edited(target, request, used, edits, logits))
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
@@ -177,6 +185,8 @@ def block_probabilities(statistics, target, draft, state, own_state, request, st
     if statistics.DRAFT_PLANE >= 0:
         if draft.logits is not None:
             drafted = everywhere(subtracts, tokens)
+            if not ALL_OF_DRAFT:
+                drafted &= kept
             draft_logits = load_draft_logits(draft, request, step, tokens, drafted)
             draft_logits = clean(edited_drafts(target, draft, request, drafted, edits, draft_logits))
         if statistics.DRAFT_SLOT != NO_SLOT:

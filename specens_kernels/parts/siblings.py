@@ -126,7 +126,7 @@ def _one_source(call, row, left, tokens, wanted):
         own_state = row.sources[0]
     probabilities, drafted = block_probabilities(
         call.statistics, call.target, call.draft, row.state, own_state, row.request, row.row, tokens,
-        drafter, subtracts,
+        drafter, subtracts, True,
     )  # fmt: skip
     rest = probabilities * left.rate.to(tl.float32) - drafted * at_row(left.rates, 0).to(tl.float32)
     return probabilities, drafted, rest

@@ -10,7 +10,7 @@ import triton.language as tl
 from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_of
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale, over_temperature
 from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, OF_DRAFTER, load_plane, row_softmax
-from specens_kernels.parts.target import LN_2, member_weight, part_logits, target_temperature
+from specens_kernels.parts.target import LN_2, clean, member_weight, part_logits, target_temperature
 from specens_kernels.results import Status
 
 MEMBER_WITHOUT_TOKEN = tl.constexpr(int(Status.MEMBER_WITHOUT_TOKEN))
@@ -73,6 +73,18 @@ def block_is_cut(statistics, row, block):
         largest = tl.load(statistics.numbers + row * statistics.PLANES * statistics.blocks + block)
         cut = largest < tl.load(statistics.cuts + row * statistics.SLOTS)
     return cut
+
+
+@triton.jit
+def in_kept_groups(statistics, cuts, row, tokens):
+    """Whether each token is in a group of which the filters of a target that is one softmax keep any; else all are."""
+    kept = tokens >= 0
+    if statistics.TARGET_SLOTS == 1 and statistics.PARTS == 1:
+        group = tokens // statistics.GROUP
+        maxima_ptr = statistics.group_maxima[0] + row * statistics.groups
+        maxima = tl.load(maxima_ptr + group, mask=group < statistics.groups, other=-INFINITY)
+        kept = tl.max_constancy(clean(maxima.to(tl.float32)) >= cuts[0], statistics.GROUP)
+    return kept
 
 
 @triton.jit
