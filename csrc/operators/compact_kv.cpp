@@ -15,17 +15,8 @@ void compact_kv_cpu(Results& results, const std::vector<TorchTensor>& caches, co
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_MOVE_ARGUMENTS                                                                      \
-    "Tensor(a!)[] caches, Tensor kept, Tensor prefix_lens, Tensor? num_kept, Tensor? block_table, " \
-    "Tensor? slot_mapping, int batch_dim, int slot_dim"
+SPECENS_OPERATOR(compact_kv,
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("compact_kv(" SPECENS_MOVE_ARGUMENTS ") -> (Tensor lengths, Tensor status)");
-    library.def("compact_kv_out(Tensor(b!)[] out, " SPECENS_MOVE_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::compact_kv_cpu>;
-    library.impl("compact_kv", TORCH_BOX(&Kernels::make_two));
-    library.impl("compact_kv_out", TORCH_BOX(&Kernels::write));
-}
+                 "Tensor(a!)[] caches, Tensor kept, Tensor prefix_lens, Tensor? num_kept, Tensor? block_table, "
+                 "Tensor? slot_mapping, int batch_dim, int slot_dim",
+                 "(Tensor lengths, Tensor status)", make_two)

@@ -74,6 +74,19 @@ struct Operator<body, void (*)(Results&, Arguments...)> {
     }
 };
 
+// Defines specens::name and specens::name_out, which takes the buffers first, and their kernels on the CPU: name_cpu.
+// result: the type that make, a function of Operator, returns.
+#define SPECENS_OPERATOR(name, arguments, result, make)                   \
+    STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {                     \
+        library.def(#name "(" arguments ") -> " result);                  \
+        library.def(#name "_out(Tensor(b!)[] out, " arguments ") -> ()"); \
+    }                                                                     \
+    STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {                    \
+        using Kernels = specens::Operator<&specens::name##_cpu>;          \
+        library.impl(#name, TORCH_BOX(&Kernels::make));                   \
+        library.impl(#name "_out", TORCH_BOX(&Kernels::write));           \
+    }
+
 // What is told of emitted tokens, [batch, width] or, with width 0, [batch].
 template <typename Struct>
 void add_report(Results& results, Struct& written, const ReportArguments& report, int64_t batch, int64_t width) {

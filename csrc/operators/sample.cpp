@@ -41,17 +41,8 @@ void sample_cpu(Results& results, const Members& member_logits, const OptionalTe
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_SAMPLE_ARGUMENTS                         \
-    "Tensor[] member_logits, *, " SPECENS_TARGET_OPTIONS \
-    ", Tensor[]? random=None, int step=0, int stream=2, int gumbel_count=0, int[]? logprobs=None"
+SPECENS_OPERATOR(sample,
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("sample(" SPECENS_SAMPLE_ARGUMENTS ") -> Tensor[]");
-    library.def("sample_out(Tensor(a!)[] out, " SPECENS_SAMPLE_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::sample_cpu>;
-    library.impl("sample", TORCH_BOX(&Kernels::make));
-    library.impl("sample_out", TORCH_BOX(&Kernels::write));
-}
+                 "Tensor[] member_logits, *, " SPECENS_TARGET_OPTIONS
+                 ", Tensor[]? random=None, int step=0, int stream=2, int gumbel_count=0, int[]? logprobs=None",
+                 "Tensor[]", make)

@@ -20,15 +20,5 @@ void target_logprobs_cpu(Results& results, const Members& member_logits, const O
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_LOGPROB_ARGUMENTS "Tensor[] member_logits, *, Tensor? draft_tokens=None, " SPECENS_TARGET_OPTIONS
-
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("target_logprobs(" SPECENS_LOGPROB_ARGUMENTS ") -> Tensor");
-    library.def("target_logprobs_out(Tensor(a!)[] out, " SPECENS_LOGPROB_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::target_logprobs_cpu>;
-    library.impl("target_logprobs", TORCH_BOX(&Kernels::make_one));
-    library.impl("target_logprobs_out", TORCH_BOX(&Kernels::write));
-}
+SPECENS_OPERATOR(target_logprobs, "Tensor[] member_logits, *, Tensor? draft_tokens=None, " SPECENS_TARGET_OPTIONS,
+                 "Tensor", make_one)

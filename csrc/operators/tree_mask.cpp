@@ -13,17 +13,9 @@ void tree_mask_cpu(Results& results, const TorchTensor& parents, const TorchTens
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_MASK_ARGUMENTS                                                                                      \
-    "Tensor parents, Tensor prefix_lens, Tensor? num_nodes, int layout, SymInt max_prefix, int window, ScalarType " \
-    "dtype"
+SPECENS_OPERATOR(
+    tree_mask,
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("tree_mask(" SPECENS_MASK_ARGUMENTS ") -> (Tensor mask, Tensor positions)");
-    library.def("tree_mask_out(Tensor(a!)[] out, " SPECENS_MASK_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::tree_mask_cpu>;
-    library.impl("tree_mask", TORCH_BOX(&Kernels::make_two));
-    library.impl("tree_mask_out", TORCH_BOX(&Kernels::write));
-}
+    "Tensor parents, Tensor prefix_lens, Tensor? num_nodes, int layout, SymInt max_prefix, int window, ScalarType "
+    "dtype",
+    "(Tensor mask, Tensor positions)", make_two)

@@ -13,15 +13,4 @@ void uniforms_cpu(Results& results, const TorchTensor& seeds, const TorchTensor&
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_UNIFORMS_ARGUMENTS "Tensor seeds, Tensor positions, Tensor step, int stream"
-
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("uniforms(" SPECENS_UNIFORMS_ARGUMENTS ") -> Tensor");
-    library.def("uniforms_out(Tensor(a!)[] out, " SPECENS_UNIFORMS_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::uniforms_cpu>;
-    library.impl("uniforms", TORCH_BOX(&Kernels::make_one));
-    library.impl("uniforms_out", TORCH_BOX(&Kernels::write));
-}
+SPECENS_OPERATOR(uniforms, "Tensor seeds, Tensor positions, Tensor step, int stream", "Tensor", make_one)

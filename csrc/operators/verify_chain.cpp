@@ -36,18 +36,9 @@ void verify_chain_cpu(Results& results, const Members& member_logits, const Torc
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_CHAIN_ARGUMENTS                                                                           \
-    "Tensor[] member_logits, Tensor draft_tokens, *, Tensor? row_offsets=None, Tensor? draft_lens=None, " \
-    "int max_draft_len=-1, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS                            \
-    ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None"
+SPECENS_OPERATOR(verify_chain,
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("verify_chain(" SPECENS_CHAIN_ARGUMENTS ") -> Tensor[]");
-    library.def("verify_chain_out(Tensor(a!)[] out, " SPECENS_CHAIN_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::verify_chain_cpu>;
-    library.impl("verify_chain", TORCH_BOX(&Kernels::make));
-    library.impl("verify_chain_out", TORCH_BOX(&Kernels::write));
-}
+                 "Tensor[] member_logits, Tensor draft_tokens, *, Tensor? row_offsets=None, Tensor? draft_lens=None, "
+                 "int max_draft_len=-1, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS
+                 ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None",
+                 "Tensor[]", make)

@@ -38,18 +38,9 @@ void verify_tree_cpu(Results& results, const Members& member_logits, const Torch
 }  // namespace
 }  // namespace specens
 
-#define SPECENS_TREE_ARGUMENTS                                                           \
-    "Tensor[] member_logits, Tensor draft_tokens, Tensor[] parents, int max_levels, *, " \
-    "bool without_replacement=False, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS \
-    ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None"
+SPECENS_OPERATOR(verify_tree,
 
-STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
-    library.def("verify_tree(" SPECENS_TREE_ARGUMENTS ") -> Tensor[]");
-    library.def("verify_tree_out(Tensor(a!)[] out, " SPECENS_TREE_ARGUMENTS ") -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
-    using Kernels = specens::Operator<&specens::verify_tree_cpu>;
-    library.impl("verify_tree", TORCH_BOX(&Kernels::make));
-    library.impl("verify_tree_out", TORCH_BOX(&Kernels::write));
-}
+                 "Tensor[] member_logits, Tensor draft_tokens, Tensor[] parents, int max_levels, *, "
+                 "bool without_replacement=False, " SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS
+                 ", Tensor[]? random=None, float[]? rule=None, int[]? logprobs=None",
+                 "Tensor[]", make)
