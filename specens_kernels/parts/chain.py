@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
 from specens_kernels.parts.draft import (
     chain_len,
-    draft_place,
+    draft_index,
     draft_temperature,
     drafter_logits,
     drafter_of,
@@ -32,6 +31,7 @@ from specens_kernels.parts.sampling import INFINITY, filters_are_valid
 from specens_kernels.parts.states import draft_state, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, NOWHERE, row_marks, top_tokens, union
 from specens_kernels.parts.target import clean, everywhere, raw_logits, target_is_valid, target_temperature
+from specens_kernels.parts.uniforms import STREAM_ACCEPT, uniforms_at
 from specens_kernels.results import Status
 
 INVALID_DRAFT_TOKEN = tl.constexpr(int(Status.INVALID_DRAFT_TOKEN))
@@ -60,22 +60,22 @@ class Outcome(NamedTuple):
 
 
 @triton.jit
-def request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS: tl.constexpr):
-    """Whether a request's sampling parameters, weights, length and coins are in range."""
+def request_is_valid(target, draft, random, rule, request, BLOCK_STEPS: tl.constexpr):
+    """Whether a request's sampling parameters, weights, length and uniforms are in range."""
     heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
     valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
     if draft.FILTERED:
         valid &= filters_are_valid(draft.filters, request)
     valid &= (length >= 0) & (length <= draft.draft_len)
-    if coins.uniforms is not None:
+    if random.uniforms is not None:
         bad = tl.zeros([BLOCK_STEPS], tl.int32)
         for first in range(0, draft.draft_len + 1, BLOCK_STEPS):
             index = first + tl.arange(0, BLOCK_STEPS)
             used = ((index < length) & (index < draft.draft_len)) | (index == draft.draft_len)
             if rule.KIND == SYNTHETIC:
                 used &= everywhere(target_temperature(target, request) != 0, index) | (index < draft.draft_len)
-            values = tl.load(coins.uniforms + request * (draft.draft_len + 1) + index, mask=used, other=0.0)
+            values = tl.load(random.uniforms + request * (draft.draft_len + 1) + index, mask=used, other=0.0)
             bad |= tl.where((values >= 0) & (values < 1), 0, 1)
         if rule.KIND == SYNTHETIC:
             valid &= tl.max(bad, 0) == 0
@@ -87,7 +87,7 @@ def request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS: tl.conste
 @triton.jit
 def load_draft_tokens(draft, request, step, used):
     """int64 like step, -1 where `used` is false."""
-    place = draft_place(draft, request, step)
+    place = draft_index(draft, request, step)
     token_ptr = draft.tokens + request * draft.tokens_stride_batch + place * draft.tokens_stride_step
     return tl.load(token_ptr, mask=used, other=-1).to(tl.int64)
 
@@ -146,7 +146,7 @@ def stands(rule, statistics, target, request, step, token, log_target, log_draft
 
 
 @triton.jit
-def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid, BLOCK_STEPS: tl.constexpr):
+def test_drafts(outcome, statistics, target, draft, random, rule, request, valid, BLOCK_STEPS: tl.constexpr):
     """Accept a prefix of the chain, and emit it.
 
     Returns the number of accepted tokens, the number of tokens before the first one that is no token, and status bits.
@@ -158,7 +158,7 @@ def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid,
     chain_end = length
     status = 0
     if rule.KIND == BLOCK:
-        accepted_block = block_accepted(rule, statistics, draft, coins, request)
+        accepted_block = block_accepted(rule, statistics, draft, random, request)
     for first in range(0, draft.draft_len, BLOCK_STEPS):
         step = first + tl.arange(0, BLOCK_STEPS).to(tl.int64)
         reached = tl.where(num_accepted >= first, length, 0)
@@ -176,11 +176,11 @@ def test_drafts(outcome, statistics, target, draft, coins, rule, request, valid,
         elif rule.COMPARES:
             accepted = stands(rule, statistics, target, request, step, token, log_target, log_draft, tested)
         elif rule.KIND == SYNTHETIC:
-            coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
-            accepted = coins_here < rate_of(rule, step)
+            uniforms_here = uniforms_at(random, draft, request, step, step, STREAM_ACCEPT, tested)
+            accepted = uniforms_here < rate_of(rule, step)
         else:
-            coins_here = coins_of(coins, draft, request, step, step, STREAM_ACCEPT, tested)
-            accepted = coins_here * tl.exp(log_draft) < tl.exp(log_target)
+            uniforms_here = uniforms_at(random, draft, request, step, step, STREAM_ACCEPT, tested)
+            accepted = uniforms_here * tl.exp(log_draft) < tl.exp(log_target)
         if statistics.TOP_PLANE >= 0 and rule.KIND != SYNTHETIC and not rule.COMPARES:
             accepted = tl.where(
                 greedy, token == top_tokens(statistics, request * target.steps + step, tested), accepted
@@ -207,16 +207,16 @@ def emit(outcome, draft, request, step, token, log_probability, num_accepted):
 
 
 @triton.jit
-def walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS: tl.constexpr):
+def walk(outcome, statistics, target, draft, random, rule, request, BLOCK_STEPS: tl.constexpr):
     """The number of accepted tokens, int64, how the next token comes about, and the status, int32, of a request."""
-    valid = request_is_valid(target, draft, coins, rule, request, BLOCK_STEPS)
+    valid = request_is_valid(target, draft, random, rule, request, BLOCK_STEPS)
     length = tl.where(valid, chain_len(draft, request), 0)
     num_accepted = length
     chain_end = length
     status = 0
     if draft.tokens is not None:
         num_accepted, chain_end, status = test_drafts(
-            outcome, statistics, target, draft, coins, rule, request, valid, BLOCK_STEPS
+            outcome, statistics, target, draft, random, rule, request, valid, BLOCK_STEPS
         )
     rejected = num_accepted < chain_end
     has_row = valid & (num_accepted < row_count(target, draft, request, length))

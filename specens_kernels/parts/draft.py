@@ -161,7 +161,7 @@ def load_draft_logits(draft, request, step, tokens, used):
     if draft.slots is not None:
         slot = tl.load(draft.slots.places + request)
     else:
-        row = draft_place(draft, request, step)
+        row = draft_index(draft, request, step)
     row_ptr = draft.logits + slot * draft.logits_stride_batch + row * draft.logits_stride_step
     return tl.load(row_ptr + tokens, mask=used & (tokens < draft.vocab), other=-INFINITY)
 
@@ -184,7 +184,7 @@ def drafter_logits(target, draft, member, request, step, tokens, used, logits):
 
 
 @triton.jit
-def draft_place(draft, request, step):
+def draft_index(draft, request, step):
     """The index of a draft along the steps of what is [batch, draft_len] or packed."""
     if draft.PACKED:
         step = step + tl.load(draft.packed.offsets + request) - request * draft.packed.bonus_each
@@ -198,7 +198,7 @@ def drafter_of(draft, request, step, used):
         drafters_ptr = draft.drafters
         if not draft.PACKED:
             drafters_ptr += request * draft.draft_len
-        return tl.load(drafters_ptr + draft_place(draft, request, step), mask=used, other=NO_DRAFTER)
+        return tl.load(drafters_ptr + draft_index(draft, request, step), mask=used, other=NO_DRAFTER)
     else:
         return tl.where(used, step * 0 + draft.drafter, NO_DRAFTER)
 
@@ -238,7 +238,7 @@ def _packed_fit(draft, request, length):
     rows = _packed_count(draft, request)
     fit = (rows >= 0) & ((rows == length) | (rows == length + 1))
     if draft.PACKED:
-        first = draft_place(draft, request, request * 0)
+        first = draft_index(draft, request, request * 0)
         fit &= (first >= 0) & (first + length <= size_of(draft.packed.drafts))
     return fit
 
@@ -278,7 +278,7 @@ def _has_children(draft, request, row):
 
 @triton.jit
 def may_be_drafted(draft, request, step):
-    """Whether there is a draft to read at a row; of dense ones behind a request's length, too."""
+    """Whether there is a draft to read at a row; of dense ones after a request's length, too."""
     if draft.parents is not None:
         return _has_children(draft, request, step)
     elif draft.packed is None:

@@ -1,4 +1,4 @@
-"""A draw by inverse CDF from one coin: first a block by its mass, then a token in it."""
+"""A draw by inverse CDF from one uniform: first a block by its mass, then a token in it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _numbers_at(outcome, request, index):
 
 @triton.jit
 def store_row_states(outcome, statistics, request, state, own_state):
-    """Keep what `row_states` gives, but for its scale and drafter, for the programs behind; in float32."""
+    """Keep what `row_states` gives, but for its scale and drafter, for the programs after; in float32."""
     for part in tl.static_range(statistics.PARTS):
         tl.store(_numbers_at(outcome, request, 2 * part), state.maxima[part])
         tl.store(_numbers_at(outcome, request, 2 * part + 1), state.offsets[part].to(tl.float32))
@@ -210,7 +210,7 @@ def _masses_without(token, masses, statistics, target, draft, state, own_state, 
 
 
 @triton.jit
-def draw_token(outcome, masses_ptr, statistics, target, draft, rule, request, step, kind, coin):
+def draw_token(outcome, masses_ptr, statistics, target, draft, rule, request, step, kind, uniform):
     """The next token, int32, of a request that is not greedy, and status bits.
 
     masses_ptr: float32 [batch, planes, blocks], the residual's block masses and, of filtered targets, the target's.
@@ -242,7 +242,7 @@ def draw_token(outcome, masses_ptr, statistics, target, draft, rule, request, st
             excluded = -1
             status = EMPTY_RESIDUAL
         subtracts = subtracts & (status == 0)
-    amount = coin * tl.sum(masses, 0)
+    amount = uniform * tl.sum(masses, 0)
     chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
     amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
     tokens = chosen * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)

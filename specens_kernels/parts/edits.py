@@ -20,7 +20,7 @@ from specens_kernels.parts.sampling import INFINITY, LARGEST_NUMBER, any_size, p
 # A key is a token and a kind of entry; those of a token stand together, in this order.
 KINDS = tl.constexpr(4)
 BIAS, PROMPT, OUTPUT, END = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-NO_KEY = tl.constexpr(2**31 - 1)  # behind the keys of all tokens
+NO_KEY = tl.constexpr(2**31 - 1)  # after the keys of all tokens
 ENTRY_MULTIPLE = 16
 LARGEST_TOKEN = 2**29 - 2
 IN_PROMPT, ENDS, OUTPUT_SHIFT, ONCE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2), tl.constexpr(4)  # of marks

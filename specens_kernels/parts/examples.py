@@ -8,9 +8,9 @@ from torch import Tensor
 from specens_kernels.arguments import Draft, ProcessingArguments, Rule, SamplingArguments, Target
 from specens_kernels.decision_tree import DecisionTree
 from specens_kernels.ensembles import EnsembleKind
-from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import NO_DRAFTER, DraftView, draft_view
 from specens_kernels.parts.target import TargetView, target_view
+from specens_kernels.parts.uniforms import RandomView
 from specens_kernels.rules import RuleKind
 
 BATCH, STEPS, VOCAB = 8, 6, 151936
@@ -108,8 +108,8 @@ def packed_draft(target: TargetView, outside: bool) -> DraftView:
     )
 
 
-def example_coins(index: int) -> CoinView:
+def example_random(index: int) -> RandomView:
     """In turn from seeds and given."""
     if index % 2:
-        return CoinView(_tensor(BATCH, STEPS, dtype=torch.float64), None, None)
-    return CoinView(None, _tensor(BATCH, dtype=torch.int64), _tensor(BATCH, dtype=torch.int64))
+        return RandomView(_tensor(BATCH, STEPS, dtype=torch.float64), None, None)
+    return RandomView(None, _tensor(BATCH, dtype=torch.int64), _tensor(BATCH, dtype=torch.int64))

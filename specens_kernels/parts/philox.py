@@ -1,4 +1,4 @@
-"""Philox4x32-10 in Triton, and the coin made from it."""
+"""Philox4x32-10 in Triton, and the uniform made from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def coin(seed, position, step, stream):
+def uniform(seed, position, step, stream):
     """The float64 number in [0, 1) of each element: key = seed, counter = (position, step, stream).
 
     seed, position: int64 blocks. step, stream: integer blocks or scalars, taken modulo 2^32.

@@ -95,7 +95,7 @@ def _store_softmax(statistics, row, plane, sum_plane, block, logits, scale, grou
 
 @triton.jit
 def first_of(values, value, tokens):
-    """The first token of that value, behind every token where the value is -inf."""
+    """The first token of that value, after every token where the value is -inf."""
     return tl.min(tl.where((values == value) & (values > -INFINITY), tokens, NOWHERE), 0)
 
 

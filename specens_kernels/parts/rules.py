@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specens_kernels.arguments import Rule
 from specens_kernels.decision_tree import NODE_FIELDS, longest_path
-from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.sampling import LARGEST_NUMBER
 from specens_kernels.parts.statistics import Statistics
+from specens_kernels.parts.uniforms import STREAM_ACCEPT, uniforms_at
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 TOKEN = tl.constexpr(int(RuleKind.TOKEN))
@@ -26,7 +26,7 @@ THRESHOLD = tl.constexpr(int(RuleKind.THRESHOLD))
 DECISION_TREE = tl.constexpr(int(RuleKind.DECISION_TREE))
 NODE_NUMBERS = tl.constexpr(NODE_FIELDS)
 SMALLEST_RESIDUAL = tl.constexpr(EMPTY_RESIDUAL_MASS)
-BEHIND = tl.constexpr(-1.0)  # the share behind the end of a chain
+NO_SHARE = tl.constexpr(-1.0)  # the share after the end of a chain
 IN_SUMS = tl.constexpr(-1.0)  # a mass that `sums` has
 # What `tree_nodes` has copied to devices. Never freed, since a captured graph may read it.
 KEPT_NODES: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
@@ -37,7 +37,7 @@ class RuleView(NamedTuple):
 
     threshold: float  # of typical and threshold acceptance; a replacement's alpha
     alpha: float  # of typical acceptance; a replacement's beta
-    shares: Tensor | None  # float64 [batch, 2, draft_len]: of each prefix, or BEHIND; the mass of a row, or IN_SUMS
+    shares: Tensor | None  # float64 [batch, 2, draft_len]: of each prefix, or NO_SHARE; the mass of a row, or IN_SUMS
     sums: Tensor | None  # float32 [batch, draft_len, blocks]: masses of rows, or their sums of probability * logarithm
     rates: tuple[float, ...] | None  # of synthetic acceptance, one a position, in float32
     rate_rests: tuple[float, ...] | None  # what float32 leaves of them
@@ -89,8 +89,8 @@ def new_rule(statistics: Statistics, draft: DraftView, rule: Rule, batch: int) -
 
 @triton.jit
 def load_share(rule, draft, request, step, used):
-    """The share of the prefix whose last draft is that of `step`, float64 like step; BEHIND where `used` is false."""
-    return tl.load(rule.shares + request * 2 * draft.draft_len + step, mask=used, other=BEHIND)
+    """The share of the prefix whose last draft is that of `step`, float64 like step; NO_SHARE where `used` is false."""
+    return tl.load(rule.shares + request * 2 * draft.draft_len + step, mask=used, other=NO_SHARE)
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def load_sum(rule, statistics, draft, request, step, used):
 
 @triton.jit
 def target_share(rule, draft, request, num_accepted):
-    """What the target is multiplied with in the residual behind the accepted tokens, float32."""
+    """What the target is multiplied with in the residual after the accepted tokens, float32."""
     share = tl.full([], 1.0, tl.float32)
     if rule.KIND == BLOCK:
         before = load_share(rule, draft, request, num_accepted - 1, num_accepted > 0).to(tl.float32)
@@ -119,8 +119,8 @@ def target_share(rule, draft, request, num_accepted):
 
 
 @triton.jit
-def block_accepted(rule, statistics, draft, coins, request):
-    """The longest prefix, int64, whose last coin is below the chance that it is kept; 0 for greedy requests."""
+def block_accepted(rule, statistics, draft, random, request):
+    """The longest prefix, int64, whose last uniform is below the chance that it is kept; 0 for greedy requests."""
     num_accepted = request * 0
     for length in range(1, draft.draft_len + 1):
         step = tl.zeros([1], tl.int64) + length
@@ -134,8 +134,8 @@ def block_accepted(rule, statistics, draft, coins, request):
         rest = mass + 1 - share
         chance = mass / tl.where(rest > SMALLEST_RESIDUAL, rest, 1.0)
         keeps = tl.where(last, share, tl.where(rest > SMALLEST_RESIDUAL, chance, 1.0))
-        coin = coins_of(coins, draft, request, step - 1, step - 1, STREAM_ACCEPT, within)
-        longer = tl.max((within & (coin < keeps)).to(tl.int32), 0) > 0
+        uniform = uniforms_at(random, draft, request, step - 1, step - 1, STREAM_ACCEPT, within)
+        longer = tl.max((within & (uniform < keeps)).to(tl.int32), 0) > 0
         num_accepted = tl.where(longer, length, num_accepted)
     return num_accepted
 

@@ -15,7 +15,7 @@ INFINITY = tl.constexpr(float("inf"))
 FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
 SMALLEST_SCALE = tl.constexpr(1e-37)  # a scale of 0 would make -inf * scale a NaN
 TOP_P_LIMIT = tl.constexpr(LARGEST_TOP_P)
-LARGEST_RANK = 2**24  # behind every token; exact in float32
+LARGEST_RANK = 2**24  # after every token; exact in float32
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

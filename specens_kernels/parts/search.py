@@ -21,7 +21,7 @@ from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
 from specens_kernels.parts.slots import slot_powers, slot_values
 
 PIVOTS = tl.constexpr(3)  # of a pass; each takes registers
-LINEAR_PASSES = tl.constexpr(8)  # that may cut a bracket evenly by value; those behind cut keys, which surely ends
+LINEAR_PASSES = tl.constexpr(8)  # that may cut a bracket evenly by value; those after cut keys, which surely ends
 LINEAR_SPAN = tl.constexpr(1024.0)  # of such a bracket at most, in powers of 2
 FEW = tl.constexpr(16)  # with so many lanes a token, a lane seldom has three of them
 CHUNK = tl.constexpr(8)  # lanes of a column: 16 bytes of half precision
@@ -51,10 +51,10 @@ def _largest_values(statistics, target, draft, source, count, low, high, BLOCK: 
     for start in range(0, count * (statistics.GROUP // CHUNK), BLOCK // CHUNK):
         values, used = _listed_values(statistics, target, draft, source, start, count, BLOCK)
         values = tl.where(used & (values >= low) & (values < high), values, -INFINITY)
-        behind = tl.minimum(first, values)
+        after = tl.minimum(first, values)
         first = tl.maximum(first, values)
-        third = tl.maximum(third, tl.max(tl.minimum(second, behind), 1))
-        second = tl.maximum(second, behind)
+        third = tl.maximum(third, tl.max(tl.minimum(second, after), 1))
+        second = tl.maximum(second, after)
     return tl.join(first, second), tl.max(third, 0)
 
 
@@ -62,7 +62,7 @@ def _largest_values(statistics, target, draft, source, count, low, high, BLOCK: 
 def _measure(statistics, target, draft, source, count, pivots, high, BLOCK: tl.constexpr):
     """The number, int32, and the mass, float64, of the listed values from each of some pivots on; the first is lowest.
 
-    Behind them the smallest value from there on, and the largest below `high`.
+    After them the smallest value from there on, and the largest below `high`.
     """
     counts = ()
     masses = ()

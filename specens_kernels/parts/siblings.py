@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.chain import draft_log_probability
-from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import NO_DRAFTER, DraftView, drafter_logits
 from specens_kernels.parts.draw import block_probabilities, first_exceeding
 from specens_kernels.parts.rules import RuleView
@@ -23,6 +22,7 @@ from specens_kernels.parts.states import block_is_cut, drafter_state, no_draft_s
 from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, Statistics
 from specens_kernels.parts.target import TargetView, clean, raw_logits
 from specens_kernels.parts.tree import TreeView, at_row, first_row
+from specens_kernels.parts.uniforms import RandomView
 
 
 class TreeCall(NamedTuple):
@@ -33,7 +33,7 @@ class TreeCall(NamedTuple):
     statistics: Statistics
     draft: DraftView
     drafts: Statistics  # of the draft distributions: the target's, unless several members drafted otherwise
-    coins: CoinView
+    random: RandomView
     rule: RuleView
     scores: ScoreView | None  # of the rule gumbel
 
@@ -54,7 +54,7 @@ class Left(NamedTuple):
 
     rate: Any  # float64
     rates: Any  # float64 [LANES]
-    since: Any  # int32: the children behind this row have nothing left
+    since: Any  # int32: the children after this row have nothing left
 
 
 @triton.jit
@@ -190,10 +190,10 @@ def weigh(call, row, left, masses, first, end, last, wanted):
 
 
 @triton.jit
-def draw_left(call, row, left, masses, coin):
+def draw_left(call, row, left, masses, uniform):
     """A token of what all children leave, int32, by its masses."""
     block = tl.arange(0, call.statistics.BLOCK_COUNT)
-    amount = coin * tl.sum(masses, 0)
+    amount = uniform * tl.sum(masses, 0)
     chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
     amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
     rest, probabilities, _ = _left_of_block(call, row, left, chosen, call.tree.ROWS, NO_DRAFTER)

@@ -56,7 +56,7 @@ def cut_of(statistics, rows, slot, used):
 
 @triton.jit
 def target_cuts(statistics, rows, used):
-    """The cut of each of the target's slots, a tuple; behind that of a whole mixture the mass that is kept."""
+    """The cut of each of the target's slots, a tuple; after that of a whole mixture the mass that is kept."""
     cuts = ()
     for slot in tl.static_range(statistics.TARGET_SLOTS):
         cuts += (cut_of(statistics, rows, slot, used),)

@@ -1,4 +1,4 @@
-"""What one pass over the logits leaves for the kernels behind it: a few numbers for each row and vocabulary block.
+"""What one pass over the logits leaves for the kernels after it: a few numbers for each row and vocabulary block.
 
 A part of the target is a member of a mixture of probabilities, or the one mix of logits. Powers are of 2.
 """
@@ -19,8 +19,8 @@ from specens_kernels.results import Status
 
 NO_TOKEN = tl.constexpr(int(Status.NO_TOKEN))
 TARGET_MARKS = tl.constexpr(int(Status.NAN_LOGITS | Status.INFINITE_LOGITS))
-DRAFT_SHIFT = tl.constexpr(2)  # the draft's marks lie behind the target's
-NOWHERE = tl.constexpr(2**31 - 1)  # behind every token
+DRAFT_SHIFT = tl.constexpr(2)  # the draft's marks lie after the target's
+NOWHERE = tl.constexpr(2**31 - 1)  # after every token
 SMALLEST_POWER = tl.constexpr(-125.0)  # 2^-126 can round to 0 in float32
 NO_PLANE = -1
 NO_SLOT = tl.constexpr(NO_PLANE)
@@ -52,7 +52,7 @@ class Statistics(NamedTuple):
     groups: int
     PARTS: tl.constexpr
     PLANES: tl.constexpr
-    DRAFT_PLANE: tl.constexpr  # the draft's maximum, its sum behind it; 0: the drafter's part; NO_PLANE: all one-hot
+    DRAFT_PLANE: tl.constexpr  # the draft's maximum, its sum after it; 0: the drafter's part; NO_PLANE: all one-hot
     PLAUSIBLE_PLANE: tl.constexpr  # member 0's maximum
     TOP_PLANE: tl.constexpr  # what the most likely token is chosen by; 0: a lone part; NO_PLANE: it is not wanted
     SLOTS: tl.constexpr

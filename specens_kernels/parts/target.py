@@ -157,7 +157,7 @@ def everywhere(condition, like):
 
 
 @triton.jit
-def row_place(target, request, step):
+def row_index(target, request, step):
     """The index of a row along the steps of what is [batch, steps, ...] or packed."""
     if target.row_offsets is not None:
         step = step + tl.load(target.row_offsets + request)
@@ -171,7 +171,7 @@ def row_edits(target, request, step, tokens, used):
     if target.EDITED:
         found = listed_edits(target.edits, request, step, tokens, used)
     if target.mask is not None:
-        row = row_place(target, request, step)
+        row = row_index(target, request, step)
         excluded = tl.where(allowed(target.mask, row, request, tokens, used), 0, ENDS)
         found = TokenEdits(found.marks | excluded, found.biases)
     return found
@@ -203,7 +203,7 @@ def unedited_logits(target, member, request, step, tokens, used):
 @triton.jit
 def load_logits(target, member, request, step, tokens, used):
     """The same in the type in which they lie, which takes fewer registers while others are loaded."""
-    row = row_place(target, request, step)
+    row = row_index(target, request, step)
     row_ptr = target.logits[member] + request * target.strides_batch[member] + row * target.strides_step[member]
     used = used & (tokens < target.vocabs[member])
     return tl.load(row_ptr + tokens, mask=used, other=-INFINITY)

@@ -13,7 +13,7 @@ from specens_kernels.parts.statistics import greedy_only
 from specens_kernels.parts.target import TargetView
 
 NO_ROW = tl.constexpr(-1)  # above the first row, and above what is padding
-TOO_DEEP = tl.constexpr(-2)  # the row of which nodes behind the last level are children
+TOO_DEEP = tl.constexpr(-2)  # the row of which nodes after the last level are children
 
 
 class TreeView(NamedTuple):
@@ -62,10 +62,10 @@ def at_row(values, row):
 
 
 @triton.jit
-def first_row(marked, behind):
-    """The first marked row behind one, int32; as many as lanes where there is none."""
+def first_row(marked, after):
+    """The first marked row after one, int32; as many as lanes where there is none."""
     row = tl.arange(0, marked.shape[0])
-    return tl.min(tl.where(marked & (row > behind), row, marked.shape[0]), 0)
+    return tl.min(tl.where(marked & (row > after), row, marked.shape[0]), 0)
 
 
 @triton.jit

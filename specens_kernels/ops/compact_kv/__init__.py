@@ -39,7 +39,7 @@ def compact_kv(
     """Keep the accepted nodes of each request's draft in its KV cache, in place, and drop the others.
 
     Node i of a request lies at slot prefix_lens + i, as the nodes of a chain or of a `TokenTree` do after a forward.
-    Afterwards the kept nodes lie in order from slot prefix_lens on; what lies behind them is free, and undefined. All
+    Afterwards the kept nodes lie in order from slot prefix_lens on; what lies after them is free, and undefined. All
     caches are moved by one call, without host synchronisation, and keep their address; nothing is copied but the slots
     that change their place. On a GPU that is one launch for up to 240 tensors, or by Triton, without the CUDA library,
     one for the requests and one for 16 tensors that are alike. Slots before prefix_lens are never touched.
@@ -147,7 +147,7 @@ def freed_blocks(block_table: Tensor, num_blocks_before: Tensor, num_blocks: Ten
 def compaction_pays(holes_read: int, moved_slots: int, move_cost: float = 2.0) -> bool:
     """Whether holes have cost as much as their removal: buy once the rent has reached the price.
 
-    A hole costs attention as much as any slot, in every forward; a compaction costs a move of each slot behind the
+    A hole costs attention as much as any slot, in every forward; a compaction costs a move of each slot after the
     first hole, once. How long a text goes on is not known, so the past decides.
 
     holes_read: the sum, over the forwards since the last compaction, of the slots that attention read in vain. In a

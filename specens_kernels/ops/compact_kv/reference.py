@@ -53,7 +53,7 @@ def _leading(kept: Tensor) -> Tensor:
 
 
 def _ascending(kept: Tensor) -> Tensor:
-    """Whether a node lies behind the one before it."""
+    """Whether a node lies after the one before it."""
     before = torch.nn.functional.pad(kept, (1, 0), value=-1)[:, :-1]
     return kept > before
 

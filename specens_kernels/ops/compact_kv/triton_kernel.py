@@ -56,7 +56,7 @@ class Layout(NamedTuple):
 
 
 @triton.jit
-def _place_of(moves, request, prefix_len, node, used):
+def _slot_of(moves, request, prefix_len, node, used):
     """The block and the offset of nodes whose prefix_len is in range, and whether they have one. No sum overflows."""
     known = used & (node >= 0)
     columns, block_size = size_of(moves.columns), size_of(moves.block_size)
@@ -113,8 +113,8 @@ def _judge_kernel(
         used = index < tl.where(sound, count, 0)
         node = tl.load(moves.kept + request * moves.width + index, mask=used, other=-1)
         before = tl.load(moves.kept + request * moves.width + index - 1, mask=used & (index > 0), other=-1)
-        _, _, has_source = _place_of(moves, request, inside, node, used)
-        _, _, has_target = _place_of(moves, request, inside, index, used)
+        _, _, has_source = _slot_of(moves, request, inside, node, used)
+        _, _, has_target = _slot_of(moves, request, inside, index, used)
         wrong |= (used & ((node <= before) | (has_source == 0) | (has_target == 0))).to(tl.int32)
     sound &= tl.max(wrong, 0) == 0
     tl.store(moves.lengths + request, prefix_len + tl.where(sound, count, 0))
@@ -148,8 +148,8 @@ def _move_kernel(
     count = tl.load(moves.lengths + request) - prefix_len  # 0 where the request is refused
     for index in range(count):
         node = tl.load(moves.kept + request * moves.width + index)
-        from_block, from_offset, _ = _place_of(moves, request, prefix_len, node, node >= 0)
-        to_block, to_offset, _ = _place_of(moves, request, prefix_len, request * 0 + index, node >= 0)
+        from_block, from_offset, _ = _slot_of(moves, request, prefix_len, node, node >= 0)
+        to_block, to_offset, _ = _slot_of(moves, request, prefix_len, request * 0 + index, node >= 0)
         source = from_block * layout.stride_block + from_offset * layout.stride_slot
         target = to_block * layout.stride_block + to_offset * layout.stride_slot
         if source != target:

@@ -25,14 +25,14 @@ from specens_kernels.ops.sample.triton_scores import launches as launches_of_sco
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_kernel import Call, decide, launches, new_outcome
 from specens_kernels.ops.verify_chain.triton_report import ReportView, new_results, raw_view, report_launches
-from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import DraftView
-from specens_kernels.parts.examples import example_coins, example_targets
+from specens_kernels.parts.examples import example_random, example_targets
 from specens_kernels.parts.launches import AotVariant, aot_variant, run
 from specens_kernels.parts.rules import new_rule
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.statistics import Statistics, new_statistics
 from specens_kernels.parts.target import TargetView, batch_of, target_view
+from specens_kernels.parts.uniforms import RandomView
 from specens_kernels.rules import RuleKind
 
 TOKEN_RULE = Rule(int(RuleKind.TOKEN), 0.0, 0.0)  # without drafts every rule is a plain draw
@@ -49,18 +49,18 @@ def launch(member_logits: list[Tensor], *, out: list[Tensor] | None = None, **op
 
 
 def _launch(member_logits: list[Tensor], **options: Any) -> list[Tensor]:
-    coins, stream, report = uniforms_of(options), stream_of(options), report_of(options)
+    random, stream, report = uniforms_of(options), stream_of(options), report_of(options)
     ready = ready_for_kernels(one_step(target_of(member_logits, options)))
-    target, coins = target_view(ready, 1), CoinView(*ready_for_kernels(coins))
+    target, random = target_view(ready, 1), RandomView(*ready_for_kernels(random))
     if stream.best > 0:
-        return best_tokens(target, raw_view(ready, report, 1), coins, stream, report)
-    call = Call(target, raw_view(ready, report, 1), DraftView(), TOKEN_RULE, coins, stream.step, stream.stream, report)
+        return best_tokens(target, raw_view(ready, report, 1), random, stream, report)
+    call = Call(target, raw_view(ready, report, 1), DraftView(), TOKEN_RULE, random, stream.step, stream.stream, report)
     _, _, _, next_token, status, *reported = decide(call)
     return [next_token, status, *(values[:, 0] for values in reported)]
 
 
 def best_tokens(
-    target: TargetView, raw: TargetView | None, coins: CoinView, stream: Stream, report: Report
+    target: TargetView, raw: TargetView | None, random: RandomView, stream: Stream, report: Report
 ) -> list[Tensor]:
     """Those of the best scores, int64 [batch, best]; the same."""
     batch, device = batch_of(target), target.logits[0].device
@@ -69,7 +69,7 @@ def best_tokens(
     status = torch.empty(batch, dtype=torch.int32, device=device)
     statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
     logprobs = torch.empty(shape, dtype=torch.float32, device=device) if report.logprobs != NO_LOGPROBS else None
-    scores = score_view(target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None))
+    scores = score_view(target, statistics, random.seeds, random.positions, told or (report.top > 0 and raw is None))
     found = draw_found(tokens, logprobs if told else None, status, stream.step)
     run(launches_of_scores(found, scores, statistics, target, draft), tokens)
     if report.logprobs == NO_LOGPROBS:
@@ -114,10 +114,10 @@ def aot_variants() -> list[AotVariant]:
         results = new_results(batch_of(target), 1, Report(TARGET_LOGPROBS, 0), target.logits[0].device)
         outcome = new_outcome(results, statistics, RuleKind.TOKEN, logprobs=True)
         rule = new_rule(statistics, DraftView(), TOKEN_RULE, batch_of(target))
-        *_, draw = launches(outcome, statistics, target, DraftView(), rule, example_coins(index), 0, 2)
+        *_, draw = launches(outcome, statistics, target, DraftView(), rule, example_random(index), 0, 2)
         variants.append(aot_variant(draw))
-        statistics, coins = new_statistics(target, DraftView()), example_coins(0)
-        scores = score_view(target, statistics, coins.seeds, coins.positions, False)
+        statistics, random = new_statistics(target, DraftView()), example_random(0)
+        scores = score_view(target, statistics, random.seeds, random.positions, False)
         tokens, status = (
             torch.empty(8, 4, dtype=torch.int64, device="meta"),
             torch.empty(8, dtype=torch.int32, device="meta"),

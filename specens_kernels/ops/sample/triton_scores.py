@@ -251,8 +251,8 @@ def _draw_kernel(
     used = column < found.columns
     tokens = tl.where(best > -INFINITY, chosen, -1).to(tl.int64)
     # those that are none share a rank
-    behind = tl.cumsum((used & (tokens < 0)).to(tl.int32), 0) - 1
-    rank = tl.where(tokens < 0, tl.sum((used & (tokens >= 0)).to(tl.int32), 0) + behind, rank)
+    after = tl.cumsum((used & (tokens < 0)).to(tl.int32), 0) - 1
+    rank = tl.where(tokens < 0, tl.sum((used & (tokens >= 0)).to(tl.int32), 0) + after, rank)
     tl.store(found.tokens + request * found.columns + rank, tokens, mask=used)
     tl.store(found.status + request, status)
     if found.TOLD:

@@ -64,7 +64,7 @@ def tree_attention(
     query: float32, bfloat16 or float16 [batch, heads, nodes, dim].
     key, value: the cache, [batch, kv_heads, slots, dim], the same dtype; kv_heads divides heads, and query head i reads
         head i // (heads / kv_heads). Slots 0 to prefix_len - 1 of a request are its prefix, the next `nodes` slots its
-        nodes (written before, as engines do). Slots behind those hold nothing, but on a GPU without flash-attn they
+        nodes (written before, as engines do). Slots after those hold nothing, but on a GPU without flash-attn they
         take part with weight 0: finite numbers there, not NaN.
     parents: int64 or int32 [batch, nodes], at most 16,384 nodes: -1 (a child of the last committed token) or an earlier
         node. Another value, like the padding -2 of `TokenTree.batch`, makes the node and all below it padding, which

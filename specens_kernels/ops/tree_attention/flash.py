@@ -106,7 +106,7 @@ def _windowed_prefix(
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, **arguments: Tensor | float | None) -> tuple[Tensor, Tensor]:
-    """flash-attn has heads behind the sequence: output [batch, rows, heads, dim], log-sum-exp [batch, heads, rows]."""
+    """flash-attn has heads after the sequence: output [batch, rows, heads, dim], log-sum-exp [batch, heads, rows]."""
     attend = importlib.import_module("flash_attn").flash_attn_with_kvcache
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     return attend(query, key, value, causal=False, return_softmax_lse=True, **arguments)

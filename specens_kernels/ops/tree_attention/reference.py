@@ -32,7 +32,7 @@ def tree_attention(
 def seen_slots(mask: Tensor, prefix_lens: Tensor, prefix_starts: Tensor | None, slots: int) -> Tensor:
     """Which slots of the cache each node sees, bool [batch, nodes, slots].
 
-    mask: [batch, nodes, slots + nodes], of the layout "full". In the cache the nodes lie right behind the prefix.
+    mask: [batch, nodes, slots + nodes], of the layout "full". In the cache the nodes lie right after the prefix.
     """
     nodes = mask.shape[1]
     node = torch.arange(slots, device=mask.device) - prefix_lens[:, None]  # of each slot, [batch, slots]

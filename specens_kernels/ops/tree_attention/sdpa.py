@@ -21,7 +21,7 @@ SMALL_MASK = 2**19
 def read_lengths(
     prefix_lens: Tensor, prefix_starts: Tensor | None, nodes: int, slots: int
 ) -> tuple[list[int], list[int]]:
-    """The numbers in both. Raises ValueError unless the slots hold every prefix and the nodes behind it."""
+    """The numbers in both. Raises ValueError unless the slots hold every prefix and the nodes after it."""
     lengths = prefix_lens.tolist()
     starts = [0] * len(lengths) if prefix_starts is None else prefix_starts.tolist()
     if lengths and (min(lengths) < 0 or max(lengths) + nodes > slots):
@@ -74,7 +74,7 @@ def _attend(
     window: int,
     scale: float,
 ) -> Tensor:
-    """Attention over equal prefixes and the nodes behind them, which are all that key and value hold."""
+    """Attention over equal prefixes and the nodes after them, which are all that key and value hold."""
     rows, nodes, slots = fold(query, key.shape[1]), query.shape[2], key.shape[2]
     group, prefix_len = rows.shape[2] // nodes, slots - nodes
     if window > 0 or prefix_len == 0 or rows.shape[2] * slots <= SMALL_MASK:

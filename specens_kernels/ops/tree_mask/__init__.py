@@ -50,7 +50,7 @@ def tree_mask(
         "additive": dtype [batch, 1, nodes, max_prefix + nodes], 0 where seen, else -inf, for
             scaled_dot_product_attention. Every row has a 0, so -inf gives no NaN, and weights that are exactly 0.
         "tree": bool [batch, nodes, nodes], the keys of the nodes only.
-        "packed": the same as uint8 [batch, nodes, ceil(nodes / 8)]: key j is bit j % 8 of byte j / 8. Bits behind the
+        "packed": the same as uint8 [batch, nodes, ceil(nodes / 8)]: key j is bit j % 8 of byte j / 8. Bits after the
             last node are 0.
     max_prefix: slots of the prefix, at least the largest of prefix_lens, for "full" and "additive".
     window: a node at position x sees keys at positions > x - window only; positions count, so siblings take no room.

@@ -1,4 +1,4 @@
-"""The coins on a GPU."""
+"""The uniforms on a GPU."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
-from specens_kernels.parts.philox import coin
+from specens_kernels.parts.philox import uniform
 
 BLOCK_BATCH, WARPS = 256, 4
 
 
-@triton.jit(do_not_specialize=["coin_stream", "batch"])
+@triton.jit(do_not_specialize=["uniform_stream", "batch"])
 def _uniforms_kernel(
-    coins_ptr,  # float64 [batch], written
+    uniforms_ptr,  # float64 [batch], written
     seeds_ptr,  # integers [batch]
     positions_ptr,  # integers [batch]
     steps_ptr,  # integers [batch]
     seeds_stride,
     positions_stride,
     steps_stride,
-    coin_stream,  # Triton takes no argument of the name stream
+    uniform_stream,  # Triton takes no argument of the name stream
     batch,
     BLOCK_BATCH: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -35,36 +35,36 @@ def _uniforms_kernel(
     seed = tl.load(seeds_ptr + request * seeds_stride, mask=used, other=0).to(tl.int64)
     position = tl.load(positions_ptr + request * positions_stride, mask=used, other=0).to(tl.int64)
     step = tl.load(steps_ptr + request * steps_stride, mask=used, other=0).to(tl.int64)
-    stream_word = tl.zeros_like(step) + coin_stream
-    tl.store(coins_ptr + request, coin(seed, position, step, stream_word), mask=used)
+    stream_word = tl.zeros_like(step) + uniform_stream
+    tl.store(uniforms_ptr + request, uniform(seed, position, step, stream_word), mask=used)
 
 
-def launches(coins: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor, stream: int) -> Iterator[Launch]:
+def launches(uniforms: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor, stream: int) -> Iterator[Launch]:
     """One launch, a program for each BLOCK_BATCH requests."""
     arguments = {
-        "coins_ptr": coins,
+        "uniforms_ptr": uniforms,
         "seeds_ptr": seeds,
         "positions_ptr": positions,
         "steps_ptr": steps,
         "seeds_stride": seeds.stride(0),
         "positions_stride": positions.stride(0),
         "steps_stride": steps.stride(0),
-        "coin_stream": stream,
-        "batch": coins.shape[0],
+        "uniform_stream": stream,
+        "batch": uniforms.shape[0],
         "BLOCK_BATCH": BLOCK_BATCH,
     }
-    yield Launch(_uniforms_kernel, (triton.cdiv(coins.shape[0], BLOCK_BATCH),), arguments, WARPS)
+    yield Launch(_uniforms_kernel, (triton.cdiv(uniforms.shape[0], BLOCK_BATCH),), arguments, WARPS)
 
 
 def launch(seeds: Tensor, positions: Tensor, steps: Tensor, stream: int, *, out: list[Tensor] | None = None) -> Tensor:
-    """Coins, float64 [batch]. out: where to."""
-    coins = torch.empty(seeds.shape[0], dtype=torch.float64, device=seeds.device) if out is None else out[0]
-    run(launches(coins, seeds, positions, steps, stream), coins)
-    return coins
+    """Uniforms, float64 [batch]. out: where to."""
+    uniforms = torch.empty(seeds.shape[0], dtype=torch.float64, device=seeds.device) if out is None else out[0]
+    run(launches(uniforms, seeds, positions, steps, stream), uniforms)
+    return uniforms
 
 
 def aot_variants() -> list[AotVariant]:
     """What is launched, for compilation without a GPU."""
-    coins = torch.empty(1000, dtype=torch.float64, device="meta")
+    uniforms = torch.empty(1000, dtype=torch.float64, device="meta")
     numbers = torch.empty(1000, dtype=torch.int64, device="meta")
-    return [aot_variant(launch) for launch in launches(coins, numbers, numbers, numbers, 0)]
+    return [aot_variant(launch) for launch in launches(uniforms, numbers, numbers, numbers, 0)]

@@ -84,7 +84,7 @@ def verify_chain(
         one less than the rows of the request.
     max_draft_len: the most drafts of a request, which packed draft_tokens do not tell; only with them.
     row_offsets: int64 or int32 [batch + 1]: request b owns the rows row_offsets[b] to row_offsets[b + 1] - 1 of the
-        packed logits, one for each draft and perhaps a bonus row. Rows behind the last offset are padding. With packed
+        packed logits, one for each draft and perhaps a bonus row. Rows after the last offset are padding. With packed
         draft_tokens and bonus rows, every request has at least its bonus row.
     draft_slots: int64 or int32 [batch]: draft_logits are kept as [slots, draft_len or more, vocab], and this is the
         slot of each request.
@@ -118,7 +118,7 @@ def verify_chain(
     the target is the assistant, and drafter or draft_logits, of which one is needed, give the draft's probabilities. A
     draft token is kept unless it differs from the most likely token of the target and the rule replaces it by that
     token, which ends the round. One that the target excludes (probability 0: masks, filters, vocabularies) is always
-    replaced. Behind a whole chain the target's most likely token follows if there is a bonus row; the paper's text,
+    replaced. After a whole chain the target's most likely token follows if there is a bonus row; the paper's text,
     where the drafter goes on instead, takes rows without. Nothing is drawn, so no numbers are needed or looked at,
     and a temperature of 0, the target's or the draft's, counts as 1. The first call with a tree copies it to the GPU:
     make one before capturing a CUDA graph.

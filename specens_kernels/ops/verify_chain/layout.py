@@ -11,7 +11,7 @@ from specens_kernels.arguments import Draft, Target
 
 
 class PaddedChain(NamedTuple):
-    """Rows behind num_rows, and drafts behind lens, are not looked at."""
+    """Rows after num_rows, and drafts after lens, are not looked at."""
 
     target: Target  # member_logits [batch, rows, vocab]
     draft: Draft  # tokens [batch, draft_len], logits [batch, draft_len, vocab]

@@ -26,7 +26,7 @@ from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 
 class Chain(NamedTuple):
-    """Drafts under test. Row j is the position of draft j; rows behind chain_end are not looked at."""
+    """Drafts under test. Row j is the position of draft j; rows after chain_end are not looked at."""
 
     target: Tensor  # float64 [batch, rows, vocab]
     draft: Tensor  # float64 [batch, draft_len, vocab]

@@ -38,7 +38,6 @@ from specens_kernels.ops.verify_chain.triton_report import (
 )
 from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, rule_launches, shares_kernel
 from specens_kernels.parts.chain import FROM_RESIDUAL, MOST_LIKELY, NOTHING, Outcome, walk
-from specens_kernels.parts.coins import CoinView, coins_of
 from specens_kernels.parts.draft import DraftView, dense_drafts, draft_view, row_limit, without_distribution
 from specens_kernels.parts.draw import (
     block_probabilities,
@@ -49,8 +48,8 @@ from specens_kernels.parts.draw import (
 )
 from specens_kernels.parts.examples import (
     edited_target,
-    example_coins,
     example_draft,
+    example_random,
     example_rule,
     example_targets,
     filtered_targets,
@@ -62,6 +61,7 @@ from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
 from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
 from specens_kernels.parts.target import TargetView, batch_of, target_view
+from specens_kernels.parts.uniforms import RandomView, uniforms_at
 from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = 1
@@ -76,14 +76,14 @@ def _walk_kernel(
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
-    coins,  # CoinView
+    random,  # RandomView
     rule,  # RuleView
     BLOCK_STEPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
-    num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS)
+    num_accepted, kind, status = walk(outcome, statistics, target, draft, random, rule, request, BLOCK_STEPS)
     tl.store(outcome.num_accepted + request, num_accepted)
     tl.store(outcome.kinds + request, kind)
     tl.store(outcome.status + request, status)
@@ -135,24 +135,24 @@ def _residual_kernel(
         tl.store(masses_ptr, tl.sum(tl.maximum(probabilities - draft_probabilities, 0.0), 0))
 
 
-@triton.jit(do_not_specialize=["first_step", "coin_stream"])
+@triton.jit(do_not_specialize=["first_step", "uniform_stream"])
 def _next_token_kernel(
     outcome,  # Outcome, the rest written
     masses_ptr,  # float32 [batch, planes, blocks], or None: none are needed, and the chain is yet to be walked
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
-    coins,  # CoinView
+    random,  # RandomView
     rule,  # RuleView
-    first_step,  # of the coins' steps
-    coin_stream,  # of the next token's coin
+    first_step,  # of the uniforms' steps
+    uniform_stream,  # of the next token's uniform
     BLOCK_STEPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
     if masses_ptr is None:
-        num_accepted, kind, status = walk(outcome, statistics, target, draft, coins, rule, request, BLOCK_STEPS)
+        num_accepted, kind, status = walk(outcome, statistics, target, draft, random, rule, request, BLOCK_STEPS)
         tl.store(outcome.num_accepted + request, num_accepted)
     else:
         num_accepted = tl.load(outcome.num_accepted + request)
@@ -169,11 +169,11 @@ def _next_token_kernel(
             if statistics.TOP_PLANE >= 0:
                 token = tl.max(top_tokens(statistics, rows, rows >= 0), 0)
         else:
-            coin = tl.max(
-                coins_of(coins, draft, request, draft.draft_len, step + first_step, coin_stream, step >= 0), 0
+            uniform = tl.max(
+                uniforms_at(random, draft, request, draft.draft_len, step + first_step, uniform_stream, step >= 0), 0
             )
             token, bits = draw_token(
-                outcome, masses_ptr, statistics, target, draft, rule, request, num_accepted, kind, coin
+                outcome, masses_ptr, statistics, target, draft, rule, request, num_accepted, kind, uniform
             )
             status |= bits
         if outcome.logprobs is not None:
@@ -182,7 +182,7 @@ def _next_token_kernel(
             own = log_probability(statistics, target, state, request, step, tokens, tokens >= 0, tl.float64)
             logprob = tl.max(own, 0).to(tl.float32)
     first = request * (draft.draft_len + 1)
-    unused = num_accepted < draft.draft_len  # the last column lies behind the next token
+    unused = num_accepted < draft.draft_len  # the last column lies after the next token
     tl.store(outcome.tokens + first + num_accepted, token)
     tl.store(outcome.tokens + first + draft.draft_len, -1, mask=unused)
     if outcome.logprobs is not None:
@@ -219,7 +219,7 @@ def launches(
     target: TargetView,
     draft: DraftView,
     rule: RuleView,
-    coins: CoinView,
+    random: RandomView,
     first_step: int,
     stream: int,
 ) -> Iterator[Launch]:
@@ -228,11 +228,11 @@ def launches(
     A chain of length 0 is a plain draw.
     """
     yield from statistics_launches(statistics, target, draft)
-    yield from rule_launches(rule, statistics, target, draft, coins)
+    yield from rule_launches(rule, statistics, target, draft, random)
     batch, blocks = batch_of(target), statistics.blocks
     block_steps = min(LARGEST_BLOCK_STEPS, max(1, TESTED_NUMBERS // statistics.BLOCK_COUNT.value))
     shared = {"outcome": outcome, "statistics": statistics, "target": target, "draft": draft, "rule": rule}
-    walked = shared | {"coins": coins, "BLOCK_STEPS": block_steps}
+    walked = shared | {"random": random, "BLOCK_STEPS": block_steps}
     masses = None
     if outcome.kinds is not None:
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
@@ -240,7 +240,7 @@ def launches(
         warps = RESIDUAL_WARPS if target.edits is None else PROCESSED_WARPS
         yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS)
         yield Launch(_residual_kernel, (batch, blocks), shared | {"masses_ptr": masses}, warps)
-    drawn = walked | {"masses_ptr": masses, "first_step": first_step, "coin_stream": stream}
+    drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}
     yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS)
 
 
@@ -251,9 +251,9 @@ class Call(NamedTuple):
     raw: TargetView | None  # what log-probabilities are told of, where it is another
     draft: DraftView
     rule: Rule
-    coins: CoinView
-    first_step: int  # of the coins' steps
-    stream: int  # of the next token's coin
+    random: RandomView
+    first_step: int  # of the uniforms' steps
+    stream: int  # of the next token's uniform
     report: Report
 
 
@@ -265,7 +265,7 @@ def decide(call: Call, results: Sequence[Tensor] | None = None) -> Sequence[Tens
     statistics = new_statistics(target, draft, all_tops=RuleKind(call.rule.kind).compares)
     outcome = new_outcome(results, statistics, call.rule.kind, report.logprobs == TARGET_LOGPROBS)
     rule = new_rule(statistics, draft, call.rule, batch_of(target))
-    run(launches(outcome, statistics, target, draft, rule, call.coins, call.first_step, call.stream), results[0])
+    run(launches(outcome, statistics, target, draft, rule, call.random, call.first_step, call.stream), results[0])
     _report(results, draft.draft_len + 1, statistics, target, call.raw, report)
     return results
 
@@ -285,8 +285,8 @@ def _launch(arguments: ChainArguments, out: Sequence[Tensor] | None) -> Sequence
         return _by_scores(arguments, target, without_distribution(draft), raw_view(ready, report, steps), out)
     if not kind.subtracts and not kind.compares:
         draft = without_distribution(draft)
-    coins = CoinView(None, None, None) if kind.compares else CoinView(*ready_for_kernels(arguments.random_numbers))
-    call = Call(target, raw_view(ready, report, steps), draft, arguments.rule, coins, 0, STREAM_NEXT, report)
+    random = RandomView(None, None, None) if kind.compares else RandomView(*ready_for_kernels(arguments.random_numbers))
+    call = Call(target, raw_view(ready, report, steps), draft, arguments.rule, random, 0, STREAM_NEXT, report)
     return decide(call, out)
 
 
@@ -301,9 +301,9 @@ def _by_scores(
     report, columns = arguments.report, draft.draft_len + 1
     results = out if out is not None else new_results(batch_of(target), columns, report, target.logits[0].device)
     statistics, told = new_statistics(target, draft), report.logprobs == TARGET_LOGPROBS
-    coins = ready_for_kernels(arguments.random_numbers)
+    random = ready_for_kernels(arguments.random_numbers)
     scores = score_view(
-        target, statistics, coins.seeds, coins.positions, told or (report.top > 0 and raw is None), chain=True
+        target, statistics, random.seeds, random.positions, told or (report.top > 0 and raw is None), chain=True
     )
     found = chain_found(results, target.steps, told)
     run(score_launches(found, scores, statistics, target, draft), results[0])
@@ -333,7 +333,7 @@ def _report(
 def aot_variants() -> list[AotVariant]:
     """What is launched, for compilation without a GPU.
 
-    Of filters, rules, edits, packed rows and reports the kernels behind the statistics, for some targets and drafts.
+    Of filters, rules, edits, packed rows and reports the kernels after the statistics, for some targets and drafts.
     """
     found: list[Launch] = []
     for index, target in enumerate(example_targets()):
@@ -341,8 +341,8 @@ def aot_variants() -> list[AotVariant]:
     lone, mixture, contrast = filtered_targets()
     *_, masses, walked, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
     for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
-        behind = _example_launches(lone, example_draft(lone, 0), 0, kind)
-        found += [launch for launch in behind if launch.kernel in (shares_kernel, entropy_kernel)]
+        after = _example_launches(lone, example_draft(lone, 0), 0, kind)
+        found += [launch for launch in after if launch.kernel in (shares_kernel, entropy_kernel)]
     found += [masses, walked, residual, draw, *_other_launches()]
     for target in (*example_targets()[::2], edited_target(), lone, mixture):
         found += _example_score_launches(target)
@@ -353,9 +353,9 @@ def _example_score_launches(target: TargetView) -> list[Launch]:
     """The kernels of the rule gumbel alone."""
     drafts = example_draft(target, 3) if target.row_offsets is None else packed_draft(target, False)
     draft, report = without_distribution(drafts), Report(NO_LOGPROBS, 0)
-    statistics, coins = new_statistics(target, draft), example_coins(0)
+    statistics, random = new_statistics(target, draft), example_random(0)
     results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
-    scores = score_view(target, statistics, coins.seeds, coins.positions, False, chain=True)
+    scores = score_view(target, statistics, random.seeds, random.positions, False, chain=True)
     own = score_launches(chain_found(results, target.steps, False), scores, statistics, target, draft)
     return [launch for launch in own if launch.kernel in SCORE_KERNELS]
 
@@ -378,4 +378,4 @@ def _example_launches(target: TargetView, draft: DraftView, index: int, kind: Ru
     results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
     outcome = new_outcome(results, statistics, kind, report.logprobs == TARGET_LOGPROBS)
     rule = new_rule(statistics, draft, example_rule(kind, draft.draft_len), batch_of(target))
-    return launches(outcome, statistics, target, draft, rule, example_coins(index), 0, STREAM_NEXT)
+    return launches(outcome, statistics, target, draft, rule, example_random(index), 0, STREAM_NEXT)

@@ -39,15 +39,15 @@ class ReportView(NamedTuple):
 
 @triton.jit
 def _next_best(statistics, target, state, request, step, block, value, token):
-    """The most likely token of a block behind one of that log-probability; its log-probability first.
+    """The most likely token of a block after one of that log-probability; its log-probability first.
 
     -inf and NOWHERE where there is none.
     """
     tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
     used = tokens < target.vocab
     logprobs = log_probability(statistics, target, state, request, step, tokens, used, tl.float32)
-    behind = used & ((logprobs < value) | ((logprobs == value) & (tokens > token)))
-    logprobs = tl.where(behind, logprobs, -INFINITY)
+    after = used & ((logprobs < value) | ((logprobs == value) & (tokens > token)))
+    logprobs = tl.where(after, logprobs, -INFINITY)
     best = tl.max(logprobs, 0)
     return best, tl.min(tl.where((logprobs == best) & (logprobs > -INFINITY), tokens, NOWHERE), 0)
 

@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 
 from specens_kernels.parts.chain import draft_odds, load_draft_tokens, request_is_valid
-from specens_kernels.parts.coins import CoinView
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature
 from specens_kernels.parts.draw import block_probabilities, row_states
 from specens_kernels.parts.launches import Launch, wait_for_launch_before
-from specens_kernels.parts.rules import BEHIND, IN_SUMS, RuleView, load_mass, load_share
+from specens_kernels.parts.rules import IN_SUMS, NO_SHARE, RuleView, load_mass, load_share
 from specens_kernels.parts.statistics import NO_TOKEN, Statistics
 from specens_kernels.parts.target import TargetView, target_temperature
+from specens_kernels.parts.uniforms import RandomView
 
 SHARES_WARPS, SUMS_WARPS = 4, 8
 
@@ -25,12 +25,12 @@ def shares_kernel(
     statistics,  # Statistics
     target,  # TargetView
     draft,  # DraftView
-    coins,  # CoinView
+    random,  # RandomView
     DEPENDENT: tl.constexpr,
 ):
     wait_for_launch_before(DEPENDENT)
     request = tl.program_id(0).to(tl.int64)
-    valid = request_is_valid(target, draft, coins, rule, request, 1)
+    valid = request_is_valid(target, draft, random, rule, request, 1)
     greedy = target_temperature(target, request) == 0
     length = tl.where(valid & (greedy == 0), chain_len(draft, request), 0)
     soft_length = tl.where(draft_temperature(draft, request) == 0, 0, length)
@@ -47,7 +47,7 @@ def shares_kernel(
         mass = tl.where(soft & (share > 0), IN_SUMS, share * tl.maximum(rest, 0.0))
         possible = tested & (share > 0) & (probability > 0)
         ratio = tl.exp(tl.where(possible, log_target, 0.0) - tl.where(possible, log_draft, 0.0))
-        share = tl.where(tested, tl.where(possible, tl.minimum(share * ratio, 1.0), 0.0), BEHIND)
+        share = tl.where(tested, tl.where(possible, tl.minimum(share * ratio, 1.0), 0.0), NO_SHARE)
         place = rule.shares + request * 2 * draft.draft_len + step
         tl.store(place, share)
         tl.store(place + draft.draft_len, mass)
@@ -107,12 +107,12 @@ def entropy_kernel(
 
 
 def rule_launches(
-    rule: RuleView, statistics: Statistics, target: TargetView, draft: DraftView, coins: CoinView
+    rule: RuleView, statistics: Statistics, target: TargetView, draft: DraftView, random: RandomView
 ) -> Iterator[Launch]:
     """What fills a rule's shares and sums."""
     arguments = {"rule": rule, "statistics": statistics, "target": target, "draft": draft}
     if rule.shares is not None:
-        yield Launch(shares_kernel, rule.shares.shape[:1], arguments | {"coins": coins}, SHARES_WARPS)
+        yield Launch(shares_kernel, rule.shares.shape[:1], arguments | {"random": random}, SHARES_WARPS)
     if rule.sums is not None:
         batch, draft_len, blocks = rule.sums.shape
         kernel = entropy_kernel if rule.shares is None else prefix_masses_kernel

@@ -35,13 +35,12 @@ from specens_kernels.ops.verify_chain.triton_rules import rule_launches
 from specens_kernels.ops.verify_tree.reference import empty_verdict
 from specens_kernels.ops.verify_tree.triton_walk import GUMBEL, TYPICAL, find_longest, walk_tree
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, request_is_valid
-from specens_kernels.parts.coins import CoinView, coins_of
 from specens_kernels.parts.draft import DraftView, chain_len, dense_drafts, draft_view, without_distribution
 from specens_kernels.parts.draw import EMPTY_RESIDUAL, target_block_masses
 from specens_kernels.parts.examples import (
     edited_target,
-    example_coins,
     example_draft,
+    example_random,
     example_targets,
     filtered_targets,
 )
@@ -52,11 +51,12 @@ from specens_kernels.parts.siblings import Left, TreeCall, draw_left, row_of, we
 from specens_kernels.parts.statistics import NO_TOKEN, has_draft_distribution, new_statistics
 from specens_kernels.parts.target import TargetView, batch_of, target_temperature, target_view
 from specens_kernels.parts.tree import at_row, load_tree, tree_view, with_children
+from specens_kernels.parts.uniforms import RandomView, uniforms_at
 from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = tl.constexpr(1)
 WARPS = 8  # a block of 4096 tokens is loaded at once; with more, what several members need does not fit in registers
-VALIDATED = 32  # coins looked at together
+VALIDATED = 32  # uniforms looked at together
 
 
 class Found(NamedTuple):
@@ -82,8 +82,8 @@ def _draw(call, request, last, depth, tokens, children, left, masses, fresh):
         rows = tl.zeros([1], tl.int64) + request * call.target.steps + row.row
         masses = target_block_masses(call.statistics, row.state, rows)
     step = tl.zeros([1], tl.int64) + depth
-    coin = coins_of(call.coins, call.draft, request, call.draft.draft_len, step, STREAM_NEXT, step >= 0)
-    return draw_left(call, row, left, masses, tl.max(coin, 0))
+    uniform = uniforms_at(call.random, call.draft, request, call.draft.draft_len, step, STREAM_NEXT, step >= 0)
+    return draw_left(call, row, left, masses, tl.max(uniform, 0))
 
 
 @triton.jit
@@ -163,15 +163,15 @@ def _tree_kernel(
     num_accepted = tl.full([], 0, tl.int32)
     token = num_accepted - 1
     status = num_accepted + INVALID_PARAMETER
-    if request_is_valid(call.target, call.draft, call.coins, call.rule, request, BLOCK_STEPS):
+    if request_is_valid(call.target, call.draft, call.random, call.rule, request, BLOCK_STEPS):
         length = chain_len(call.draft, request)
         num_accepted, token, status = _judge(found, call, request, length, RULE)
     column = tl.arange(0, found.COLUMNS)
-    behind = (column >= num_accepted) & (column <= call.tree.levels)
+    after = (column >= num_accepted) & (column <= call.tree.levels)
     emitted = tl.where(column == num_accepted, token, -1).to(tl.int64)
-    tl.store(found.tokens + request * (call.tree.levels + 1) + column, emitted, mask=behind)
+    tl.store(found.tokens + request * (call.tree.levels + 1) + column, emitted, mask=after)
     none = tl.zeros([found.COLUMNS], tl.int64) - 1
-    tl.store(found.path + request * call.tree.levels + column, none, mask=behind & (column < call.tree.levels))
+    tl.store(found.path + request * call.tree.levels + column, none, mask=after & (column < call.tree.levels))
     tl.store(found.num_accepted + request, num_accepted.to(tl.int64))
     tl.store(found.num_tokens + request, num_accepted.to(tl.int64) + (token >= 0).to(tl.int64))
     tl.store(found.next_token + request, token.to(tl.int64))
@@ -225,7 +225,7 @@ def weighing_launches(found: Found, call: TreeCall, apart: TargetView | None, ki
     yield from statistics_launches(call.statistics, target, own)
     if apart is not None:
         yield from statistics_launches(call.drafts, apart, as_parts(draft))
-    yield from rule_launches(call.rule, call.statistics, target, draft, call.coins)
+    yield from rule_launches(call.rule, call.statistics, target, draft, call.random)
     yield tree_launch(found, call, kind)
 
 
@@ -243,7 +243,7 @@ def tree_launch(found: Found, call: TreeCall, kind: int) -> Launch:
 
 
 def tree_call(
-    target: TargetView, draft: DraftView, apart: TargetView | None, tree: Tree, coins: CoinView, rule: Rule
+    target: TargetView, draft: DraftView, apart: TargetView | None, tree: Tree, random: RandomView, rule: Rule
 ) -> TreeCall:
     """With statistics unwritten."""
     statistics = drafts = new_statistics(target, draft_of_rows(draft, apart))
@@ -257,9 +257,9 @@ def tree_call(
         statistics,
         draft,
         drafts,
-        coins,
+        random,
         new_rule(statistics, draft, rule._replace(kind=int(chain_kind)), batch_of(target)),
-        score_view(target, statistics, coins.seeds, coins.positions, False) if by_scores else None,
+        score_view(target, statistics, random.seeds, random.positions, False) if by_scores else None,
     )
 
 
@@ -285,7 +285,7 @@ def launch(*given_arguments: Any, out: list[Tensor] | None = None, **options: An
     if draft.drafters is not None and len(target.logits) == 1:
         draft = draft._replace(drafter=0)
     apart = drafters_apart(target, draft)
-    call = tree_call(target, draft, apart, tree, CoinView(*ready_for_kernels(arguments.random_numbers)), rule)
+    call = tree_call(target, draft, apart, tree, RandomView(*ready_for_kernels(arguments.random_numbers)), rule)
     found = tree_found(results, tree.levels)
     by_scores = rule.kind == RuleKind.GUMBEL
     run(score_launches(found, call) if by_scores else weighing_launches(found, call, apart, rule.kind), parents)
@@ -339,8 +339,8 @@ def _example_launches(target: TargetView, drawn: DraftView, kind: RuleKind, no_r
         draft = without_distribution(draft)
     levels, batch = target.steps - 1, batch_of(target)
     apart, tree = drafters_apart(target, draft), Tree(draft.parents, levels, no_repeats)
-    coins = example_coins(0 if kind == RuleKind.GUMBEL else 1)
-    call = tree_call(target, draft, apart, tree, coins, Rule(int(kind), 0.09, 0.3))
+    random = example_random(0 if kind == RuleKind.GUMBEL else 1)
+    call = tree_call(target, draft, apart, tree, random, Rule(int(kind), 0.09, 0.3))
     sizes = [(batch, levels + 1), (batch,), (batch,), (batch,), (batch,), (batch, levels)]
     dtypes = [torch.int64] * 4 + [torch.int32, torch.int64]
     results = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in zip(sizes, dtypes, strict=True)]

@@ -9,7 +9,6 @@ import triton.language as tl
 
 from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT
 from specens_kernels.ops.verify_tree.rules import RuleKind
-from specens_kernels.parts.coins import STREAM_ACCEPT, coins_of
 from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_logits, drafter_of
 from specens_kernels.parts.draw import EMPTY_RESIDUAL, target_block_masses
 from specens_kernels.parts.rules import SMALLEST_RESIDUAL, typical_probability
@@ -20,6 +19,7 @@ from specens_kernels.parts.states import INVALID_DRAFT_DISTRIBUTION, drafter_sta
 from specens_kernels.parts.statistics import NO_TOKEN, NOWHERE, row_marks, top_tokens
 from specens_kernels.parts.target import everywhere, marks_of, raw_logits
 from specens_kernels.parts.tree import at_row, first_row, with_children
+from specens_kernels.parts.uniforms import STREAM_ACCEPT, uniforms_at
 
 TRAVERSAL = tl.constexpr(int(RuleKind.TRAVERSAL))
 TYPICAL = tl.constexpr(int(RuleKind.TYPICAL))
@@ -154,9 +154,9 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
         own = rate * tl.max(tl.exp(own), 0) - taken_away(call, row, Left(rate, rates, since), tokens)
         own = share * tl.where(same > since, 0.0, tl.maximum(own, 0.0)) / total
         node = tokens * 0 + child - 1
-        coin = tl.max(coins_of(call.coins, call.draft, row.request, node, node, STREAM_ACCEPT, node >= 0), 0)
+        uniform = tl.max(uniforms_at(call.random, call.draft, row.request, node, node, STREAM_ACCEPT, node >= 0), 0)
         following = first_row(row.children, child)
-        if STOPS and coin * drafted < own:
+        if STOPS and uniform * drafted < own:
             accepted = child
             following = accepted * 0 + call.tree.ROWS
         else:
@@ -209,7 +209,7 @@ def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
     masses = tl.zeros([call.statistics.BLOCK_COUNT], tl.float64)
     here = tl.full([], 0, tl.int32)
     depth = here
-    behind = here  # the child that the traversal comes back from
+    after = here  # the child that the traversal comes back from
     read = here - 1  # the row that was offered its children last
     since = here
     fresh = here
@@ -228,22 +228,22 @@ def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
             bits = tl.where(lanes == here, row_status(call, row, status), bits)
             kept = tl.where(lanes == here, share, kept)
             read = here
-            behind = tl.where(RULE == TRAVERSAL, here, accepted)
+            after = tl.where(RULE == TRAVERSAL, here, accepted)
         if RULE == TRAVERSAL:
             node = tl.zeros([1], tl.int64) + here - 1
-            coin = tl.max(coins_of(call.coins, call.draft, request, node, node, STREAM_ACCEPT, node >= 0), 0)
-            child = first_row(children & (shares > 0), behind)
+            uniform = tl.max(uniforms_at(call.random, call.draft, request, node, node, STREAM_ACCEPT, node >= 0), 0)
+            child = first_row(children & (shares > 0), after)
             descends = (child < call.tree.ROWS) & (ends == 0)
-            stays = (descends == 0) & ((here == 0) | (coin < at_row(kept, here)) | (ends != 0))
+            stays = (descends == 0) & ((here == 0) | (uniform < at_row(kept, here)) | (ends != 0))
             going = tl.where(stays & (read == here), 0, 1)
             ends = tl.where(stays, 1, 0)
             enters = tl.where(descends | stays, 1, 0)
-            behind = tl.where(descends, child, here)
+            after = tl.where(descends, child, here)
             depth = tl.where(descends, depth + 1, tl.where(stays, depth, depth - 1))
             here = tl.where(descends, child, tl.where(stays, here, at_row(above, here)))
         else:
-            going = tl.where(behind < call.tree.ROWS, 1, 0)
-            here = tl.where(going != 0, behind, here)
+            going = tl.where(after < call.tree.ROWS, 1, 0)
+            here = tl.where(going != 0, after, here)
             shares = tl.where(lanes == here, 1.0, shares)
             depth += going
     return here, depth, bits, marks, Left(rate, rates, since), masses, fresh
