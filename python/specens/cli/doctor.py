@@ -15,8 +15,8 @@ from specens.cli.openmp import chosen
 if TYPE_CHECKING:
     from rich.table import Table
 
-DRIVEN = ("flash-attn", "peft", "gguf", "llama-cpp-python", "llguidance", "lm-eval")
-PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, *DRIVEN)
+OPTIONAL = ("flash-attn", "peft", "gguf", "llama-cpp-python", "llguidance", "lm-eval")
+PACKAGES = ("specens-kernels", "torch", "triton", *DRIVER, *OPTIONAL)
 # Left out here: packages that are only needed at times, and without which nothing is wrong.
 PURPOSES = {
     "triton": "kernels on GPUs, pip install 'specens-kernels[triton]'",
