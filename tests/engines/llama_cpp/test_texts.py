@@ -113,6 +113,15 @@ def test_the_sequences_of_a_tree_are_free_again_after_it(context: Context):
     assert alike(read(context, text, sequence), read(context, plain, sequence))
 
 
+def test_trees_that_outgrow_their_share_of_the_sequences_are_read_path_by_path(engine: LlamaCpp):
+    context = engine.open(Needs(num_texts=64, trees=True))
+    text = context.add(PROMPT)
+    read(context, text, [])
+    assert context.holds_tree(text, len(PROMPT) + 3)
+    assert not context.holds_tree(text, len(PROMPT) + 4)
+    assert not engine.open(Needs(num_texts=1)).holds_tree(text, len(PROMPT) + 1)
+
+
 def test_a_token_without_an_embedding_is_named(context: Context):
     with pytest.raises(ValueError, match="members: token 49152 was generated, but a member has embeddings only for"):
         read(context, context.add(PROMPT), [49152])

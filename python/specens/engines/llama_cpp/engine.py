@@ -138,7 +138,7 @@ class GGUFContext(Context):
     """Texts in the cells of one cache, which holds 256 sequences: one for each text, and for each path of its tree."""
 
     def __init__(self, cells: LlamaContext, needs: Needs) -> None:
-        self._reads_trees = needs.trees
+        self._num_paths = cells.most_sequences // needs.num_texts - 1 if needs.trees else 0  # of each text
         self._cells = cells
         self._vocab_size = cells.model.num_tokens
 
@@ -147,9 +147,9 @@ class GGUFContext(Context):
         return GGUFText(self._cells, prompt)
 
     def holds_tree(self, text: Text, num_tokens: int) -> bool:
-        """Whether there is a sequence for each path, were each new node one."""
+        """Whether this text's share of the sequences has one for each path, were each new node a path of its own."""
         assert isinstance(text, GGUFText)
-        return self._reads_trees and self._cells.can_take(num_tokens - text.num_cells - len(text.paths))
+        return num_tokens - text.num_cells <= self._num_paths
 
     def remove(self, text: Text) -> None:
         """Empty its cells."""
