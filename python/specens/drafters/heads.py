@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specens.decoding.draws import draft
 from specens.decoding.request import OUTSIDE, Request
-from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter, check_place
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import draft_trees

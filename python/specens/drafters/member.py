@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from specens.decoding.draws import draft
 from specens.decoding.request import Request
-from specens.decoding.verification import draft
 from specens.drafters.drafter import Drafter
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import draft_trees

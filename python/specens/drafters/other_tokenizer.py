@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from specens.decoding.detokenizer import REPLACEMENT
+from specens.decoding.draws import seeds_of_uniforms
 from specens.decoding.reader import Reader, open_reader
 from specens.decoding.reads import read
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.statistics import Statistics
-from specens.decoding.verification import seeds_of_uniforms
 from specens.drafters.drafter import Drafter
 from specens.engines.loading import load_engine
 from specens.engines.protocol import Engine, Needs

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specens.decoding.drafts import ROOT
+from specens.decoding.draws import draft_logprobs, draw_best_children, draw_siblings, most_likely
 from specens.decoding.request import OUTSIDE, Request
-from specens.decoding.verification import draft_logprobs, draw_best_children, draw_siblings, most_likely
 from specens.drafters.tree_plan import TreePlan
 from specens_kernels import TokenTree
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from specens.decoding.batch import Batch
 from specens.decoding.draft_lens import ByAcceptance, chain_lens, least_probability, most_drafts
+from specens.decoding.draws import draw
 from specens.decoding.request import Request
 from specens.decoding.scorer import Scorer
-from specens.decoding.verification import draw, num_scored, verify
+from specens.decoding.verification import num_scored, verify
 from specens.drafters import MemberDrafter
 from specens.schedules.plan import Plan, member_that_drafts
 

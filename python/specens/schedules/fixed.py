@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from specens.decoding.batch import Batch
 from specens.decoding.draft_lens import ByConfidence, chain_lens, least_probability
+from specens.decoding.draws import draw
 from specens.decoding.request import OUTSIDE, Request
-from specens.decoding.verification import draw, verify
+from specens.decoding.verification import verify
 from specens.drafters import Drafter, MemberDrafter
 from specens.schedules.plan import Plan
 

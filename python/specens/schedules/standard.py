@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specens.decoding.batch import Batch
-from specens.decoding.verification import draw
+from specens.decoding.draws import draw
 from specens.schedules.plan import Plan
 
 

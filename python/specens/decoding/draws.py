@@ -1,0 +1,216 @@
+"""Tokens that are drawn for the requests of a batch: drafts, and those of the target.
+
+Uniforms belong to a seed, the position of the first token that is not settled, the offset behind it and a stream. Every
+test settles at least one token, so none is used twice, nor by a draft and its test; and a request's uniforms, like its
+text, do not depend on the batch around it. Under the rule "gumbel" a position has noise of its own instead, which draws
+of a draft and of the target share: the text is the one that `standard` writes with the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.decoding.logit_rows import joined
+from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.settings import alike, edits, row_masks, sampling_of, target_arguments
+from specens_kernels import Draw, Sampling, Verdict, sample, target_logprobs, uniforms
+
+NEXT_TOKEN_STREAM = 1
+DRAFT_STREAM = 2
+
+
+def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool = False) -> dict[Request, float]:
+    """Draw a draft token for each request from the distribution of member `place`, which has scored all before it.
+
+    place: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
+    a request. Returns the requests that have got one, and, where asked for, its probability under the distribution
+    that it was drawn from, at temperature 0 under the unfiltered one; else 1. A request whose distribution has no token
+    gets none: whether that is an error shows where the target is drawn from.
+    """
+    probabilities: dict[Request, float] = {}
+    for group in alike(requests):
+        positions = [len(request.sequence) for request in group]
+        logits = _rows(group, place, positions)
+        randomness = _randomness(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
+        draw = sample(
+            [logits],
+            sampling=sampling_of(group, logits.device),
+            **edits(group, logits.device, positions),
+            **_mask(group, positions, logits.device),
+            **randomness,
+            logprobs=with_probabilities,
+        )
+        tokens, statuses = on_host(draw.tokens, draw.status)
+        for request, token, status in zip(group, tokens, statuses, strict=True):
+            request.note_status(status, emitted=True)
+            if token >= 0:
+                request.add_draft(token, place)
+        chances = [1.0] * len(group) if draw.logprobs is None else draw.logprobs.exp().tolist()
+        drawn = zip(group, tokens, chances, strict=True)
+        probabilities |= {request: chance for request, token, chance in drawn if token >= 0}
+    return probabilities
+
+
+def draw(requests: Sequence[Request], kind: str) -> None:
+    """Draw and settle a token of each request from the target distribution, whose members have scored all before it."""
+    for group in alike(requests):
+        positions = [request.num_settled for request in group]
+        places = group[0].counted
+        logits = [_rows(group, place, positions) for place in places]
+        device = logits[0].device
+        draw = sample(
+            **target_arguments(group, places, [rows.to(device) for rows in logits], [1] * len(group)),
+            **edits(group, device),
+            **_mask(group, positions, device),
+            **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
+            **report_arguments(group),
+        )
+        reports, (tokens, statuses) = told(draw), on_host(draw.tokens, draw.status)
+        for place, (request, token, status) in enumerate(zip(group, tokens, statuses, strict=True)):
+            request.drawn_at = request.num_settled
+            request.note_status(status, emitted=token >= 0)
+            request.settle([token], [kind], [OUTSIDE], None if reports is None else [reports[place]])
+            request.forget_drafts()
+            request.statistics.rounds += kind != "bonus"
+
+
+def report_arguments(group: list[Request]) -> dict[str, Any]:
+    """What the operations tell of the tokens that they emit."""
+    return {"logprobs": group[0].task.logprobs, "top_logprobs": group[0].task.top_logprobs}
+
+
+def told(result: Draw | Verdict) -> list[Any] | None:
+    """The logprob and top_logprobs of each token, in lists of the shape of its tokens; None if not asked for."""
+    if result.logprobs is None:
+        return None
+    logprobs = result.logprobs.tolist()
+    if result.top_tokens is None or result.top_logprobs is None:
+        tops: list[Any] = [None] * len(logprobs)
+    else:
+        tops = list(zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True))
+    if result.logprobs.dim() == 1:
+        return [(logprob, _pairs(top)) for logprob, top in zip(logprobs, tops, strict=True)]
+    rows = (
+        [None] * len(own) if top is None else list(zip(*top, strict=True))
+        for own, top in zip(logprobs, tops, strict=True)
+    )
+    return [
+        [(logprob, _pairs(top)) for logprob, top in zip(own, row, strict=True)]
+        for own, row in zip(logprobs, rows, strict=True)
+    ]
+
+
+def _pairs(top: tuple[list[int], list[float]] | None) -> list[tuple[int, float]] | None:
+    return None if top is None else [(token, score) for token, score in zip(*top, strict=True) if token >= 0]
+
+
+def on_host(*columns: Tensor) -> list[list[Any]]:
+    """Integer tensors [rows] or [rows, n] as lists; from a GPU all are brought at once, which is waited for once."""
+    if columns[0].device.type == "cpu":
+        return [column.tolist() for column in columns]
+    return _as_lists(columns)
+
+
+def _as_lists(columns: Sequence[Tensor]) -> list[list[Any]]:
+    table = torch.cat([column if column.dim() == 2 else column[:, None] for column in columns], dim=1).tolist()
+    lists, first = [], 0
+    for column in columns:
+        last = first + (column.shape[1] if column.dim() == 2 else 1)
+        lists.append([row[first:last] if column.dim() == 2 else row[first] for row in table])
+        first = last
+    return lists
+
+
+def rows_at(request: Request, place: int, nodes: Sequence[int]) -> Tensor:
+    """A member's logits [nodes, vocab] behind some drafts, -1 being the settled text."""
+    first, last = min(nodes), max(nodes)
+    rows = request.rows[place].take(request.num_settled + 1 + first, request.num_settled + 2 + last)
+    return rows if len(nodes) == len(rows) else rows[[node - first for node in nodes]]
+
+
+def draft_logprobs(request: Request, place: int, nodes: Sequence[int]) -> Tensor:
+    """What a member's children of some nodes are drawn from, log-probabilities [nodes, vocab]; at temperature 1 for
+    requests whose children are chosen.
+    """
+    logits = rows_at(request, place, nodes)
+    sampling = Sampling() if request.drafts.siblings is None else sampling_of([request], logits.device)
+    return target_logprobs([logits], sampling=sampling, **_at_nodes(request, nodes, logits.device))
+
+
+def most_likely(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:
+    """A member's most likely tokens behind each of some nodes, `count` at most, the likeliest first."""
+    rows = rows_at(request, place, nodes)
+    how = _at_nodes(request, nodes, rows.device)
+    best = (target_logprobs([rows], **how) if how else rows).topk(min(count, rows.shape[-1]), dim=-1)
+    lines = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [[token for token, score in zip(*line, strict=True) if score > float("-inf")] for line in lines]
+
+
+def draw_siblings(request: Request, logprobs: Tensor, siblings: str) -> Iterator[tuple[int, float]]:
+    """Draw draft tokens from log-probabilities [vocab], with or without replacement, as long as there are any.
+
+    Each with its probability among those that were left; it must have become the next draft before the next is drawn.
+    siblings: as of `verify_tree`; without replacement each is drawn without those before it.
+    """
+    seeds, left = seeds_of_uniforms([request], logprobs.device), logprobs[None].clone()
+    while True:
+        draw = sample([left], **seeds, step=len(request.drafts), logprobs=True)
+        token = int(draw.tokens)
+        if token < 0:
+            return
+        assert draw.logprobs is not None
+        yield token, float(draw.logprobs.exp())
+        if siblings == "without_replacement":
+            left[0, token] = float("-inf")
+
+
+def draw_best_children(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:
+    """The tokens of a drafter's best Gumbel scores behind nodes of one depth, `count` of each at most."""
+    logits, depth = rows_at(request, place, nodes), request.drafts.depth(nodes[0])
+    draw = sample(
+        [logits],
+        sampling=sampling_of([request], logits.device),
+        **_at_nodes(request, nodes, logits.device),
+        **_randomness([request] * len(nodes), [depth] * len(nodes), DRAFT_STREAM, logits.device),
+        count=min(count, logits.shape[-1]),
+    )
+    return [[token for token in own if token >= 0] for own in draw.tokens.tolist()]
+
+
+def _at_nodes(request: Request, nodes: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """What the operations are told about the rows behind some nodes."""
+    rows, indices = [request] * len(nodes), [request.num_settled + 1 + node for node in nodes]
+    return edits(rows, device, indices) | _mask(rows, indices, device)
+
+
+def _rows(requests: Sequence[Request], place: int, positions: Iterable[int]) -> Tensor:
+    """Logits [requests, vocab] of one member at a position of each."""
+    at = zip(requests, positions, strict=True)
+    return joined([request.rows[place].take(position, position + 1) for request, position in at])
+
+
+def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:
+    masks = row_masks(requests, [[position] for position in positions], device)
+    return {"allowed": torch.cat(masks)} if masks else {}
+
+
+def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
+    """The seeds and positions that the uniforms of the requests belong to, as arguments of the operations."""
+    numbers = [[request.task.seed for request in requests], [request.num_settled for request in requests]]
+    seeds, positions = torch.tensor(numbers, device=device).unbind()
+    return {"seeds": seeds, "positions": positions}
+
+
+def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
+    """The arguments of `sample` that say what each request draws with; offsets may differ between them."""
+    seeds = seeds_of_uniforms(requests, device)
+    if requests[0].draws_by_gumbel:
+        seeds["positions"] += torch.tensor(steps, device=device)
+        return seeds | {"method": "gumbel"}
+    if len(set(steps)) == 1:
+        return seeds | {"step": steps[0], "stream": stream}
+    return {"uniforms": uniforms(**seeds, step=torch.tensor(steps, device=device), stream=stream)}
