@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -80,3 +81,11 @@ def test_the_loop_and_the_protocol_of_engines_know_no_model_library():
 def test_the_top_of_the_driver_is_read_at_a_glance():
     entries = [path for path in ROOT.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))]
     assert len(entries) <= MOST_ENTRIES, sorted(path.name for path in entries)
+
+
+def test_the_way_of_a_token_names_files_that_are_there():
+    page = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
+    figure = page.split("## From a prompt to a token of its text")[1].split("```")[1].split("python/specens/")[1]
+    named = re.findall(r"[\w/]+(?:\.py|/)(?=\s|$)", figure)
+    assert len(named) >= 15
+    assert [name for name in named if not (ROOT / name).exists()] == []
