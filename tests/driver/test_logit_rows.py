@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from specens.decoding.draws import _as_lists, on_host
 from specens.decoding.logit_rows import LogitRows, joined
-from specens.decoding.verification import _as_lists, _on_host
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_a_stretch_over_several_forwards_is_the_one_that_was_asked_for():
 
 def test_results_that_come_at_once_are_those_that_come_one_by_one():
     columns = (torch.tensor([1, -1]), torch.tensor([[2, 3, -1], [4, 5, 6]]), torch.tensor([7, 8], dtype=torch.int32))
-    assert _as_lists(columns) == _on_host(*columns) == [[1, -1], [[2, 3, -1], [4, 5, 6]], [7, 8]]
+    assert _as_lists(columns) == on_host(*columns) == [[1, -1], [[2, 3, -1], [4, 5, 6]], [7, 8]]
