@@ -1,4 +1,4 @@
-# make demo | test | test-full | test-triton | test-arm | test-install | test-wheel | test-vllm | test-llamacpp | sanitize | check | bench | wheel | models | docs | clean
+# make demo | test | test-full | test-triton | test-arm | test-install | test-wheel | test-vllm | test-llamacpp | test-ray | sanitize | check | bench | wheel | models | docs | clean
 PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 VENV := .venv
@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD_FILES := CMakeLists.txt $(wildcard cmake/* _build_backend/*.py csrc/*/*)
 CPP_FILES := $(wildcard examples/c/*.c examples/llama_cpp/*.cpp examples/llama_cpp/*.h csrc/*/*.cpp csrc/*/*.h csrc/*/*.inc csrc/*/*.cu tests/*/*.cpp tests/cuda_on_cpu/*.h tests/cuda_on_cpu/*/*.h)
 
-.PHONY: demo test test-full test-triton test-arm test-install test-wheel test-vllm test-llamacpp sanitize check bench wheel models docs clean
+.PHONY: demo test test-full test-triton test-arm test-install test-wheel test-vllm test-llamacpp test-ray sanitize check bench wheel models docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python demo/run.py
@@ -58,6 +58,11 @@ build/wheel-tools/.installed:
 # The plug-in for vLLM, in an environment of its own: vLLM asks for releases of its own of many packages.
 test-vllm: $(VLLM_VENV)/.installed
 	VLLM_SOURCE=$$(ls $(VLLM_VENV)/source/vllm-*.tar.gz) $(VLLM_VENV)/bin/python -m pytest tests/engines/vllm $(VLLM_ARGS)
+
+# Members in Ray actors, in the environment of the other tests with Ray beside it.
+test-ray: $(VENV)/.installed
+	$(BIN)/python -m pip --disable-pip-version-check install -q "ray>=2.40"
+	$(BIN)/python -m pytest --confcutdir tests/engines/ray tests/engines/ray
 
 # Members that llama.cpp runs; and examples/llama_cpp, built on the llama.cpp within llama-cpp-python and on libspecens,
 # which needs no torch.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 
 from torch import Tensor
 
 from specens.decoding.statistics import Statistics
 from specens.engines.protocol import Context, Engine, Forward, Needs, Text
+
+COUNTING = Lock()  # statistics are a request's, whose members may be read at the same time
 
 
 class Reader:
@@ -106,7 +109,8 @@ class Reader:
         if own:
             seconds = forward.seconds * len(own) / len(tokens)
             counts = list(own.values())
-            self._statistics.count_forward(list(own), counts, seconds, reads_prompt=not self._prompt_read)
+            with COUNTING:
+                self._statistics.count_forward(list(own), counts, seconds, reads_prompt=not self._prompt_read)
             self._prompt_read = True
 
     def keep(self, num_read: int, num_nodes: int, logits: Sequence[Tensor], hidden: Sequence[Tensor]) -> None:

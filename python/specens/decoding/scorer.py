@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -44,6 +45,11 @@ class Scorer:
     def release(self, request: Request) -> None:
         """Forget a request."""
         request.readers.pop(self.index).close()
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether scoring mostly waits for another process."""
+        return self._engine.runs_elsewhere
 
     def counts_for(self, request: Request) -> bool:
         """Whether a member that it serves has a part in the request's target."""
@@ -91,6 +97,26 @@ class Scorer:
         for place, prompt, rows in zip(self.places, self._prompts(request), logits, strict=True):
             first = len(request.readable) + 1 - len(rows)
             request.rows[place].add(first, _processed(request, place, prompt, rows, first))
+
+
+def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:
+    """Have each scorer score its requests: those whose engines run elsewhere at the same time, then the others."""
+    elsewhere = [(scorer, requests) for scorer, requests in work if scorer.runs_elsewhere]
+    everyone = {id(request): request for _, requests in elsewhere for request in requests}.values()
+    edited = any(request.processors(len(prompt)) for request in everyone for prompt in request.task.prompts)
+    if len(elsewhere) < 2 or edited:  # logits processors are the caller's, and may be no two threads' at a time
+        elsewhere = []
+    here = [own for own in work if own not in elsewhere]
+    if not elsewhere:
+        for scorer, requests in here:
+            scorer.score(requests)
+        return
+    with ThreadPoolExecutor(len(elsewhere)) as pool:
+        waiting = [pool.submit(scorer.score, requests) for scorer, requests in elsewhere]
+        for scorer, requests in here:
+            scorer.score(requests)
+        for own in waiting:
+            own.result()
 
 
 def _processed(request: Request, place: int, prompt: list[int], rows: Tensor, first: int) -> Tensor:

@@ -15,6 +15,7 @@ from specens.engines.protocol import Engine
 ENGINES = {  # by the names that may stand before a spec; each module has a ModelLoader
     "transformers": "specens.engines.transformers.loader",
     "llama_cpp": "specens.engines.llama_cpp.loader",
+    "ray": "specens.engines.ray.loader",
 }
 
 

@@ -127,7 +127,9 @@ class Engine(ABC):
 
     name: of the engine, for people. vocab_size: token ids below it can be read. max_length: the most tokens of a text,
         prompt included, or None. end_tokens: ids that end a text. device: where logits are. generation_config: settings
-        of texts as transformers has them, or None. tokenizer: its own, where it has one.
+        of texts as transformers has them, or None. tokenizer: its own, where it has one. runs_elsewhere: whether `read`
+        mostly waits for another process or machine, so that members of such engines are read at the same time, each in
+        a thread.
     """
 
     name: str = ""
@@ -137,6 +139,7 @@ class Engine(ABC):
     device: torch.device = torch.device("cpu")
     generation_config: Any = None
     tokenizer: Any = None
+    runs_elsewhere: bool = False
 
     @abstractmethod
     def open(self, needs: Needs) -> Context:

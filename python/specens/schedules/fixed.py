@@ -9,6 +9,7 @@ from specens.decoding.batch import Batch
 from specens.decoding.draft_lens import ByConfidence, chain_lens, least_probability
 from specens.decoding.draws import draw
 from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.scorer import score_all
 from specens.decoding.verification import verify
 from specens.drafters import Drafter, MemberDrafter
 from specens.schedules.plan import Plan
@@ -65,11 +66,10 @@ class Fixed:
         batch.end_phase("propose", requests)
 
         own = [batch.scorer_of(place) for place in self.drafting]
-        for scorer in batch.scorers:
-            if scorer not in own:
-                scorer.score(requests)
-            elif self.tree is not None:
-                scorer.score([request for request in requests if scorer.counts_for(request)])
+        work = [(scorer, requests) for scorer in batch.scorers if scorer not in own]
+        if self.tree is not None:
+            work += [(scorer, [request for request in requests if scorer.counts_for(request)]) for scorer in own]
+        score_all(work)
         self.drafter.observe(requests)
         batch.end_phase("score", requests)
 

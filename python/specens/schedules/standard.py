@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specens.decoding.batch import Batch
 from specens.decoding.draws import draw
+from specens.decoding.scorer import score_all
 from specens.schedules.plan import Plan
 
 
@@ -20,8 +21,7 @@ class Standard:
 
     def run_round(self, batch: Batch) -> None:
         """Score, draw, commit."""
-        for scorer in batch.scorers:
-            scorer.score([request for request in batch.requests if scorer.counts_for(request)])
+        score_all([(own, [request for request in batch.requests if own.counts_for(request)]) for own in batch.scorers])
         batch.end_phase("score", batch.requests)
 
         draw(batch.requests, "standard")

@@ -1,0 +1,5 @@
+"""Members in other processes and on other machines: Ray actors that each hold a model, its caches and its texts."""
+
+from specens.engines.ray.engine import RayEngine
+
+__all__ = ["RayEngine"]
