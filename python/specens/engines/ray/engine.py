@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,7 +52,8 @@ class RayEngine(Engine):
     ) -> None:
         self._ray = ray_module()
         if not self._ray.is_initialized():
-            self._ray.init(include_dashboard=False, log_to_driver=False)
+            own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}  # a cluster decides for itself
+            self._ray.init(log_to_driver=False, **own)
         if isinstance(load, str):
             load = SpecLoader(load, dtype=dtype, device=device, revision=revision)
         # Ray calls again what a lost actor did not answer; a new life knows nothing, and says so
