@@ -19,7 +19,11 @@ class ModelLoader:
         self, dtype: str | torch.dtype | None, device: str | torch.device | None, revision: str | None
     ) -> None:
         self._here = Loader(dtype, device, revision)
-        self._given = {"dtype": dtype, "device": None if device is None else str(device), "revision": revision}
+        self._given: dict[str, Any] = {
+            "dtype": dtype,
+            "device": None if device is None else str(device),
+            "revision": revision,
+        }
 
     def tokenizer(self, spec: str) -> Any:
         return self._here.tokenizer(spec)
