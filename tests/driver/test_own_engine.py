@@ -26,14 +26,14 @@ def example():
 
 
 OWN = example()
-WAYS = [
-    {"schedule": "fixed", "draft_lens": 3},
-    {"schedule": "alternate", "draft_lens": 2},
-    {"tree": (3, 2)},
-    {"drafter": PromptLookup()},
-    {"drafter": PromptLookup(), "tree": (2, 2)},
-    {"drafter": DraftModel(OWN.NetworkEngine(2)), "draft_lens": 3},
-]
+WAYS = {
+    "fixed": {"schedule": "fixed", "draft_lens": 3},
+    "alternate": {"schedule": "alternate", "draft_lens": 2},
+    "tree": {"tree": (3, 2)},
+    "lookup": {"drafter": PromptLookup()},
+    "lookup in trees": {"drafter": PromptLookup(), "tree": (2, 2)},
+    "draft model": {"drafter": DraftModel(OWN.NetworkEngine(2)), "draft_lens": 3},
+}
 
 
 def test_the_example_is_as_short_as_the_protocol_promises():
@@ -42,7 +42,7 @@ def test_the_example_is_as_short_as_the_protocol_promises():
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["holds trees", "path by path"])
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_every_way_writes_the_texts_of_standard_alone_and_in_a_batch(monkeypatch, way, held):
     monkeypatch.setattr(OWN.NetworkContext, "holds_tree", lambda *_: held)
     members = [OWN.NetworkEngine(seed) for seed in (0, 1)]
