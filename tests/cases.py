@@ -93,9 +93,9 @@ class Case:
     def target_logprobs(self, backend: str) -> Tensor:
         return target_logprobs(self.member_logits, **self.target, backend=backend)
 
-    def requests(self, places: Sequence[int]) -> Case:
+    def requests(self, indices: Sequence[int]) -> Case:
         """The case of these requests only."""
-        index = torch.tensor(places, device=self.draft_tokens.device)
+        index = torch.tensor(indices, device=self.draft_tokens.device)
         return replace(
             self,
             member_logits=[logits[index] for logits in self.member_logits],

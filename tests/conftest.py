@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files, so that no worker is left with one of them when the others are done."""
     tests = Path(__file__).parent
-    rank = {tests / name: place for place, name in enumerate(LONGEST)}
+    rank = {tests / name: index for index, name in enumerate(LONGEST)}
     assert all(path.exists() for path in rank), "LONGEST names a file that is gone"
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 

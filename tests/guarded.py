@@ -1,6 +1,6 @@
-"""Tensors with no memory before or behind them, and every C++ operation on such.
+"""Tensors with no memory before or after them, and every C++ operation on such.
 
-Run as a program it ends, or crashes; with the argument "touch" it reads behind a tensor to show that it would.
+Run as a program it ends, or crashes; with the argument "touch" it reads after a tensor to show that it would.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Problem:
         """What each request keeps; None where that is not a path."""
         rows: list[list[int] | None] = []
         for request, row in enumerate(self.kept.tolist()):
-            count = next((place for place, node in enumerate(row) if node < 0), len(row))
+            count = next((index for index, node in enumerate(row) if node < 0), len(row))
             if self.num_kept is not None:
                 count = int(self.num_kept[request])
             nodes = row[: max(count, 0)]
@@ -78,13 +78,13 @@ class Problem:
 
     def _moves(self, request: int, prefix_len: int, nodes: list[int]) -> list[tuple[Any, Any]] | None:
         """(from, to) of each kept node, as (block, offset); None where one has no place."""
-        places = [
-            (self._place(request, prefix_len, a), self._place(request, prefix_len, b)) for b, a in enumerate(nodes)
+        indices = [
+            (self._index(request, prefix_len, a), self._index(request, prefix_len, b)) for b, a in enumerate(nodes)
         ]
-        sound = 0 <= prefix_len <= 2**62 and all(place is not None for pair in places for place in pair)
-        return places if sound else None
+        sound = 0 <= prefix_len <= 2**62 and all(index is not None for pair in indices for index in pair)
+        return indices if sound else None
 
-    def _place(self, request: int, prefix_len: int, node: int) -> tuple[int, int] | None:
+    def _index(self, request: int, prefix_len: int, node: int) -> tuple[int, int] | None:
         blocks = min(cache.shape[self.batch_dim] for cache in self.caches)
         size = min(cache.shape[self.slot_dim] for cache in self.caches)
         position = prefix_len + node
@@ -98,8 +98,8 @@ class Problem:
             return (block, position % size) if 0 <= block < blocks else None
         return (request, position) if position < size else None
 
-    def _slot(self, cache: Tensor, place: tuple[int, int]) -> Tensor:
-        block, offset = place
+    def _slot(self, cache: Tensor, index: tuple[int, int]) -> Tensor:
+        block, offset = index
         return cache.movedim((self.batch_dim, self.slot_dim), (0, 1))[block, offset].view(torch.uint8)
 
 
@@ -179,6 +179,6 @@ def _strided(shape: list[int], rng: random.Random, generator: torch.Generator) -
     bytes_each = torch.empty((), dtype=dtype).element_size()
     whole = torch.randint(256, (*sizes[:-1], sizes[-1] * bytes_each), generator=generator, dtype=torch.uint8)
     view = whole.view(dtype)
-    for place, dim in enumerate(order):
-        view = view.narrow(place, gap // 2, shape[dim])
+    for index, dim in enumerate(order):
+        view = view.narrow(index, gap // 2, shape[dim])
     return whole, view.permute([order.index(dim) for dim in range(len(shape))])

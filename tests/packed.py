@@ -38,18 +38,18 @@ def poison(values: Tensor) -> Any:
 def pack(values: Tensor, lens: list[int], padding: int) -> Tensor:
     """[rows + padding, ...]: the first lens[b] steps of each request, then poison."""
     parts = [values[request, :length] for request, length in enumerate(lens)]
-    behind = torch.full((padding, *values.shape[2:]), poison(values), dtype=values.dtype)
-    return torch.cat([*parts, behind])
+    after = torch.full((padding, *values.shape[2:]), poison(values), dtype=values.dtype)
+    return torch.cat([*parts, after])
 
 
 def poisoned(values: Tensor, lens: list[int]) -> Tensor:
-    """The same, with poison behind the first lens[b] steps of each request."""
+    """The same, with poison after the first lens[b] steps of each request."""
     steps = torch.arange(values.shape[1]) < torch.tensor(lens)[:, None]
     return torch.where(steps.reshape(*steps.shape, *[1] * (values.dim() - 2)), values, poison(values))
 
 
 def ragged(seed: int, bonus: bool) -> Requests:
-    """A random problem with a length for each request; what lies behind its rows, drafts and uniforms is poison."""
+    """A random problem with a length for each request; what lies after its rows, drafts and uniforms is poison."""
     problem = random_problem(seed, (1, 33, 200))
     generator = torch.Generator().manual_seed(seed)
     batch, draft_len = problem.tokens.shape

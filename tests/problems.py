@@ -142,8 +142,8 @@ class Maker:
         values = torch.randn(self.batch, steps, vocab, generator=self.generator) * self.choice.choice([1.0, 3.0])
         for poison in (-torch.inf, torch.nan):
             if values.numel() > 0 and self.chance(0.15):
-                places = torch.randint(0, values.numel(), (1 + vocab // 20,), generator=self.generator)
-                values.view(-1)[places] = poison
+                indices = torch.randint(0, values.numel(), (1 + vocab // 20,), generator=self.generator)
+                values.view(-1)[indices] = poison
         return self.laid_out(values.to(self.choice.choice(DTYPES)))
 
     def table(self, width: int, likely: Tensor) -> Tensor:

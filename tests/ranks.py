@@ -41,8 +41,8 @@ def verify_shard(seed: int, ranks: int, rank: int, group: Any) -> Any:
     from specens_kernels import distributed
 
     arguments = arguments_of(seed)
-    place = random.Random(seed).sample(range(ranks), ranks)[rank]
-    begin, end = 301 * place // ranks, 301 * (place + 1) // ranks
+    index = random.Random(seed).sample(range(ranks), ranks)[rank]
+    begin, end = 301 * index // ranks, 301 * (index + 1) // ranks
     logits = [values[..., begin:end] for values in arguments.pop("member_logits")]
     return distributed.verify_chain(logits, vocab_start=begin, vocab_size=301, group=group, **arguments)
 

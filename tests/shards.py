@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-POISON = float("nan")  # of the padding behind a vocabulary
+POISON = float("nan")  # of the padding after a vocabulary
 
 
 class Told(NamedTuple):
@@ -46,7 +46,7 @@ def bounds_of(vocab: int, ranks: int, choice: random.Random) -> list[int]:
 
 
 def slice_of(values: Tensor, begin: int, end: int, last: bool) -> Tensor:
-    """A shard; the last one has padding behind it."""
+    """A shard; the last one has padding after it."""
     own = values[..., begin:end]
     return torch.nn.functional.pad(own, (0, 3), value=POISON) if last else own
 
@@ -64,12 +64,12 @@ def on_shards(
     outside = arguments.get("draft_logits")
     computations = []
     for rank in range(ranks):
-        place = (bounds[rank], bounds[rank + 1], rank == ranks - 1)
+        index = (bounds[rank], bounds[rank + 1], rank == ranks - 1)
         own = dict(arguments)
         if outside is not None:
-            own |= {"draft_logits": slice_of(outside, *place), "draft_vocab_size": outside.shape[-1]}
-        own |= {"vocab_start": place[0], "vocab_size": [values.shape[-1] for values in logits]}
-        computations.append(computation([slice_of(values, *place) for values in logits], *given, **own))
+            own |= {"draft_logits": slice_of(outside, *index), "draft_vocab_size": outside.shape[-1]}
+        own |= {"vocab_start": index[0], "vocab_size": [values.shape[-1] for values in logits]}
+        computations.append(computation([slice_of(values, *index) for values in logits], *given, **own))
     return in_lockstep(computations, range(ranks) if order is None else order)
 
 

@@ -59,10 +59,10 @@ def tree_model(case: dict, request: int) -> tuple[dict[int, int], list[int], int
     """
     target = case["target_probs"][request].double()
     first, following = case["retrive_next_token"][request], case["retrive_next_sibling"][request]
-    places, random_numbers = case["retrive_index"][request].tolist(), case["uniform_samples"][request].tolist()
+    indices, random_numbers = case["retrive_index"][request].tolist(), case["uniform_samples"][request].tolist()
     margins: list[float] = []
     divisor = max(case["threshold_acc"], 1e-9)
-    here, row_left, predicts, path = 0, target[0].clone(), {}, [places[0]]
+    here, row_left, predicts, path = 0, target[0].clone(), {}, [indices[0]]
     for _ in range(case["accept_index"].shape[1] - 1):
         child, so_far, found = int(first[here]), 0.0, -1
         while child != -1:
@@ -77,11 +77,11 @@ def tree_model(case: dict, request: int) -> tuple[dict[int, int], list[int], int
             child = int(following[child])
         if found < 0:
             break
-        predicts[places[here]] = int(case["candidates"][request, found])
+        predicts[indices[here]] = int(case["candidates"][request, found])
         here, row_left = found, target[found].clone()
-        path.append(places[here])
+        path.append(indices[here])
     final = float(case["uniform_samples_for_final_sampling"][request])
-    predicts[places[here]] = drawn(row_left.tolist(), final, margins)
+    predicts[indices[here]] = drawn(row_left.tolist(), final, margins)
     return predicts, path, len(path) - 1, min(margins)
 
 

@@ -115,7 +115,7 @@ def test_checks_tell_a_wrong_token():
         checks.judge(case, results, 0)
 
 
-@pytest.mark.skipif(not FULL, reason="a minute, behind SPECENS_TEST_FULL")
+@pytest.mark.skipif(not FULL, reason="a minute, after SPECENS_TEST_FULL")
 def test_the_whole_script_runs_where_a_stub_stands_for_the_gpu(tmp_path):
     environment = {**os.environ, "STUB": "1", "JOBS": "2", "OUT": str(tmp_path), "PYTHON": sys.executable}
     environment.pop("TRITON_INTERPRET", None)

@@ -67,7 +67,7 @@ def test_readme_fits_a_few_screens_and_its_links_lead_somewhere():
     assert [anchor for path, _, anchor in links if not path and anchor not in headings] == []
 
 
-@pytest.mark.parametrize("line", COMMANDS, ids=[f"{line.split()[1]}-{place}" for place, line in enumerate(COMMANDS)])
+@pytest.mark.parametrize("line", COMMANDS, ids=[f"{line.split()[1]}-{index}" for index, line in enumerate(COMMANDS)])
 def test_each_command_of_readme_runs_as_it_stands(line, there, monkeypatch):
     monkeypatch.setattr("specens.analysis.planner.REPEATS", 1)  # simulations of each way; they take most of the time
     words = shlex.split(line, comments=True)

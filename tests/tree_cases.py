@@ -39,9 +39,9 @@ class TreeCase:
         arguments = self.arguments | changes
         return verify_tree(self.member_logits, self.draft_tokens, self.parents, backend=backend, **arguments)
 
-    def requests(self, places: list[int]) -> TreeCase:
+    def requests(self, indices: list[int]) -> TreeCase:
         """The case of these requests only."""
-        index = torch.tensor(places, dtype=torch.int64)
+        index = torch.tensor(indices, dtype=torch.int64)
         return TreeCase(
             [logits[index] for logits in self.member_logits],
             self.draft_tokens[index],

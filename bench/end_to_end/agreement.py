@@ -52,7 +52,7 @@ def texts_of(model: Any, tokenizer: Any, way: str, rule: str, job: dict[str, Any
 
 
 def compared(rule: str, way: str, own: list[list[int]], alone: list[list[int]]) -> dict[str, Any]:
-    """One row. flips: how many of the tokens that were drawn behind the same text differ."""
+    """One row. flips: how many of the tokens that were drawn after the same text differ."""
     common = [agreement(one, other) for one, other in zip(own, alone, strict=True)]
     equal = sum(one == other for one, other in zip(own, alone, strict=True))
     differ = len(own) - equal

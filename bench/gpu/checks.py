@@ -221,7 +221,7 @@ def compare(results: list[Tensor], wanted: list[Tensor]) -> None:
 
 
 def assert_caches(case: Case, results: list[Tensor], seed: int) -> None:
-    """Up to the new lengths; what lies behind them is undefined, so the reference's own must be undone there."""
+    """Up to the new lengths; what lies after them is undefined, so the reference's own must be undone there."""
     wanted, count = expected(case, seed), len(arguments_of(case, seed)["caches"])
     assert all(torch.equal(own.cpu(), value) for own, value in zip(results[count:], wanted[count:]))
     if "paged" not in case.name:
@@ -305,9 +305,9 @@ def main(
     """Run the cases; exit with 1 where one fails."""
     begin, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_backends(device)
-    place, count = map(int, part.split("/"))
+    index, count = map(int, part.split("/"))
     failures, left_out, out = 0, [], json_path.open("a", encoding="utf-8") if json_path is not None else None
-    for case in by_worth(list(cases()))[place::count]:
+    for case in by_worth(list(cases()))[index::count]:
         started = time.monotonic()
         if started - begin > budget:
             left_out.append(case.name)

@@ -43,8 +43,8 @@ def main(
 ) -> None:
     """Compile one part."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place, count = map(int, part.split("/"))
-    compiled = sum(warmup(call, workers=1) for call in list(calls(device, dry, quick))[place::count])
+    index, count = map(int, part.split("/"))
+    compiled = sum(warmup(call, workers=1) for call in list(calls(device, dry, quick))[index::count])
     print(f"{compiled} kernels")
 
 

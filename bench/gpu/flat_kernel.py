@@ -9,5 +9,5 @@ import triton.language as tl
 @triton.jit
 def flat_kernel(a, b, c, d, e, f, g, h, i, j, used, other, BLOCK: tl.constexpr):  # noqa: ARG001, N803
     """Copies b to a."""
-    place = tl.arange(0, BLOCK)
-    tl.store(a + place, tl.load(b + place, mask=place < used), mask=place < used)
+    index = tl.arange(0, BLOCK)
+    tl.store(a + index, tl.load(b + index, mask=index < used), mask=index < used)

@@ -76,12 +76,12 @@ def compile_operations(
 
 def chosen(kernels: Sequence[str], most: int) -> set[int]:
     """The places of at most so many variants of each kernel, the first and the last among them; all for 0."""
-    places: dict[str, list[int]] = {}
-    for place, kernel in enumerate(kernels):
-        places.setdefault(kernel, []).append(place)
+    indices: dict[str, list[int]] = {}
+    for position, kernel in enumerate(kernels):
+        indices.setdefault(kernel, []).append(position)
     return {
         own[index * (len(own) - 1) // max(most - 1, 1)] if 0 < most < len(own) else own[index]
-        for own in places.values()
+        for own in indices.values()
         for index in range(min(most or len(own), len(own)))
     }
 

@@ -37,8 +37,8 @@ ROUNDS, SECONDS_A_CASE = 20, 0.2
 QUICK_BATCHES = (8, 128)
 NODES = (-1, -1, 0, 1, 2)  # the parents of a tree of DRAFT_LEN nodes
 LAYERS, HEADS, SLOTS, DIM = 8, 8, 256, 128  # of a KV cache
-KEPT = (0, 2, 4)  # the slots that a path keeps, of those behind the prefix
-BUDGET = 300.0  # seconds; cases behind it are left out, and named
+KEPT = (0, 2, 4)  # the slots that a path keeps, of those after the prefix
+BUDGET = 300.0  # seconds; cases after it are left out, and named
 TABLE_WIDTH = 200
 PEERS = (128256, 1)  # vocabulary and members of the cases that compiled PyTorch is timed at
 
@@ -133,12 +133,12 @@ class Clock:
 
 def in_turn(runs: list[Callable[[], Any]]) -> Callable[[], Any]:
     """A call that takes the next of several."""
-    place = -1
+    index = -1
 
     def run() -> Any:
-        nonlocal place
-        place = (place + 1) % len(runs)
-        return runs[place]()
+        nonlocal index
+        index = (index + 1) % len(runs)
+        return runs[index]()
 
     return run
 

@@ -23,7 +23,7 @@ BARS = Bars(seconds=PROPOSE_SECONDS, speedup=10, over=("plain Python",))
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """A draft behind texts of many lengths, for one request and for a batch; and the time to read a text."""
+    """A draft after texts of many lengths, for one request and for a batch; and the time to read a text."""
     if options.backend != "cpp":
         raise RuntimeError(f"ngram_index: there is no backend {options.backend!r} of a host object")
     for batch, size in chosen_shapes(options, SHAPES):

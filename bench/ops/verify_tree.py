@@ -70,8 +70,8 @@ def tree_inputs(tree: TokenTree, batch: int, vocab: int, dtype: torch.dtype, rul
     most = max(len(tree.children(node)) for node in range(-1, len(tree)))
     noisy = draft.float() - torch.empty(draft.shape).exponential_(generator=generator).log()
     drawn = noisy.topk(most, -1).indices  # the order of Gumbel maxima is that of draws without replacement
-    place = [(tree.children(int(parent)) == node).nonzero()[0][0] for node, parent in enumerate(tree.parents)]
-    tokens = drawn[:, torch.from_numpy(tree.parents) + 1, torch.tensor(place)].contiguous()
+    index = [(tree.children(int(parent)) == node).nonzero()[0][0] for node, parent in enumerate(tree.parents)]
+    tokens = drawn[:, torch.from_numpy(tree.parents) + 1, torch.tensor(index)].contiguous()
     uniforms = torch.rand(batch, len(tree) + 1, dtype=torch.float64, generator=generator)
     return TreeInputs(tree, logits, draft, tokens, uniforms, rule)
 

@@ -84,7 +84,7 @@ def verify_filtered(
     uniforms: Tensor,
     select: Select = torch.topk,
 ) -> Tensor:
-    """As `verify`, for one member and after top-k and top-p; nothing behind topk is as wide as the vocabulary."""
+    """As `verify`, for one member and after top-k and top-p; nothing after topk is as wide as the vocabulary."""
     batch, draft_len = draft_tokens.shape
     target, target_ids = kept_tokens(logits, sampling, select)  # [batch, draft_len + 1, kept]
     draft, draft_ids = kept_tokens(draft_logits, sampling, select)  # [batch, draft_len, kept]

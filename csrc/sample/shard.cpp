@@ -18,10 +18,10 @@ const RowEdits* ShardReader::edits_at(const ShardArguments& call, int64_t reques
 
 void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step, const ShardResults& results) {
     const TargetArguments& target = call.target;
-    const int64_t place = request * target.steps + step;
-    results.values[place] = -std::numeric_limits<double>::infinity();
-    results.tokens[place] = -1;
-    results.status[place] = status_ok;
+    const int64_t row = request * target.steps + step;
+    results.values[row] = -std::numeric_limits<double>::infinity();
+    results.tokens[row] = -1;
+    results.status[row] = status_ok;
     if (!target.valid(request)) {
         return;
     }
@@ -32,10 +32,10 @@ void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step,
     }
     target.rows(request, step, target.edited() ? edits_at(call, request, step) : nullptr, logits_);
     const int64_t token = scores_.find_best(logits_, target.parameters(request), key);
-    results.status[place] = scores_.status() & ~status_no_token;
+    results.status[row] = scores_.status() & ~status_no_token;
     if (token >= 0) {
-        results.values[place] = scores_.logit(token);
-        results.tokens[place] = token;
+        results.values[row] = scores_.logit(token);
+        results.tokens[row] = token;
     }
 }
 

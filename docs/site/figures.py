@@ -73,17 +73,17 @@ def speculation() -> Figure:
         figure.line(x, 25, x + 60, 25, arrow=True)
     words = ["the", "cat", "sat", "on"]
     figure.text(20, 80, "drafter", anchor="start", fill=GREY)
-    for place, word in enumerate(words):
-        figure.box(110 + 110 * place, 62, 96, 28, AMBER, word)
+    for index, word in enumerate(words):
+        figure.box(110 + 110 * index, 62, 96, 28, AMBER, word)
     figure.text(20, 130, "target", anchor="start", fill=GREY)
-    for place in range(5):
-        figure.box(110 + 110 * place, 112, 96, 28, BLUE, f"row {place}", 0.85)
-        if place < 4:
-            figure.line(158 + 110 * place, 92, 158 + 110 * place, 110, arrow=True)
+    for index in range(5):
+        figure.box(110 + 110 * index, 112, 96, 28, BLUE, f"row {index}", 0.85)
+        if index < 4:
+            figure.line(158 + 110 * index, 92, 158 + 110 * index, 110, arrow=True)
     figure.text(20, 184, "emitted", anchor="start", fill=GREY)
-    for place, (word, color) in enumerate([("the", GREEN), ("cat", GREEN), ("slept", RED)]):
-        figure.box(110 + 110 * place, 166, 96, 28, color, word)
-        figure.line(158 + 110 * place, 142, 158 + 110 * place, 164, arrow=True)
+    for index, (word, color) in enumerate([("the", GREEN), ("cat", GREEN), ("slept", RED)]):
+        figure.box(110 + 110 * index, 166, 96, 28, color, word)
+        figure.line(158 + 110 * index, 142, 158 + 110 * index, 164, arrow=True)
     figure.text(158, 216, "accepted", 12, GREY)
     figure.text(268, 216, "accepted", 12, GREY)
     figure.text(340, 216, "recovered, from the residual", 12, GREY, "start")
@@ -106,10 +106,10 @@ def ensembles() -> Figure:
     for row, (name, forwards, settled) in enumerate(schedules):
         y = 40 + 70 * row
         figure.text(16, y + 20, name, anchor="start", bold=True)
-        for place, (member, tokens) in enumerate(forwards):
-            figure.box(140 + 70 * place, y, 64, 28, AMBER if member == "A" else BLUE, f"{member}: {tokens}")
-        for place in settled:
-            figure.text(140 + 70 * place - 38, y + 46, "settled", 11, GREEN)
+        for index, (member, tokens) in enumerate(forwards):
+            figure.box(140 + 70 * index, y, 64, 28, AMBER if member == "A" else BLUE, f"{member}: {tokens}")
+        for index in settled:
+            figure.text(140 + 70 * index - 38, y + 46, "settled", 11, GREEN)
     figure.text(
         16,
         254,
@@ -129,11 +129,11 @@ def rules() -> Figure:
         "The overlap of draft and target distribution is the acceptance; the residual gives the recovered token",
     )
     target, draft = (0.35, 0.30, 0.20, 0.10, 0.05), (0.60, 0.15, 0.05, 0.15, 0.05)
-    for place, (own, other) in enumerate(zip(target, draft)):
-        x = 60 + 72 * place
+    for index, (own, other) in enumerate(zip(target, draft)):
+        x = 60 + 72 * index
         figure.box(x, 200 - 260 * own, 26, 260 * own, BLUE)
         figure.box(x + 28, 200 - 260 * other, 26, 260 * other, AMBER)
-        figure.text(x + 27, 220, "abcde"[place], fill=GREY)
+        figure.text(x + 27, 220, "abcde"[index], fill=GREY)
     figure.line(50, 200, 420, 200)
     figure.box(60, 236, 14, 14, BLUE)
     figure.text(80, 248, "target", anchor="start")
@@ -145,10 +145,10 @@ def rules() -> Figure:
     figure.text(450, 96, "min(1, target(x) / draft(x))", anchor="start", fill=BLUE)
     figure.text(450, 126, f"so {overlap:.2f} of all drafts are: the overlap", anchor="start")
     figure.text(450, 156, "after a rejection: the residual", anchor="start")
-    for place, (own, other) in enumerate(zip(target, draft)):
+    for index, (own, other) in enumerate(zip(target, draft)):
         rest = max(own - other, 0) / (1 - overlap)
-        figure.box(452 + 44 * place, 236 - 80 * rest, 30, max(80 * rest, 1), RED if rest else PALE)
-        figure.text(467 + 44 * place, 252, "abcde"[place], 12, GREY)
+        figure.box(452 + 44 * index, 236 - 80 * rest, 30, max(80 * rest, 1), RED if rest else PALE)
+        figure.text(467 + 44 * index, 252, "abcde"[index], 12, GREY)
     return figure
 
 
@@ -158,14 +158,14 @@ def trees() -> Figure:
         720, 270, "A draft tree, the path that is accepted, and the mask by which one forward scores all nodes"
     )
     parents = (-1, -1, 0, 0, 1, 2)
-    places = [(130, 110), (300, 110), (80, 175), (180, 175), (300, 175), (80, 240)]
+    indices = [(130, 110), (300, 110), (80, 175), (180, 175), (300, 175), (80, 240)]
     accepted = {0, 2, 5}
     figure.text(215, 50, "committed text", fill=GREY)
     for node, parent in enumerate(parents):
-        from_x, from_y = (215, 56) if parent < 0 else places[parent]
-        x, y = places[node]
+        from_x, from_y = (215, 56) if parent < 0 else indices[parent]
+        x, y = indices[node]
         figure.line(from_x, from_y + 8, x, y - 15, GREEN if node in accepted else GREY)
-    for node, (x, y) in enumerate(places):
+    for node, (x, y) in enumerate(indices):
         figure.box(x - 24, y - 14, 48, 28, GREEN if node in accepted else AMBER, str(node))
     figure.text(560, 40, "who sees whom", 14, bold=True)
     for row in range(6):
@@ -187,10 +187,10 @@ def gumbel() -> Figure:
     scores = [log(chance) - log(-log(number)) for chance, number in zip(chances, numbers)]
     best = scores.index(max(scores))
     low = min(scores) - 0.4
-    for place, (chance, score) in enumerate(zip(chances, scores)):
-        x, height = 50 + 76 * place, 46 * (score - low)
-        figure.box(x, 200 - height, 56, height, GREEN if place == best else BLUE, f"{score:.1f}")
-        figure.text(x + 28, 218, "abcde"[place], fill=GREY)
+    for index, (chance, score) in enumerate(zip(chances, scores)):
+        x, height = 50 + 76 * index, 46 * (score - low)
+        figure.box(x, 200 - height, 56, height, GREEN if index == best else BLUE, f"{score:.1f}")
+        figure.text(x + 28, 218, "abcde"[index], fill=GREY)
         figure.text(x + 28, 236, f"{chance:.2f}", 12, GREY)
     figure.line(40, 200, 430, 200)
     figure.text(455, 60, "score = log target(v) + G(seed, position, v)", anchor="start", bold=True)

@@ -73,7 +73,7 @@ class Model {
         }
         return rows > 0 ? llama_get_logits_ith(context_.get(), batch_.n_tokens - static_cast<int32_t>(rows)) : nullptr;
     }
-    // Forgets what comes behind so many tokens.
+    // Forgets what comes after so many tokens.
     void roll_back(size_t length) {
         if (seen_ > length) {
             if (!llama_memory_seq_rm(llama_get_memory(context_.get()), 0, static_cast<llama_pos>(length), -1)) {

@@ -55,7 +55,7 @@ void require_same_vocabulary(const llama_vocab* own, const llama_vocab* other) {
     }
 }
 
-// Takes off what came behind the end of the text; whether there was one.
+// Takes off what came after the end of the text; whether there was one.
 bool cut_at_end(const llama_vocab* vocab, size_t first, Tokens& text) {
     const auto is_end = [vocab](llama_token token) { return llama_vocab_is_eog(vocab, token); };
     const auto end = std::find_if(text.begin() + static_cast<std::ptrdiff_t>(first), text.end(), is_end);

@@ -37,7 +37,7 @@ class Verifier {
     // Whether verification needs the logits that drafts were drawn from.
     bool needs_draft_logits() const { return sampling_.temperature > 0 && rule_.kind != SPECENS_RULE_GUMBEL; }
 
-    // The draft of this step of a round behind `length` tokens, drawn from a row of logits.
+    // The draft of this step of a round after `length` tokens, drawn from a row of logits.
     llama_token draw(const float* logits, int64_t vocab, size_t length, int64_t step) {
         const int64_t sizes[] = {1, vocab};
         const specens_tensor row = {const_cast<float*>(logits), SPECENS_FLOAT32, 2, sizes, nullptr};
@@ -58,7 +58,7 @@ class Verifier {
         return static_cast<llama_token>(token);
     }
 
-    // Verifies drafts behind `length` tokens by logits [drafts + 1, vocab]; appends what is emitted to the text, and
+    // Verifies drafts after `length` tokens by logits [drafts + 1, vocab]; appends what is emitted to the text, and
     // returns how many drafts were accepted. draft_logits: [drafts, draft_vocab], or nullptr: they were chosen.
     int64_t verify(const float* logits, const Tokens& drafts, const float* draft_logits, int64_t draft_vocab,
                    size_t length, Tokens& text) {

@@ -31,9 +31,9 @@ from specens.settings.arguments import (
     choose_schedule,
     complete_ensemble,
     group_by_weights,
+    indices_read_together,
     load_members,
     make_plan,
-    places_read_together,
     with_weight_of_drafter,
 )
 from specens.settings.jobs import Job, Settings, TaskMaker
@@ -329,18 +329,18 @@ class SpeculativeEnsemble:
         return Batch(self.schedule(self.plan), scorers, size, report, outside)
 
     def _scorer(
-        self, index: int, model: Engine, places: Sequence[int], prompts_of: Sequence[int], size: int, exact: bool
+        self, index: int, model: Engine, indices: Sequence[int], prompts_of: Sequence[int], size: int, exact: bool
     ) -> Scorer:
-        needs = self._needs(size * len(places))
-        return Scorer(index, model, places, prompts_of=prompts_of, needs=needs, exact=exact)
+        needs = self._needs(size * len(indices))
+        return Scorer(index, model, indices, prompts_of=prompts_of, needs=needs, exact=exact)
 
     def _needs(self, num_texts: int) -> Needs:
         return Needs(num_texts, rollback=self.schedule.speculates, trees=self.uses_trees)
 
     def _groups(self) -> list[list[int]]:
-        """The places that are scored by the same forwards: those of members that share weights."""
+        """The indices that are scored by the same forwards: those of members that share weights."""
         drafter = self.plan.drafter if isinstance(self.plan.drafter, int) else None
-        return places_read_together(self.schedule_name, group_by_weights(self.models), drafter, self.uses_trees)
+        return indices_read_together(self.schedule_name, group_by_weights(self.models), drafter, self.uses_trees)
 
 
 def _generation(request: Request, interrupted: bool) -> Generation:

@@ -243,11 +243,11 @@ def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:
     if call.draft_len == 0:
         return share[:, None] * target
     width = target.shape[-1]
-    place = row.clamp(max=call.draft_len - 1)
+    index = row.clamp(max=call.draft_len - 1)
     request = torch.arange(len(row), device=row.device)
-    own = one_hot(call.here[request, place], width)
-    drawn = seen.draft.drawn[request, place]
-    draft = torch.where(drawn[:, None], seen.draft.logprobs[request, place].exp(), own)
+    own = one_hot(call.here[request, index], width)
+    drawn = seen.draft.drawn[request, index]
+    draft = torch.where(drawn[:, None], seen.draft.logprobs[request, index].exp(), own)
     draft = torch.where((row < call.draft_len)[:, None], draft, 0.0)
     return (share[:, None] * target - draft).clamp(min=0)
 

@@ -126,11 +126,11 @@ def find_key(
             needed = needed[:, None] * falling.sum(-1)
         reached = above[..., None] + falling.cumsum(-1) >= needed[..., None]
         last = torch.where(falling > 0, value, 0).amax(-1)  # where rounding reaches none
-        place = torch.where(reached.any(-1), reached.int().argmax(-1), last)[..., None]
+        index = torch.where(reached.any(-1), reached.int().argmax(-1), last)[..., None]
         before = torch.nn.functional.pad(falling.cumsum(-1), (1, 0))
-        above = above + before.gather(-1, place)[..., 0]
-        prefix = prefix * BUCKETS + (BUCKETS - 1 - place[..., 0])
-        own = falling.gather(-1, place)[..., 0]
+        above = above + before.gather(-1, index)[..., 0]
+        prefix = prefix * BUCKETS + (BUCKETS - 1 - index[..., 0])
+        own = falling.gather(-1, index)[..., 0]
     return prefix, above + own
 
 

@@ -93,8 +93,8 @@ def _options(operation: Callable[..., Any], given: dict[str, Any], of_draft: boo
     """The keyword arguments of an operation, those not given as by default, and what says where the shard lies."""
     parameters = inspect.signature(operation).parameters.values()
     options = {own.name: own.default for own in parameters if own.kind is inspect.Parameter.KEYWORD_ONLY}
-    place = PLACE if of_draft else (*PLACE[:2], *PLACE[3:])
-    unknown = given.keys() - options.keys() - set(place)
+    index = PLACE if of_draft else (*PLACE[:2], *PLACE[3:])
+    unknown = given.keys() - options.keys() - set(index)
     missing = [name for name in PLACE[:2] if name not in given]
     if unknown or missing:
         wrong = f"an unexpected keyword argument {min(unknown)!r}" if unknown else f"no keyword argument {missing[0]!r}"

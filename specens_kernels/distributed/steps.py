@@ -22,21 +22,21 @@ def together(*parts: Steps[Any]) -> Steps[list[Any]]:
     results: list[Any] = [None] * len(parts)
     told: dict[int, Tensor] = {}
 
-    def advance(place: int, heard: Tensor | None) -> None:
+    def advance(index: int, heard: Tensor | None) -> None:
         try:
-            told[place] = next(parts[place]) if heard is None else parts[place].send(heard)
+            told[index] = next(parts[index]) if heard is None else parts[index].send(heard)
         except StopIteration as end:
-            told.pop(place, None)
-            results[place] = end.value
+            told.pop(index, None)
+            results[index] = end.value
 
-    for place in range(len(parts)):
-        advance(place, None)
+    for index in range(len(parts)):
+        advance(index, None)
     while told:
-        places = list(told)
-        widths = [told[place].shape[1] for place in places]
-        heard = yield torch.cat([told[place] for place in places], 1)
-        for place, own in zip(places, heard.split(widths, 2)):
-            advance(place, own)
+        indices = list(told)
+        widths = [told[index].shape[1] for index in indices]
+        heard = yield torch.cat([told[index] for index in indices], 1)
+        for index, own in zip(indices, heard.split(widths, 2)):
+            advance(index, own)
     return results
 
 

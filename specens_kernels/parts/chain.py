@@ -87,8 +87,8 @@ def request_is_valid(target, draft, random, rule, request, BLOCK_STEPS: tl.const
 @triton.jit
 def load_draft_tokens(draft, request, step, used):
     """int64 like step, -1 where `used` is false."""
-    place = draft_index(draft, request, step)
-    token_ptr = draft.tokens + request * draft.tokens_stride_batch + place * draft.tokens_stride_step
+    index = draft_index(draft, request, step)
+    token_ptr = draft.tokens + request * draft.tokens_stride_batch + index * draft.tokens_stride_step
     return tl.load(token_ptr, mask=used, other=-1).to(tl.int64)
 
 

@@ -40,7 +40,7 @@ class PackedRows(NamedTuple):
 class Slots(NamedTuple):
     """Where the draft logits of requests lie."""
 
-    places: Tensor  # int64 [batch]
+    indices: Tensor  # int64 [batch]
     count: int
 
 
@@ -128,9 +128,9 @@ def dense_drafts(target: Target, draft: Draft) -> Tensor:
     first, total, packed = target.row_offsets[:-1], target.member_logits[0].shape[0], draft.tokens
     if packed.shape[0] != total:  # a bonus row each
         first = first - torch.arange(first.shape[0], device=first.device)
-    places = first[:, None] + torch.arange(draft.draft_len, device=first.device)
+    indices = first[:, None] + torch.arange(draft.draft_len, device=first.device)
     last = packed.shape[0] - 1
-    return packed.new_zeros(places.shape) if last < 0 else packed[places.clamp(0, last)]
+    return packed.new_zeros(indices.shape) if last < 0 else packed[indices.clamp(0, last)]
 
 
 def row_limit(target: Target, draft: Draft) -> int:
@@ -159,7 +159,7 @@ def load_draft_logits(draft, request, step, tokens, used):
     slot = request
     row = step
     if draft.slots is not None:
-        slot = tl.load(draft.slots.places + request)
+        slot = tl.load(draft.slots.indices + request)
     else:
         row = draft_index(draft, request, step)
     row_ptr = draft.logits + slot * draft.logits_stride_batch + row * draft.logits_stride_step
@@ -219,7 +219,7 @@ def chain_len(draft, request):
     if draft.packed is not None:
         length = tl.where(_packed_fit(draft, request, length), length, -1)
     if draft.slots is not None:
-        slot = tl.load(draft.slots.places + request)
+        slot = tl.load(draft.slots.indices + request)
         length = tl.where((slot >= 0) & (slot < draft.slots.count), length, -1)
     return length
 

@@ -77,9 +77,9 @@ def load_masses(masses_ptr, statistics, request, plane, used):
     """Block masses that a kernel before has summed: float64 [BLOCK_COUNT]."""
     PLANES: tl.constexpr = 2 if statistics.TARGET_SLOTS > 0 else 1
     block = tl.arange(0, statistics.BLOCK_COUNT)
-    place = (request * PLANES + plane) * statistics.blocks + block
+    index = (request * PLANES + plane) * statistics.blocks + block
     mask = everywhere(used, block) & (block < statistics.blocks)
-    return tl.load(masses_ptr + place, mask=mask, other=0.0).to(tl.float64)
+    return tl.load(masses_ptr + index, mask=mask, other=0.0).to(tl.float64)
 
 
 @triton.jit

@@ -87,9 +87,9 @@ def list_groups(statistics, source, upper, bound):
     """Write the list of the groups that may reach a bound, and return their number."""
     group = tl.arange(0, statistics.GROUP_COUNT)
     listed = (upper >= bound) & (group < statistics.groups)
-    place = tl.cumsum(listed.to(tl.int32), 0) - 1
+    index = tl.cumsum(listed.to(tl.int32), 0) - 1
     list_ptr = list_of(statistics, source)
-    tl.store(list_ptr + place, group, mask=listed)
+    tl.store(list_ptr + index, group, mask=listed)
     tl.debug_barrier()  # other threads read what these have written
     return tl.sum(listed.to(tl.int32), 0)
 
@@ -103,7 +103,7 @@ def list_of(statistics, source):
 def listed_tokens(statistics, source, column, count, CHUNK: tl.constexpr):
     """The first token of columns of CHUNK tokens, counted through the listed groups, and whether they are there."""
     PER_GROUP: tl.constexpr = statistics.GROUP // CHUNK
-    place = column // PER_GROUP
-    used = place < count
-    group = tl.load(list_of(statistics, source) + place, mask=used, other=0).to(tl.int32)
+    index = column // PER_GROUP
+    used = index < count
+    group = tl.load(list_of(statistics, source) + index, mask=used, other=0).to(tl.int32)
     return group * statistics.GROUP + column % PER_GROUP * CHUNK, used

@@ -30,23 +30,23 @@ def random_words(seed, position, index, STREAM: tl.constexpr):
 @triton.jit
 def largest_noise(seed, position, block):
     """exp(-noise), float64, of the largest noise of each block, int32, and its place among the block's tokens."""
-    high, low, place, _ = random_words(seed, position, block, MAXIMUM)
+    high, low, index, _ = random_words(seed, position, block, MAXIMUM)
     bits = (high >> 5).to(tl.float64) * 67108864.0 + (low >> 6).to(tl.float64)  # 2^26
     unit = tl.minimum((bits + 0.5) * (1.0 / 9007199254740992.0), LARGEST_UNIT)  # 2^-53
-    return -tl.log(unit) / NOISE_BLOCK, (place >> 25).to(tl.int32)
+    return -tl.log(unit) / NOISE_BLOCK, (index >> 25).to(tl.int32)
 
 
 @triton.jit
 def token_noise(seed, position, tokens):
     """exp(-noise), float64, of each token, int32."""
     block = tokens // NOISE_BLOCK
-    place = tokens % NOISE_BLOCK
-    largest, place_of_largest = largest_noise(seed, position, block)
-    first, second, third, fourth = random_words(seed, position, block * NOISE_LANES + place % NOISE_LANES, REST)
-    number = place // NOISE_LANES
+    index = tokens % NOISE_BLOCK
+    largest, index_of_largest = largest_noise(seed, position, block)
+    first, second, third, fourth = random_words(seed, position, block * NOISE_LANES + index % NOISE_LANES, REST)
+    number = index // NOISE_LANES
     word = tl.where(number == 0, first, tl.where(number == 1, second, tl.where(number == 2, third, fourth)))
     rest = largest - tl.log((word.to(tl.float64) + 0.5) * (1.0 / 4294967296.0))  # 2^-32
-    return tl.where(place == place_of_largest, largest, rest)
+    return tl.where(index == index_of_largest, largest, rest)
 
 
 @triton.jit
@@ -59,13 +59,13 @@ def _minus_log(unit, rest):
 @triton.jit
 def _largest(seed, position, block):
     """As `largest_noise`, float32, and never more than that by rounding of the random number."""
-    high, low, place, _ = random_words(seed, position, block, MAXIMUM)
+    high, low, index, _ = random_words(seed, position, block, MAXIMUM)
     first = (high >> 5).to(tl.int32)  # 27 bits of 53
     second = (low >> 6).to(tl.int32)
     unit = first.to(tl.float32) * (1 / 134217728.0) + second.to(tl.float32) * (1 / 9007199254740992.0)
     rest = (134217727 - first).to(tl.float32) * (1 / 134217728.0)
     rest += (67108863 - second).to(tl.float32) * (1 / 9007199254740992.0)
-    return _minus_log(unit, rest) / NOISE_BLOCK, (place >> 25).to(tl.int32)
+    return _minus_log(unit, rest) / NOISE_BLOCK, (index >> 25).to(tl.int32)
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def block_tokens(block):
 @triton.jit
 def block_bounds(seed, position, block):
     """What the noise of each of `block_tokens` does not exceed, float32; four tokens share their random words."""
-    largest, place = _largest(seed, position, block)
+    largest, index = _largest(seed, position, block)
     lane = tl.arange(0, NOISE_LANES)[None, :]
     first, second, third, fourth = random_words(seed, position, block[:, None] * NOISE_LANES + lane, REST)
     words = tl.join(tl.join(first, third), tl.join(second, fourth))  # [blocks, lanes, 2, 2]
@@ -104,5 +104,5 @@ def block_bounds(seed, position, block):
     rest = ((words ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * scale
     own = largest[:, None, None] + _minus_log(unit, rest)
     number = tl.arange(0, NOISE_BLOCK // NOISE_LANES)[None, None, :] * NOISE_LANES + lane[:, :, None]
-    own = tl.where(number == place[:, None, None], largest[:, None, None], own)
+    own = tl.where(number == index[:, None, None], largest[:, None, None], own)
     return bound_of(tl.reshape(-tl.log(own), [block.shape[0] * NOISE_BLOCK]))

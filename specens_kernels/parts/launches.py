@@ -93,8 +93,8 @@ def aot_variant(launch: Launch) -> AotVariant:
 
 def as_dependent(variant: AotVariant) -> AotVariant:
     """As a launch compiles it that waits for the one before it."""
-    place = [parameter.name for parameter in variant.kernel.params].index(DEPENDENT)
-    return variant._replace(constexprs=variant.constexprs | {(place,): True}, dependent=True)
+    index = [parameter.name for parameter in variant.kernel.params].index(DEPENDENT)
+    return variant._replace(constexprs=variant.constexprs | {(index,): True}, dependent=True)
 
 
 def _type_of(value: Any, path: Path, constexprs: dict[Path, Any], attributes: dict[Path, list[list[Any]]]) -> Any:

@@ -184,15 +184,15 @@ def filler(template: Any) -> Callable[[list[Any]], Any]:
         return itemgetter(template)
     if type(template) is not list:
         return lambda _: template
-    slots = [(place, item) for place, item in enumerate(template) if type(item) is Slot]
-    inner = [(place, filler(item)) for place, item in enumerate(template) if type(item) is list]
+    slots = [(index, item) for index, item in enumerate(template) if type(item) is Slot]
+    inner = [(index, filler(item)) for index, item in enumerate(template) if type(item) is list]
 
     def fill(made: list[Any]) -> list[Any]:
         filled = template.copy()
-        for place, slot in slots:
-            filled[place] = made[slot]
-        for place, fill_item in inner:
-            filled[place] = fill_item(made)
+        for index, slot in slots:
+            filled[index] = made[slot]
+        for index, fill_item in inner:
+            filled[index] = fill_item(made)
         return filled
 
     return fill
@@ -210,9 +210,9 @@ def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, l
             else:
                 seen.append(value)
         seen.append(UNSEEN)  # where an argument ends
-    places = {id(tensor): place for place, tensor in enumerate(tensors)}
-    if len(places) < len(tensors):  # a tensor that is there twice
-        seen.append(tuple(places[id(tensor)] for tensor in tensors))
+    indices = {id(tensor): index for index, tensor in enumerate(tensors)}
+    if len(indices) < len(tensors):  # a tensor that is there twice
+        seen.append(tuple(indices[id(tensor)] for tensor in tensors))
     return tuple(seen), tensors
 
 

@@ -132,12 +132,12 @@ def _score(value, seed, position, token, noisy):
 @triton.jit
 def _put(best, chosen, score, token):
     """Tokens [BEST] and their scores with one in the place of the worst, if it is better."""
-    place = tl.arange(0, best.shape[0])
+    index = tl.arange(0, best.shape[0])
     worst = tl.min(best, 0)
     last = tl.max(tl.where(best == worst, chosen, -1), 0)
-    here = tl.min(tl.where((best == worst) & (chosen == last), place, best.shape[0]), 0)
+    here = tl.min(tl.where((best == worst) & (chosen == last), index, best.shape[0]), 0)
     better = (score > worst) | ((score == worst) & (token < last) & (score > -INFINITY))
-    taken = (place == here) & everywhere(better, place)
+    taken = (index == here) & everywhere(better, index)
     return tl.where(taken, score, best), tl.where(taken, token, chosen)
 
 

@@ -25,8 +25,8 @@ class RandomView(NamedTuple):
 def uniforms_at(random, draft, request, index, step, stream, used):
     """float64 like step, an int64 block; index is the uniform's place among the given ones."""
     if random.uniforms is not None:
-        place = tl.zeros_like(step) + request * (draft.draft_len + 1) + index
-        return tl.load(random.uniforms + place, mask=used, other=0.0)
+        position = tl.zeros_like(step) + request * (draft.draft_len + 1) + index
+        return tl.load(random.uniforms + position, mask=used, other=0.0)
     elif random.seeds is not None:
         seeds = tl.zeros_like(step) + tl.load(random.seeds + request)
         positions = tl.zeros_like(step) + tl.load(random.positions + request)

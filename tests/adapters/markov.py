@@ -36,7 +36,7 @@ def as_assistant(model, draft_len):
 
 
 @torch.no_grad()
-def logits_behind(model):
+def logits_after(model):
     """float32 [vocab, vocab]: a row for each last token."""
     return model(torch.arange(VOCAB)[:, None]).logits[:, 0]
 

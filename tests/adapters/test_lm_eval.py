@@ -56,7 +56,7 @@ def law(text, mixture=MIXTURE):
 def instances(kind, *arguments):
     from lm_eval.api.instance import Instance
 
-    return [Instance(kind, {}, argument, place) for place, argument in enumerate(arguments)]
+    return [Instance(kind, {}, argument, index) for index, argument in enumerate(arguments)]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -82,7 +82,7 @@ def test_the_greedy_continuation_is_told_as_such():
 
 def test_a_rolling_log_likelihood_scores_each_token_once_in_windows():
     whole, windows = (SpeculativeLM(ensemble=ensemble(), max_length=length) for length in (64, 4))
-    text = " ".join(f"w{place % 7 + 1}" for place in range(11))
+    text = " ".join(f"w{index % 7 + 1}" for index in range(11))
     logprobs, ids = law("w0 " + text)
     (score,) = whole.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)))
     assert score == pytest.approx(float(logprobs[:-1].gather(-1, ids[1:, None]).sum()), abs=1e-4)
@@ -111,7 +111,7 @@ def test_a_local_task_runs_from_model_args(tmp_path):
     for question in ("w1 w2 w3", "w9 w4", "w7 w7 w8"):
         logprobs, _ = law(question)
         choices = ["w11", "w22", "w33"]
-        best = max(range(3), key=lambda place: float(logprobs[-1, int(choices[place][1:])]))
+        best = max(range(3), key=lambda index: float(logprobs[-1, int(choices[index][1:])]))
         target = pair.generate(question, **settings).text
         lines.append({"question": question, "choices": choices, "answer": best, "target": target})
     data = tmp_path / "test.jsonl"

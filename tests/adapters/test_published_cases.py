@@ -167,8 +167,8 @@ def test_flashinfer_outputs_are_a_prefix_a_token_and_padding(num_drafts, certain
     num_emitted = emitted - before[1]
     assert bool((num_emitted <= same).all())
     assert bool((num_emitted <= accepted - before[0]).all())
-    behind = torch.arange(num_drafts + 1) > num_emitted[:, None]
-    assert torch.equal(output < 0, behind)
+    after = torch.arange(num_drafts + 1) > num_emitted[:, None]
+    assert torch.equal(output < 0, after)
 
 
 def greedy(spec: list[list[int]], wanted: list[list[int]], *, other: int | None = None, **more) -> list[list[int]]:

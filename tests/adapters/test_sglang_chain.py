@@ -71,16 +71,16 @@ def test_a_chain_writes_what_the_kernel_writes(slots, vocab, block):
     near, total, predicts = 0, 0, torch.full_like(case["predicts"], UNTOUCHED)
     for request in range(40):
         tokens, accepted, margin = model(case, request, block)
-        places = case["retrive_index"][request]
+        indices = case["retrive_index"][request]
         if margin < MARGIN:
             near += 1
-            predicts[places] = case["predicts"][places]
+            predicts[indices] = case["predicts"][indices]
             continue
         total += accepted
-        predicts[places[: accepted + 1]] = torch.tensor(tokens, dtype=torch.int32)
+        predicts[indices[: accepted + 1]] = torch.tensor(tokens, dtype=torch.int32)
         assert int(case["accept_token_num"][request]) == accepted
         padding = [UNTOUCHED] * (slots - accepted - 1)
-        assert case["accept_index"][request].tolist() == places[: accepted + 1].tolist() + padding
+        assert case["accept_index"][request].tolist() == indices[: accepted + 1].tolist() + padding
     assert near <= 4
     assert torch.equal(case["predicts"], predicts)
     assert total > 0 or slots == 1

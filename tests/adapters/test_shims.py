@@ -30,12 +30,12 @@ def test_flashinfer_tokens_and_counters_are_those_of_its_documentation(batch, dr
     assert emitted is counters[1]
     assert output.dtype == torch.int32
     near = 0
-    for place in range(batch):
-        expected = chain_model(draft[place], tokens[place].tolist(), target[place], random_numbers[place].tolist())
+    for index in range(batch):
+        expected = chain_model(draft[index], tokens[index].tolist(), target[index], random_numbers[index].tolist())
         if expected[3] < MARGIN:
             near += 1
             continue
-        got = output[place].tolist(), int(accepted[place]) - 10, int(emitted[place]) - 20
+        got = output[index].tolist(), int(accepted[index]) - 10, int(emitted[index]) - 20
         assert got == expected[:3]
     assert near <= max(1, batch // 10)
 
@@ -68,8 +68,8 @@ def test_flashinfer_seeds_decide_and_with_one_a_request_nothing_else_does():
     ids = torch.randint(50, (8, 3), generator=torch.Generator().manual_seed(10))
     seeds, offsets = torch.arange(8).view(torch.uint64), torch.full((8,), 5)
 
-    def outputs(places: list[int], seed, offset) -> Tensor:
-        return chain_speculative_sampling(draft[places], ids[places], target[places], seed=seed, offset=offset)[0]
+    def outputs(indices: list[int], seed, offset) -> Tensor:
+        return chain_speculative_sampling(draft[indices], ids[indices], target[indices], seed=seed, offset=offset)[0]
 
     everyone, some = list(range(8)), [6, 1]
     whole = outputs(everyone, seeds, offsets)
@@ -95,8 +95,8 @@ def check_against_the_model(case: dict) -> tuple[int, int]:
         padding = [UNTOUCHED] * (case["accept_index"].shape[1] - len(path))
         assert case["accept_index"][request].tolist() == path + padding
         assert int(case["accept_token_num"][request]) == count
-    for place, token in enumerate(case["predicts"].tolist()):
-        expected = written.get(place, UNTOUCHED)
+    for index, token in enumerate(case["predicts"].tolist()):
+        expected = written.get(index, UNTOUCHED)
         assert expected is None or token == expected
     assert near <= max(1, batch // 10)
     return near, accepted
@@ -117,19 +117,19 @@ def test_sglang_arguments_in_either_spelling_or_by_place():
     def arguments() -> dict:
         return tree_case(5, 7, 4, 20, seed=3, thresholds=(1.0, 1.0))
 
-    by_place, by_name, respelt = arguments(), arguments(), arguments()
-    tree_speculative_sampling_target_only(*by_place.values(), True)
+    by_position, by_name, respelt = arguments(), arguments(), arguments()
+    tree_speculative_sampling_target_only(*by_position.values(), True)
     tree_speculative_sampling_target_only(**by_name, deterministic=False)
     tree_speculative_sampling_target_only(**{name.replace("retrive", "retrieve"): respelt[name] for name in respelt})
     for name in ("predicts", "accept_index", "accept_token_num"):
-        assert torch.equal(by_place[name], by_name[name])
-        assert torch.equal(by_place[name], respelt[name])
+        assert torch.equal(by_position[name], by_name[name])
+        assert torch.equal(by_position[name], respelt[name])
     with pytest.raises(ValueError, match="retrieve_index: expected either"):
         tree_speculative_sampling_target_only(**arguments(), retrieve_index=by_name["retrive_index"])
 
 
 def one_root(target: list[float], children: list[int], uniform: float, final: float) -> dict:
-    """One request: children of node 0 with these tokens; behind each a certain last token, that of its own number."""
+    """One request: children of node 0 with these tokens; after each a certain last token, that of its own number."""
     nodes = len(children) + 1
     case = tree_case(1, nodes, 3, len(target), seed=1, thresholds=(1.0, 1.0))
     links = [1, *[-1] * len(children)], [-1, *range(2, nodes), -1][:nodes]

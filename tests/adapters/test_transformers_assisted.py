@@ -190,7 +190,7 @@ def test_scores_of_sampled_tokens_are_processed(target, assistant):
 @pytest.mark.parametrize("source", SOURCES)
 def test_streams_and_stops_as_plain_generation_does(target, sources, source):
     endless = generate(target)[0, len(PROMPT) :].tolist()
-    stop = next(token for place, token in enumerate(endless) if place >= 5 and token not in endless[:place])
+    stop = next(token for index, token in enumerate(endless) if index >= 5 and token not in endless[:index])
     for ending in ({}, {"eos_token_id": stop}, {"max_new_tokens": 1}, {"max_new_tokens": 2}):
         expected = generate(target, **ending)
         stream = Stream()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from adapters.markov import LEAST_PROBABILITY, fit, logits_behind, markov_llama
+from adapters.markov import LEAST_PROBABILITY, fit, logits_after, markov_llama
 from driver.test_generation_config import GREEDY_FIELDS
 from driver.tiny_models import relative_of, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble
@@ -65,12 +65,12 @@ def test_a_batch_is_padded_on_the_left_and_texts_end_on_their_own(pair):
 
 def test_sampled_texts_follow_the_mixture():
     pair = [markov_llama(0), markov_llama(1)]
-    law = sum(weight * logits_behind(model).softmax(-1) for weight, model in zip(WEIGHTS.weights, pair))
+    law = sum(weight * logits_after(model).softmax(-1) for weight, model in zip(WEIGHTS.weights, pair))
     torch.manual_seed(0)
     ids = torch.tensor([[1], [2]])
     texts = generate(pair, ids, do_sample=True, top_k=0, max_new_tokens=500)
     assert fit(texts, law) > LEAST_PROBABILITY
-    assert fit(texts, logits_behind(pair[0]).softmax(-1)) < LEAST_PROBABILITY
+    assert fit(texts, logits_after(pair[0]).softmax(-1)) < LEAST_PROBABILITY
 
 
 def test_sampling_parameters_are_those_of_the_config(monkeypatch, pair):
@@ -187,12 +187,12 @@ def test_greedy_texts_of_a_batch_are_those_of_generate_whatever_edits_the_logits
 
 def test_sampled_texts_follow_filters_that_the_verification_does_not_know():
     pair = [markov_llama(0), markov_llama(1)]
-    law = torch.stack([filtered(row) for row in logits_behind(pair[0])])
+    law = torch.stack([filtered(row) for row in logits_after(pair[0])])
     torch.manual_seed(0)
     settings = {"do_sample": True, "top_k": 0, "typical_p": 0.7, "max_new_tokens": 400, "ensemble": Mixture((1.0, 0.0))}
     texts = generate(pair, torch.tensor([[1], [2]]), **settings)
     assert fit(texts, law) > LEAST_PROBABILITY
-    assert fit(texts, logits_behind(pair[0]).softmax(-1)) < LEAST_PROBABILITY
+    assert fit(texts, logits_after(pair[0]).softmax(-1)) < LEAST_PROBABILITY
 
 
 def filtered(row):

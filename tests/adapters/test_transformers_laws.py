@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from adapters.markov import LEAST_PROBABILITY, VOCAB, as_assistant, fit, logits_behind, markov_llama
+from adapters.markov import LEAST_PROBABILITY, VOCAB, as_assistant, fit, logits_after, markov_llama
 from driver.tiny_models import word_tokenizer
 from scipy import stats
 from specens.adapters.transformers import enable
@@ -40,7 +40,7 @@ def filtered(logits, temperature, top_k, top_p):
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.7, "top_k": 5, "top_p": 0.9}], ids=["plain", "filtered"])
 @pytest.mark.parametrize("source", ["draft model", "prompt lookup", "early exit"])
 def test_assisted_texts_follow_the_target(target, assistant, source, filters):
-    logits = logits_behind(target)
+    logits = logits_after(target)
     sources = {
         "draft model": {"assistant_model": as_assistant(assistant, 3)},
         "prompt lookup": {"prompt_lookup_num_tokens": 3},
@@ -63,15 +63,15 @@ def test_an_assistant_with_another_tokenizer_is_tested_against_what_it_drew_from
     }
     with enable():
         found = texts(target, assistant_model=assistant, **tokenizers)
-    assert fit(found, logits_behind(target).softmax(-1)) > LEAST_PROBABILITY
+    assert fit(found, logits_after(target).softmax(-1)) > LEAST_PROBABILITY
 
 
 @pytest.mark.parametrize(("source", "draft_len"), [("draft model", 1), ("draft model", 3), ("early exit", 2)])
 def test_an_ensemble_weight_gives_every_token_the_mixture(target, assistant, source, draft_len):
-    first, second = logits_behind(target), logits_behind(assistant)
+    first, second = logits_after(target), logits_after(assistant)
     arguments = {"assistant_model": as_assistant(assistant, draft_len)}
     if source == "early exit":
-        second, arguments = logits_behind(_first_layer(target)), {"assistant_early_exit": 1}
+        second, arguments = logits_after(_first_layer(target)), {"assistant_early_exit": 1}
     with enable():
         found = texts(target, assistant_ensemble_weight=WEIGHT, **arguments)
     law = WEIGHT * first.softmax(-1) + (1 - WEIGHT) * second.softmax(-1)
@@ -90,14 +90,14 @@ def test_an_ensemble_weight_mixes_what_the_filters_left_of_each(target, assistan
     filters = {"temperature": 0.7, "top_k": 4, "top_p": 0.9}
     with enable():
         found = texts(target, assistant_model=as_assistant(assistant, 2), assistant_ensemble_weight=WEIGHT, **filters)
-    first, second = (filtered(logits_behind(model), **filters) for model in (target, assistant))
+    first, second = (filtered(logits_after(model), **filters) for model in (target, assistant))
     assert fit(found, WEIGHT * first + (1 - WEIGHT) * second) > LEAST_PROBABILITY
 
 
 def test_greedy_with_an_ensemble_weight_takes_the_most_likely_of_the_mixture(target, assistant):
-    law = WEIGHT * logits_behind(target).softmax(-1) + (1 - WEIGHT) * logits_behind(assistant).softmax(-1)
+    law = WEIGHT * logits_after(target).softmax(-1) + (1 - WEIGHT) * logits_after(assistant).softmax(-1)
     best = law.argmax(-1).tolist()
-    assert best != logits_behind(target).argmax(-1).tolist()
+    assert best != logits_after(target).argmax(-1).tolist()
     for start in range(VOCAB):
         with enable():
             text = target.generate(
@@ -111,14 +111,14 @@ def test_greedy_with_an_ensemble_weight_takes_the_most_likely_of_the_mixture(tar
 
 
 def test_a_prefix_that_matters_to_a_processor_is_the_one_before_the_token(target, assistant):
-    """The law of two tokens behind a repetition penalty, which depends on the whole text."""
+    """The law of two tokens after a repetition penalty, which depends on the whole text."""
     runs = 300
     with enable():
         found = [texts_of_two(target, assistant, seed).tolist() for seed in range(runs)]
     counts = torch.zeros(VOCAB, VOCAB)
     for first, second in found:
         counts[first, second] += 1
-    logits = logits_behind(target)
+    logits = logits_after(target)
     law = torch.zeros(VOCAB, VOCAB)
     first_law = penalised(logits[1], [1]).softmax(-1)
     for first in range(VOCAB):

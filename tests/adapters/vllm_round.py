@@ -12,7 +12,7 @@ from specens_kernels import Sampling, verify_chain
 
 
 class V2Round:
-    """A round as the V2 model runner has it: 3 of 5 slots, packed rows, drafts behind the token that was fed before."""
+    """A round as the V2 model runner has it: 3 of 5 slots, packed rows, drafts after the token that was fed before."""
 
     VOCAB, STEPS = 67, 3
     SLOTS, LENS = [4, 0, 2], [3, 0, 2]

@@ -200,19 +200,19 @@ def test_rows_of_a_ragged_cache_score_as_if_they_were_alone(kind):
     rows = [cache.add_row() for _ in texts]
     held = [0, 0, 0]
     for number in range(25):
-        subset = [place for place in range(3) if number == 0 or int(torch.randint(3, (1,), generator=generator))] or [1]
+        subset = [index for index in range(3) if number == 0 or int(torch.randint(3, (1,), generator=generator))] or [1]
         logits = cache.forward(
-            [rows[place] for place in subset],
-            [held[place] for place in subset],
-            [texts[place][held[place] :] for place in subset],
+            [rows[index] for index in subset],
+            [held[index] for index in subset],
+            [texts[index][held[index] :] for index in subset],
             1,
         )
-        for place, row in zip(subset, logits, strict=True):
-            whole = model.model(torch.tensor([texts[place]])).logits[0, -1:]
+        for index, row in zip(subset, logits, strict=True):
+            whole = model.model(torch.tensor([texts[index]])).logits[0, -1:]
             torch.testing.assert_close(row, whole, rtol=1e-4, atol=1e-3)
-            held[place] = len(texts[place]) - (number + place) % 3 if len(texts[place]) > 3 else len(texts[place])
-            del texts[place][held[place] :]  # rejected tokens, which the next ones are written over
-            texts[place] += torch.randint(61, (1 + (number * place) % 4,), generator=generator).tolist()
+            held[index] = len(texts[index]) - (number + index) % 3 if len(texts[index]) > 3 else len(texts[index])
+            del texts[index][held[index] :]  # rejected tokens, which the next ones are written over
+            texts[index] += torch.randint(61, (1 + (number * index) % 4,), generator=generator).tolist()
         if number == 12:  # the last row takes the place of the first, and a new one comes
             assert cache.remove_row(0) == 2
             rows, texts, held = [1, 0, cache.add_row()], [texts[1], texts[2], [4, 4]], [held[1], held[2], 0]
@@ -264,11 +264,11 @@ def test_a_text_ends_before_the_first_stop_string(members, schedule):
             stop_strings=["absent", stop],
             on_tokens=lambda events, pieces=pieces: pieces.extend(event.text for event in events),
         )
-        place = endless.text.find(stop)
-        assert result.text == "".join(pieces) == (endless.text if place < 0 else endless.text[:place])
-        assert result.finish_reason == ("length" if place < 0 else "stop")
+        index = endless.text.find(stop)
+        assert result.text == "".join(pieces) == (endless.text if index < 0 else endless.text[:index])
+        assert result.finish_reason == ("length" if index < 0 else "stop")
         assert result.tokens == endless.tokens[: len(result.tokens)]
-        if place >= 0:  # the last token is the one that completes it
+        if index >= 0:  # the last token is the one that completes it
             assert stop in tiny_tokenizer().decode(result.tokens)
             assert stop not in tiny_tokenizer().decode(result.tokens[:-1])
 

@@ -167,12 +167,12 @@ def test_a_wrong_field_is_named_with_its_prompt(models, tmp_path, line, message)
 
 
 @pytest.mark.parametrize("option", ["--output", "--trace", "--plot"])
-@pytest.mark.parametrize("place", ["no/such/file.png", "folder.png"])
-def test_places_are_looked_at_before_anything_is_loaded(monkeypatch, models, tmp_path, option, place):
+@pytest.mark.parametrize("index", ["no/such/file.png", "folder.png"])
+def test_places_are_looked_at_before_anything_is_loaded(monkeypatch, models, tmp_path, option, index):
     monkeypatch.setattr("specens.engines.transformers.loader.load_model", None)
     (tmp_path / "folder.png").mkdir()
     command = "plan" if option == "--plot" else "generate"
-    printed = refused(command, *models, "--prompt", "w5", *JOB, option, tmp_path / place)
+    printed = refused(command, *models, "--prompt", "w5", *JOB, option, tmp_path / index)
     assert f"{option}: expected a file in a folder that there is" in printed
 
 

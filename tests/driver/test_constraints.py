@@ -40,9 +40,9 @@ class Brackets:
     def __call__(self, tokens):
         self.num_asked += 1
         depth = 0
-        for place, token in enumerate(tokens):
-            assert token in self.allowed(depth, place > 0), f"asked behind {tokens[: place + 1]}, which cannot be"
-            assert token != STOP, "asked behind the stop token"
+        for index, token in enumerate(tokens):
+            assert token in self.allowed(depth, index > 0), f"asked after {tokens[: index + 1]}, which cannot be"
+            assert token != STOP, "asked after the stop token"
             depth += (token == OPEN) - (token == CLOSE)
         allowed = self.allowed(depth, bool(tokens))
         self.buffer.copy_(bits(allowed))
@@ -156,7 +156,7 @@ def test_what_a_drafter_cannot_say_the_ensemble_still_can(schedule):
         seed=1,
         constraint=lambda tokens: bits(range(30, 40) if len(tokens) % 2 else range(30)),
     )
-    assert [token >= 30 for token in text.tokens] == [place % 2 == 1 for place in range(20)]
+    assert [token >= 30 for token in text.tokens] == [index % 2 == 1 for index in range(20)]
 
 
 @pytest.mark.parametrize("schedule", ["fixed", "alternate"])

@@ -83,7 +83,7 @@ def test_rules_of_chains_keep_the_law_of_texts_whose_lengths_adapt(rule, drafter
 
 
 def test_a_chain_ends_behind_a_draft_that_was_not_sure():
-    """Tokens 0 to 2 follow each other for certain, and behind 2 comes any token."""
+    """Tokens 0 to 2 follow each other for certain, and after 2 comes any token."""
     table = torch.full((4, 4), -30.0)
     table[0, 1] = table[1, 2] = table[3, 0] = 30.0
     table[2] = 0.0
@@ -93,12 +93,12 @@ def test_a_chain_ends_behind_a_draft_that_was_not_sure():
     rounds = []
     result = ensemble.generate([3], max_new_tokens=60, seed=4, on_tokens=lambda events: rounds.append(len(events)))
     drafted = [3, *result.tokens]
-    place = 0
-    for number in rounds[:-1]:  # drafts up to the first one behind token 2, and a bonus token
-        chain = drafted[place + 1 : place + number]
-        assert [token for token in drafted[place : place + len(chain)] if token == 2] == [2]
-        assert drafted[place + len(chain) - 1] == 2
-        place += number
+    index = 0
+    for number in rounds[:-1]:  # drafts up to the first one after token 2, and a bonus token
+        chain = drafted[index + 1 : index + number]
+        assert [token for token in drafted[index : index + len(chain)] if token == 2] == [2]
+        assert drafted[index + len(chain) - 1] == 2
+        index += number
     assert result.statistics.acceptance_rate == 1.0
 
 

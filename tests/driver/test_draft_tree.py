@@ -88,8 +88,8 @@ def test_a_request_padded_on_the_left_is_scored_as_if_alone(make, num_padding):
     CausalLM(model).forward(PREFIX[1:, num_padding:], alone, 1)
     expected = score(model, alone, PARENTS[1:], TOKENS[1:])[0]
     together = DynamicCache(config=model.config)
-    places = torch.arange(PREFIX.shape[1]) - torch.tensor([[0], [num_padding]])
-    padding = {"attention_mask": (places >= 0).long(), "position_ids": places.clamp(min=0)}
+    indices = torch.arange(PREFIX.shape[1]) - torch.tensor([[0], [num_padding]])
+    padding = {"attention_mask": (indices >= 0).long(), "position_ids": indices.clamp(min=0)}
     CausalLM(model).forward(PREFIX, together, 1, **padding)
     logits = score(model, together, num_padding=torch.tensor([0, num_padding]))
     used = len(TREES[1])

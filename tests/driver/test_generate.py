@@ -61,7 +61,7 @@ def test_an_end_of_sequence_can_be_an_accepted_draft(pair):
     assert result.events[-1].kind == "draft accepted"
     assert result.tokens == endless.tokens[: endless.tokens.index(stop) + 1]
     assert result.statistics.rounds == 1
-    assert sum(result.statistics.drafted) == len(result.tokens)  # nothing is drafted behind the end
+    assert sum(result.statistics.drafted) == len(result.tokens)  # nothing is drafted after the end
 
 
 def test_end_of_sequence_comes_from_models_and_tokenizer():
@@ -182,19 +182,19 @@ def test_special_tokens_are_shown_or_not_and_end_a_text_either_way(pair, schedul
     tokenizer = tiny_tokenizer()
     ensemble = SpeculativeEnsemble(pair, tokenizer, schedule=schedule)
     tokens = ensemble.generate(PROMPT, max_new_tokens=20, sampling=GREEDY).tokens
-    place = next(place for place in range(3, 20) if tokens[place] not in tokens[:place])
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"w{tokens[place]}"]})
+    index = next(index for index in range(3, 20) if tokens[index] not in tokens[:index])
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"w{tokens[index]}"]})
     job = {"max_new_tokens": 20, "sampling": GREEDY}
     for skip in (True, False):
         text = ensemble.generate(PROMPT, skip_special_tokens=skip, **job)
         assert text.text == tokenizer.decode(tokens, skip_special_tokens=skip)
-        settings = job | {"skip_special_tokens": skip, "stop_strings": [f"w{tokens[place]}"]}
+        settings = job | {"skip_special_tokens": skip, "stop_strings": [f"w{tokens[index]}"]}
         for ended in (ensemble.generate(PROMPT, **settings), *ensemble.generate_many([PROMPT] * 3, **settings)):
-            assert ended.tokens == tokens[: place + 1]
+            assert ended.tokens == tokens[: index + 1]
             assert ended.finish_reason == "stop"
-            assert ended.text.rstrip() == tokenizer.decode(tokens[:place])
-        longer = ensemble.generate(PROMPT, min_new_tokens=place + 2, **settings)
-        assert len(longer.tokens) >= place + 2
+            assert ended.text.rstrip() == tokenizer.decode(tokens[:index])
+        longer = ensemble.generate(PROMPT, min_new_tokens=index + 2, **settings)
+        assert len(longer.tokens) >= index + 2
     assert tokenizer.decode(tokens) != tokenizer.decode(tokens, skip_special_tokens=True)
 
 
@@ -279,7 +279,7 @@ def test_schedules_say_how_many_members_they_need(pair):
         ({"prompt": [1], "stop_tokens": 5}, "stop_tokens: expected a list of token ids, got 5"),
         ({"prompt": [1], "sampling": 0.5}, "sampling: expected specens_kernels.Sampling, got float"),
         ({"prompt": [1], "max_new_tokens": -1}, "max_new_tokens: expected an integer >= 0, got -1"),
-        ({"prompt": [1], "max_new_tokens": 600}, "max_new_tokens: expected at most 511 behind the prompt of 1 tokens"),
+        ({"prompt": [1], "max_new_tokens": 600}, "max_new_tokens: expected at most 511 after the prompt of 1 tokens"),
     ],
 )
 def test_wrong_jobs_are_named(pair, arguments, message):

@@ -30,7 +30,7 @@ SETTINGS = {"max_new_tokens": 80, "seed": 3}
 
 def byte_tokenizer():
     """Each byte is a token, and one more ends a text."""
-    alphabet = {token: place for place, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(BPE(alphabet | {"<end>": len(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

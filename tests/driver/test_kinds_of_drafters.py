@@ -71,9 +71,9 @@ def test_skipped_layers_leave_the_model_of_the_others(kind):
             config.layer_types = [model.config.layer_types[number] for number in kept]
         built = type(model)(config).eval()
         own = {name: value for name, value in model.state_dict().items() if ".layers." not in name}
-        for place, number in enumerate(kept):
+        for index, number in enumerate(kept):
             part = model.model.layers[number].state_dict().items()
-            own |= {f"model.layers.{place}.{name}": value for name, value in part}
+            own |= {f"model.layers.{index}.{name}": value for name, value in part}
         built.get_output_embeddings().weight = torch.nn.Parameter(torch.zeros(61, 32))  # not tied to the embedding
         built.load_state_dict(own)
         caches = [CausalLM(fewer).new_cache(), CausalLM(built).new_cache()]
@@ -120,19 +120,19 @@ def test_guesses_that_do_not_hang_on_the_last_token_come_true():
     table[:, 7] = 9.0
     ensemble = SpeculativeEnsemble([Bigram(table)], draft_lens=4, schedule="fixed", drafter=Jacobi())
     result = ensemble.generate([0], max_new_tokens=42, sampling=GREEDY)
-    # A token of the prompt is rejected, the four guesses behind it are right, and then there are none.
+    # A token of the prompt is rejected, the four guesses after it are right, and then there are none.
     assert [event.kind for event in result.events] == (["recovered"] + ["draft accepted"] * 4 + ["bonus"]) * 7
 
 
 def test_n_grams_of_earlier_guesses_come_true():
-    """A model that counts: a guess behind a wrong token is wrong, but its n-gram will come."""
+    """A model that counts: a guess after a wrong token is wrong, but its n-gram will come."""
     table = torch.full((61, 61), -9.0)
     table[torch.arange(61), (torch.arange(61) + 1) % 61] = 9.0
     accepted = []
     for drafter in (Jacobi(), Lookahead()):
         ensemble = SpeculativeEnsemble([Bigram(table)], draft_lens=4, schedule="fixed", drafter=drafter)
         result = ensemble.generate([0], max_new_tokens=200, sampling=GREEDY)
-        assert result.tokens == [(1 + place) % 61 for place in range(200)]
+        assert result.tokens == [(1 + index) % 61 for index in range(200)]
         accepted.append(result.statistics.accepted[OUTSIDE])
     assert accepted[0] == 0
     assert accepted[1] > 100
@@ -176,8 +176,8 @@ def test_members_that_share_weights_are_read_in_one_forward_whoever_drafts(pair)
     target, prompts = LogitMixture((1.5, -0.5)), MemberPrompts([[5, 3, 8, 1], [2, 2]])
     settings = {"max_new_tokens": 24, "sampling": GREEDY}
     expected = SpeculativeEnsemble([model, model], None, target, schedule="standard").generate(prompts, **settings)
-    heads = Heads(lambda hidden: torch.stack([model.lm_head(hidden)] * 2, 1), place=1)
-    for drafter in (PromptLookup(), LayerSkip([2], place=1), heads, Jacobi(1)):
+    heads = Heads(lambda hidden: torch.stack([model.lm_head(hidden)] * 2, 1), index=1)
+    for drafter in (PromptLookup(), LayerSkip([2], index=1), heads, Jacobi(1)):
         ensemble = SpeculativeEnsemble([model, model], None, target, 3, "fixed", drafter=drafter)
         for text in (ensemble.generate(prompts, **settings), *ensemble.generate_many([prompts] * 2, **settings)):
             assert text.tokens == expected.tokens

@@ -67,7 +67,7 @@ def test_roll_back_keeps_the_settled_tokens_in_place():
 def rounds_with_rejections(member, draft_len, one_by_one, rounds=14):
     """Feed drafts and take back all but the first few of them, another number in every round.
 
-    Yields the settled tokens and drafts of each round, and the logits of the positions behind each of them.
+    Yields the settled tokens and drafts of each round, and the logits of the positions after each of them.
     """
     generator, settled = random.Random(0), []
     for number in range(rounds):

@@ -21,7 +21,7 @@ LETTERS = [chr(code) for code in range(ord("A"), ord("A") + 61)]  # one for each
 
 
 def tokenizer(order, merges=(), **special):
-    """Letters numbered in some order, and pairs of them that are one token behind these."""
+    """Letters numbered in some order, and pairs of them that are one token after these."""
     vocab = {letter: number for number, letter in enumerate([*order, *("".join(pair) for pair in merges)])}
     made = Tokenizer(models.BPE(vocab, list(merges)))
     made.decoder = decoders.Fuse()

@@ -46,12 +46,12 @@ def members():
 def even(acceptance, costs, num_tokens=400, prompt=0.0, outside=0.0):
     """Measurements of members whose acceptance and costs are the same everywhere; costs: seconds of any forward."""
     return Measured(
-        costs={(place,): GroupCost({1: cost}, prompt) for place, cost in enumerate(costs)},
+        costs={(index,): GroupCost({1: cost}, prompt) for index, cost in enumerate(costs)},
         outside=outside,
         acceptance=[[[acceptance] * num_tokens for _ in costs]],
         counted=tuple(range(len(costs))),
         weights=(1 / len(costs),) * len(costs),
-        groups=[[place] for place in range(len(costs))],
+        groups=[[index] for index in range(len(costs))],
     )
 
 
@@ -116,7 +116,7 @@ def test_weights_promise_an_acceptance_and_with_it_a_speed(members):
     assert measured.least == pytest.approx((0.7, 0.3))
     for own, least in zip(measured.acceptance[0], measured.least, strict=True):
         assert min(own) >= least - 1e-5
-    costs = {places: GroupCost({1: 1.0}, 0.0) for places in measured.costs}  # not the clock's
+    costs = {indices: GroupCost({1: 1.0}, 0.0) for indices in measured.costs}  # not the clock's
     measured = replace(measured, costs=costs, outside=0.0)
     for prediction in predict_all(measured, [c for c in candidates(2, 3) if c.schedule != "standard"]):
         assert prediction.least_speedup <= prediction.speedup + 0.02
@@ -162,8 +162,8 @@ def test_the_forwards_of_a_greedy_text_are_predicted_one_by_one(members, name):
         prediction = predict(measured, candidate)
         found = [max(count - 1, 0) / NUM_TOKENS for count in statistics.forwards]
         assert prediction.forwards == pytest.approx(found, abs=1e-9), candidate
-        places = [[place] for place in range(num_members)]
-        run = simulate(measured, candidate, places, measured.acceptance[0], random.Random(0))
+        indices = [[index] for index in range(num_members)]
+        run = simulate(measured, candidate, indices, measured.acceptance[0], random.Random(0))
         for reads, fed in zip(run.reads, statistics.tokens_fed, strict=True):  # with the prompt drafts are read
             assert 0 <= fed - sum(reads) - len(PROMPT) * (fed > 0) <= sum(candidate.draft_lens), candidate
         assert (run.num_tested, run.num_accepted) == (sum(statistics.tested), sum(statistics.accepted)), candidate
@@ -184,7 +184,7 @@ def test_the_forwards_of_a_lookup_are_predicted_one_by_one(num_members):
         )
         texts = [own.generate(prompt, seed=seed, stop_tokens=(), **settings).statistics for seed in range(50)]
         prediction = predict(measured, candidate)
-        found = [sum(one.forwards[place] - 1 for one in texts) / (50 * NUM_TOKENS) for place in range(num_members)]
+        found = [sum(one.forwards[index] - 1 for one in texts) / (50 * NUM_TOKENS) for index in range(num_members)]
         assert prediction.forwards == pytest.approx(found, rel=0.06), candidate
         rate = sum(sum(one.accepted) for one in texts) / sum(sum(one.tested) for one in texts)
         assert prediction.acceptance == pytest.approx(rate, abs=0.04)
@@ -206,7 +206,7 @@ def test_the_forwards_of_a_lookup_are_predicted_one_by_one(num_members):
 def test_the_forwards_of_sampled_texts_are_predicted_within_some_percent():
     generator = torch.Generator().manual_seed(4)
     logits = 2 * torch.randn(3, 23, 23, generator=generator)
-    members = [Bigram(logits[0] + 0.5 * logits[place]) for place in range(3)]
+    members = [Bigram(logits[0] + 0.5 * logits[index]) for index in range(3)]
     for num_members in (2, 3):
         chosen = [one for one in SETTINGS.values() if len(one.draft_lens) == num_members and one.schedule != "standard"]
         chosen = chosen[1::2]
@@ -216,7 +216,7 @@ def test_the_forwards_of_sampled_texts_are_predicted_within_some_percent():
             runs = [text_of(members[:num_members], candidate, seed=seed, **settings) for seed in range(50, 55)]
             found = [run.statistics for run in runs]
             prediction = predict(measured, candidate)
-            forwards = [sum(one.forwards[place] - 1 for one in found) for place in range(num_members)]
+            forwards = [sum(one.forwards[index] - 1 for one in found) for index in range(num_members)]
             assert sum(prediction.forwards) == pytest.approx(sum(forwards) / 2500, rel=0.04)
             rate = sum(sum(one.accepted) for one in found) / sum(sum(one.tested) for one in found)
             assert prediction.acceptance == pytest.approx(rate, abs=0.03)
@@ -241,7 +241,7 @@ def test_a_cost_between_those_measured_grows_evenly():
 
 def test_the_best_schedule_depends_on_what_two_tokens_cost():
     cheap = even(0.85, (1.0, 1.0))
-    costs = {places: GroupCost({1: 1.0, 2: 2.1, 8: 2.2}, 0.0) for places in cheap.costs}
+    costs = {indices: GroupCost({1: 1.0, 2: 2.1, 8: 2.2}, 0.0) for indices in cheap.costs}
     dear = Measured(costs, 0.0, cheap.acceptance, cheap.counted, cheap.weights, cheap.groups)
     chosen = list(candidates(2, 8))
     best = predict_all(cheap, chosen)[0]

@@ -163,7 +163,7 @@ def counting():
 
 def test_jacobi_iterates_guesses_and_lookahead_keeps_their_n_grams():
     seven = torch.zeros(61, 61)
-    seven[:, 7] = 9.0  # whatever came before: guesses behind a rejected token come true
+    seven[:, 7] = 9.0  # whatever came before: guesses after a rejected token come true
     settings = {"sampling": GREEDY, "prompt": [0], "length": 42}
     kinds = [event.kind for event in run("jacobi", [Bigram(seven)], **settings)[0].events]
     assert kinds == (["recovered"] + ["draft accepted"] * 4 + ["bonus"]) * 7
@@ -218,8 +218,8 @@ def test_rest_drafts_a_trie_of_what_followed_in_its_texts(family):
 
 
 def test_lookahead_makes_n_grams_in_a_window_beside_its_drafts():
-    """A row of 15 tokens and columns of 3 more: what is likely behind each column ends an n-gram, and rows move up."""
-    prompt = [4 * place for place in range(15)]  # where the columns begin to count
+    """A row of 15 tokens and columns of 3 more: what is likely after each column ends an n-gram, and rows move up."""
+    prompt = [4 * index for index in range(15)]  # where the columns begin to count
     rounds = run("lookahead", [counting()], GREEDY, prompt=prompt, length=60)[1]
     assert max(len(own.drafts) for own in rounds) <= 15 * 4 + 15 * 4
     assert [own.num_accepted for own in rounds[8:-1]] == [4] * len(rounds[8:-1])
@@ -263,7 +263,7 @@ def test_specinfer_merges_the_trees_of_its_draft_models(family, calls):
     assert {call["siblings"] for call in calls if "parents" in call} == {"with_replacement"}
     for own in rounds[:-8]:
         proposers = [draft["proposer"] for draft in own.drafts]
-        assert [proposers.count(place) for place in (1, 2)] == [20, 20]
+        assert [proposers.count(index) for index in (1, 2)] == [20, 20]
         for draft, proposer in zip(own.drafts, proposers, strict=True):
             assert draft["parent"] < 0 or proposers[draft["parent"]] == proposer
 
@@ -374,10 +374,10 @@ PROPOSERS = {
 def test_an_ensemble_writes_from_its_formula_and_its_members_draft(family, name):
     members = family[: len(PRESETS[name].members) - PRESETS[name].members.count("...")]
     result, rounds = run(name, members, seed=3, length=60)
-    for place in range(0, 60, 5):
-        rows = [logits_after(member, result.tokens[:place]) for member in members]
-        expected = float(TARGETS[name](rows)[result.tokens[place]])
-        assert result.logprobs[place] == pytest.approx(expected, abs=2e-3)
+    for index in range(0, 60, 5):
+        rows = [logits_after(member, result.tokens[:index]) for member in members]
+        expected = float(TARGETS[name](rows)[result.tokens[index]])
+        assert result.logprobs[index] == pytest.approx(expected, abs=2e-3)
     assert {draft["proposer"] for own in rounds for draft in own.drafts} == PROPOSERS[name]
     if name in ("speculative-contrastive-ensemble", "contrastive-decoding"):
         assert rounds[0].drafts[0]["proposer"] == 1  # the amateur is the default proposer
@@ -400,7 +400,7 @@ def test_the_tree_of_cosd_decides(family, replaces):
     tree = DecisionTree(feature=(-1,), threshold=(0.0,), left=(-1,), right=(-1,), replace=(replaces,))
     result, _ = run("cosd-tree", family[:2], GREEDY, length=30, rule=tree)
     author = family[1] if replaces else family[0]
-    assert result.tokens == [int(logits_after(author, result.tokens[:place]).argmax()) for place in range(30)]
+    assert result.tokens == [int(logits_after(author, result.tokens[:index]).argmax()) for index in range(30)]
 
 
 def test_old_names_of_methods_warn_and_give_the_new_ones():

@@ -31,7 +31,7 @@ NO_EFFECT_ON_GREEDY = {
 WHISPER = transformers.GenerationConfig(
     no_timestamps_token_id=40, eos_token_id=7, bos_token_id=6, max_initial_timestamp_index=3
 )
-ONE = [5]  # where what is forced comes right behind a prompt of one token
+ONE = [5]  # where what is forced comes right after a prompt of one token
 IN = {  # the arguments of each, and the prompt
     "MinLengthLogitsProcessor": ((14, 10), PROMPT),
     "MinNewTokensLengthLogitsProcessor": ((len(PROMPT), 9, 10), PROMPT),
@@ -182,7 +182,7 @@ GRAMMAR = {token: [(token * 7 + step) % VOCAB for step in (1, 2, 3)] for token i
 @pytest.mark.parametrize("rule", ["token", "gumbel"])
 @pytest.mark.parametrize("num_members", [1, 2])
 def test_a_prefix_function_is_asked_only_behind_what_it_allows(model, num_members, rule):
-    """Drafts of a lookup know nothing of it; what stands behind one that it excludes is no text of its language."""
+    """Drafts of a lookup know nothing of it; what stands after one that it excludes is no text of its language."""
 
     def allowed(_, ids):
         own = ids[len(PROMPT) - 1 :].tolist()

@@ -90,8 +90,8 @@ def test_block_acceptance_keeps_the_law_and_accepts_more(weights):
 def test_a_threshold_accepts_what_the_target_finds_likely_enough(pair):
     ensemble = SpeculativeEnsemble(pair, ensemble=ASSISTED, schedule="fixed", draft_lens=3, rule=Threshold(0.25))
     result = ensemble.generate(PROMPT, max_new_tokens=60, sampling=Sampling(), seed=2)
-    for place, event in enumerate(result.events):
-        row = pair[1](torch.tensor([PROMPT + result.tokens[:place]])).logits[0, -1].softmax(-1)
+    for index, event in enumerate(result.events):
+        row = pair[1](torch.tensor([PROMPT + result.tokens[:index]])).logits[0, -1].softmax(-1)
         if event.kind == "draft accepted":
             assert row[event.token] >= 0.25 - 1e-5
     lenient = SpeculativeEnsemble(pair, ensemble=ASSISTED, schedule="fixed", draft_lens=3, rule=Typical(1e-6, 1e-6))

@@ -59,7 +59,7 @@ def test_the_drafter_of_alternate_proposes_after_a_rejection(pair, drafter, draf
     assert len(follow) > 3
     assert {own.drafts[0]["proposer"] for own in follow} == {drafter}
     assert rounds[0].drafts[0]["proposer"] == drafter
-    assert min(result.statistics.drafted[:2]) > 0  # the other one goes on behind accepted drafts
+    assert min(result.statistics.drafted[:2]) > 0  # the other one goes on after accepted drafts
     plain = generate(pair, "standard", ensemble=ENSEMBLES["mixture"], sampling=GREEDY)
     greedy = generate(pair, "alternate", draft_lens, ENSEMBLES["mixture"], drafter, sampling=GREEDY)
     assert greedy.tokens == plain.tokens
@@ -116,7 +116,7 @@ OUTSIDERS = {
 
 @pytest.mark.parametrize("name", OUTSIDERS)
 def test_members_of_weight_zero_take_turns_with_others(pair, name):
-    """One drafts behind another's draft, without having scored the place of that."""
+    """One drafts after another's draft, without having scored the place of that."""
     members, target = [*pair, relative_of(pair[0], 2, noise=0.2)], OUTSIDERS[name]
     expected = generate(members, "standard", ensemble=target, sampling=GREEDY).tokens
     for draft_lens, drafter in [(1, None), ((2, 1, 3), 0), ((2, 1, 3), 2)]:

@@ -164,7 +164,7 @@ def test_a_stop_string_that_ends_too_early_is_passed_over():
     tokens = tokenizer("ab<file_sep>ab<file_sep>ab")["input_ids"]
     for stop, early, text in (("ab", 3, "ab"), ("<file_sep>", 3, "abab"), ("ba", 2, "a"), ("b", 2, "aba")):
         stream = TextStream(tokenizer, [stop])
-        pieces = [stream.push(token, may_stop=place >= early) for place, token in enumerate(tokens)]
+        pieces = [stream.push(token, may_stop=index >= early) for index, token in enumerate(tokens)]
         assert ("".join(pieces), stream.stopped) == (text, True), stop
 
 

@@ -105,7 +105,7 @@ def expected(pair):
 
 def cell(drafter, plan):
     """What the table says of a drafter that proposes such trees."""
-    draws = isinstance(drafter, int) or drafter.has_probabilities or drafter.places
+    draws = isinstance(drafter, int) or drafter.has_probabilities or drafter.indices
     return "yes" if draws or plan is None or (plan.children == "top" and not plan.is_grown) else "candidates"
 
 
@@ -148,7 +148,7 @@ def test_texts_follow_the_law_of_the_target(name, plan):
 
 
 def only_some(tokens):
-    """A grammar: behind token 1 only 0 and 1 may stand, behind others all but themselves."""
+    """A grammar: after token 1 only 0 and 1 may stand, after others all but themselves."""
     last = tokens[-1] if tokens else 0
     return torch.tensor([0b0011 if last == 1 else 0b1111 & ~(1 << last)], dtype=torch.int32)
 
@@ -186,7 +186,7 @@ def test_texts_of_several_drafters_follow_the_law(target, plan):
     ensemble = SpeculativeEnsemble([TreeBigram(own) for own in tables], None, target, tree=plan, drafter=drafter)
     fit, texts = fit_of_texts(ensemble, target_logprobs(tables, ensemble=target).double().exp(), 40)
     assert fit > 1e-4
-    accepted = [sum(text.statistics.accepted[place] for text in texts) for place in (1, 2, OUTSIDE)]
+    accepted = [sum(text.statistics.accepted[index] for text in texts) for index in (1, 2, OUTSIDE)]
     assert min(accepted) > 20
 
 

@@ -217,8 +217,8 @@ def test_rejected_branches_of_a_tree_are_shown_with_all_their_nodes(members, tmp
         ]
         parents = {draft["parent"] for draft in drafts if not draft["accepted"]}
         branches = []
-        for place, draft in enumerate(drafts):
-            if not draft["accepted"] and place not in parents:
+        for index, draft in enumerate(drafts):
+            if not draft["accepted"] and index not in parents:
                 above = drafts[draft["parent"]] if draft["parent"] >= 0 else None
                 branches.append((above["text"] if above and not above["accepted"] else "") + draft["text"])
         expected += [f" [{' | '.join(branches)}] "] if branches else []
@@ -241,12 +241,12 @@ def test_names_are_as_long_as_it_takes_to_tell_them_apart():
 
 def test_names_and_numbers_of_members_are_whole_and_have_colours_of_their_own(members, tmp_path):
     _, trace = traced_text(members, "fixed", tmp_path / "trace.jsonl")
-    trace.run["models"] = [f"hub/a-name-that-is-much-longer-than-any-label-{place}" for place in range(9)]
+    trace.run["models"] = [f"hub/a-name-that-is-much-longer-than-any-label-{index}" for index in range(9)]
     for one in trace.rounds:
         one["forwards"], one["forward_seconds"] = [1] * 9, [0.1] * 9
     html = render_page(trace)
-    for place in range(9):
-        assert html.count(f"any-label-{place}<") >= 3  # legend, table, time
+    for index in range(9):
+        assert html.count(f"any-label-{index}<") >= 3  # legend, table, time
     colours = re.findall(r"^\.p\d \{ background: (.*?);", html, re.MULTILINE)
     assert len(set(colours)) == 9
     assert "…" not in html

@@ -158,7 +158,7 @@ def test_logits_at_the_nodes_are_those_of_each_path_read_afresh(kind, cache):
     for number in range(12):
         tokens = [generator.randrange(61) for _ in parents]
         parts = [3, len(parents)] if number % 2 else [len(parents)]  # a level at first, as a drafter reads them
-        starts = [-1, *parts[:-1]]  # the row behind the text comes with the first part
+        starts = [-1, *parts[:-1]]  # the row after the text comes with the first part
         ends = zip(starts, parts, strict=True)
         rows = [read(reader, [*settled, *tokens[:end]], end - start, parents[:end])[0] for start, end in ends]
         logits = torch.cat(rows)

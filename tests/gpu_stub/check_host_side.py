@@ -185,13 +185,13 @@ class Names:
     """Of tensors, by where their memory begins: those that a call is given, then others as they come."""
 
     def __init__(self, given: Any) -> None:
-        self.places: dict[int, int] = {}
+        self.indices: dict[int, int] = {}
         self.of(given)
 
     def of(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            place = self.places.setdefault(value.data_ptr(), len(self.places))
-            return place, value.shape, value.stride(), value.dtype
+            index = self.indices.setdefault(value.data_ptr(), len(self.indices))
+            return index, value.shape, value.stride(), value.dtype
         if isinstance(value, (tuple, list)):
             return tuple(self.of(item) for item in value)
         if isinstance(value, dict):

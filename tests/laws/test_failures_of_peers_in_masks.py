@@ -49,16 +49,16 @@ def test_the_output_has_the_width_of_the_longest_chain_whatever_was_accepted(bac
     assert verdict.tokens.shape == verdict.logprobs.shape == (2, 7)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_draft_that_the_mask_of_its_row_forbids_is_rejected_there(backend, place):
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_draft_that_the_mask_of_its_row_forbids_is_rejected_there(backend, index):
     """Not an error, and not earlier: the next token is drawn under the same mask."""
     logits, masks = of(*[(0.25,) * 4] * 4), [0b1111] * 4
-    masks[place] = 0b0110
+    masks[index] = 0b0110
     arguments = {"allowed": bits(*masks), "logprobs": True, "backend": backend}
     verdict = verify_chain(logits, tokens_of(0, 0, 0), uniforms=all_uniforms(0.0, 4), **arguments)
-    assert emitted(verdict) == [[0] * place + [1]]
+    assert emitted(verdict) == [[0] * index + [1]]
     assert verdict.status.item() == 0
-    assert verdict.logprobs[0, place].item() == pytest.approx(math.log(0.5), abs=1e-6)
+    assert verdict.logprobs[0, index].item() == pytest.approx(math.log(0.5), abs=1e-6)
 
 
 def test_a_masked_draft_of_a_drafter_that_knew_no_mask_leaves_a_residual_under_the_mask(backend):
@@ -100,7 +100,7 @@ def test_a_mask_with_a_row_too_many_is_refused_by_name(backend):
 
 
 def test_a_suffix_that_a_grammar_refuses_is_cut_by_its_length_and_the_next_token_is_the_targets(backend):
-    """Not a residual: the drafts behind the cut were never tested."""
+    """Not a residual: the drafts after the cut were never tested."""
     logits, outside = of(*[(0.5, 0.5)] * 4), of(*[(0.0, 1.0)] * 3)
     verdict = verify_chain(
         logits,
@@ -115,7 +115,7 @@ def test_a_suffix_that_a_grammar_refuses_is_cut_by_its_length_and_the_next_token
 
 
 def test_accepted_tokens_are_the_leading_ones_and_are_not_the_emitted_ones(backend):
-    """A draft that would pass behind a rejected one does not count."""
+    """A draft that would pass after a rejected one does not count."""
     logits = of((0.9, 0.1), (0.1, 0.9), (0.9, 0.1), (0.5, 0.5))
     verdict = verify_chain(logits, tokens_of(0, 0, 0), uniforms=all_uniforms(0.5, 4), backend=backend)
     assert (verdict.num_accepted.item(), verdict.num_tokens.item()) == (1, 2)

@@ -104,12 +104,12 @@ def test_a_logit_bias_acts_on_every_row_and_rejects_a_draft_that_it_forbids(back
     logits = of(*[(0.5, 0.5)] * 4)
     for value in (-100.0, -math.inf):
         processing = Processing(logit_bias=(tokens_of(1), torch.tensor([[value]])))
-        for place in range(3):
+        for index in range(3):
             chain = [0, 0, 0]
-            chain[place] = 1
+            chain[index] = 1
             arguments = {"processing": processing, "uniforms": all_uniforms(1e-9, 4), "backend": backend}
             verdict = verify_chain(logits, tokens_of(*chain), **arguments)
-            assert emitted(verdict) == [[0] * (place + 1)]
+            assert emitted(verdict) == [[0] * (index + 1)]
         verdict = verify_chain(logits, tokens_of(0, 0, 0), **(arguments | {"uniforms": all_uniforms(LAST_UNIFORM, 4)}))
         assert emitted(verdict) == [[0, 0, 0, 0]]
 

@@ -36,13 +36,13 @@ def philox_words(seed: int, position: int, counter: int, stream: int) -> list[in
 
 def noise_of_token(seed: int, position: int, token: int) -> float:
     """As the definition says, one token at a time, in extended precision."""
-    block, place = divmod(token, 128)
+    block, index = divmod(token, 128)
     high, low, where, _ = philox_words(seed, position, block, 3)
     unit = (np.longdouble((high >> 5) * 2**26 + (low >> 6)) + np.longdouble(0.5)) / np.longdouble(2) ** 53
     maximum = np.log(np.longdouble(128)) - np.log(-np.log(unit))
-    if where >> 25 == place:
+    if where >> 25 == index:
         return float(maximum)
-    word = philox_words(seed, position, 32 * block + token % 32, 4)[place // 32]
+    word = philox_words(seed, position, 32 * block + token % 32, 4)[index // 32]
     uniform = (np.longdouble(word) + np.longdouble(0.5)) / np.longdouble(2) ** 32
     return float(-np.log(np.exp(-maximum) - np.log(uniform)))
 

@@ -121,16 +121,16 @@ def emitted_law(
     """float64 [texts]: of what one round emits, followed by draws from the target; said: what verification is told."""
     said = processed if said is None else said
     targets, drafts = target_of(CHAINS, arguments), draft_of(CHAINS, draft_sampling, processed)
-    places, random_numbers, weights = [], [], []
+    indices, random_numbers, weights = [], [], []
     for index, chain in enumerate(CHAINS.tolist()):
         probability = math.prod(float(drafts[index, step, token]) for step, token in enumerate(chain))
         if probability == 0:
             continue
         for point, width in enumerate_uniforms(targets[index], drafts[index], chain, arguments["rule"]):
-            places.append(index)
+            indices.append(index)
             random_numbers.append(point)
             weights.append(probability * width)
-    tokens = CHAINS[places]
+    tokens = CHAINS[indices]
     members = TABLES[: 1 if arguments["ensemble"] is None else 2]
     verdict = verify_chain(
         [rows_of(table, tokens) for table in members],

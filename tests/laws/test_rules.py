@@ -99,9 +99,9 @@ def test_block_texts_over_several_rounds_have_the_law_of_the_target(members):
             backend="reference",
         )
         for column in range(4):
-            places = rows[verdict.tokens[:, column] >= 0]
-            lengths[places] += 1
-            texts[places, lengths[places]] = verdict.tokens[verdict.tokens[:, column] >= 0, column]
+            indices = rows[verdict.tokens[:, column] >= 0]
+            lengths[indices] += 1
+            texts[indices, lengths[indices]] = verdict.tokens[verdict.tokens[:, column] >= 0, column]
     code = (texts[:, 1:5] * torch.tensor([27, 9, 3, 1])).sum(1)
     counts = torch.bincount(code, minlength=81)
     law = [

@@ -65,10 +65,10 @@ def generate(model: Model, rule: str, siblings: str) -> tuple[Tensor, int]:
         verdict = verify(model, before[open_texts], drafts, own, positions, rule=rule, siblings=siblings)
         for column in range(LEVELS + 1):
             emitted = verdict.tokens[:, column] >= 0
-            places = open_texts[emitted]
-            before[places] = verdict.tokens[emitted, column]
-            texts[places, lengths[places]] = before[places]
-            lengths[places] += 1
+            indices = open_texts[emitted]
+            before[indices] = verdict.tokens[emitted, column]
+            texts[indices, lengths[indices]] = before[indices]
+            lengths[indices] += 1
         rounds += 1
     return texts[:, :LENGTH], rounds
 

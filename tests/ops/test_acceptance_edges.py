@@ -64,11 +64,11 @@ def test_uniforms_beside_the_acceptance_ratio(backend, device, ensemble, tempera
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("source", ["target", "draft"])
-@pytest.mark.parametrize("place", [0, 2400])
-def test_numbers_that_cannot_be_used_are_told_of_rows_that_accept(bad, source, place):
+@pytest.mark.parametrize("index", [0, 2400])
+def test_numbers_that_cannot_be_used_are_told_of_rows_that_accept(bad, source, index):
     target = rows(1, 2500, 0)
     draft = target.clone()
-    (target if source == "target" else draft)[0, 0, place] = bad
+    (target if source == "target" else draft)[0, 0, index] = bad
     uniforms = torch.tensor([[0.0, 0.5]])
     drafts = target[0].nan_to_num(-9, -9).argmax(-1, keepdim=True)
     verdicts = [

@@ -225,8 +225,8 @@ def test_masks_are_those_of_the_operator(layout):
         memory.kept += [mask, positions]
         tensors = {"parents": parents, "prefix_lens": prefix_lens, **options}
         numbers = {"layout": LAYOUTS[layout], "dtype": c_abi.DTYPES[dtype], "window": window or 0, **own}
-        places = {"mask": mask.data_ptr(), "positions": positions.data_ptr()}
-        given = memory.struct("mask", **memory.fields(tensors), **numbers, **places)
+        indices = {"mask": mask.data_ptr(), "positions": positions.data_ptr()}
+        given = memory.struct("mask", **memory.fields(tensors), **numbers, **indices)
         c_abi.call("specens_tree_mask", given, None, memory=memory)
         assert torch.equal(mask, expected.mask), (layout, seed)
         assert torch.equal(positions, expected.positions), (layout, seed)

@@ -83,14 +83,14 @@ def test_a_mask_is_the_list_of_its_places(backend):
     for batch, slots in ((3, 17), (0, 4), (2, 0), (1, 1)):
         mask = torch.rand(batch, slots, generator=generator) < 0.6
         cache = torch.randn(batch, 2, slots, 3, generator=generator)
-        places = [row.nonzero()[:, 0].tolist() for row in mask]
-        listed = torch.tensor([row + [-1] * (slots - len(row)) for row in places]).reshape(batch, slots)
+        indices = [row.nonzero()[:, 0].tolist() for row in mask]
+        listed = torch.tensor([row + [-1] * (slots - len(row)) for row in indices]).reshape(batch, slots)
         by_mask, by_list = cache.clone(), cache.clone()
         result = compact_kv(by_mask, mask, backend=backend)
         assert torch.equal(result.lengths, mask.sum(1))
         compact_kv([by_list], listed.long(), torch.zeros(batch, dtype=torch.int32), backend=backend)
         assert torch.equal(by_mask, by_list)
-        for request, row in enumerate(places):
+        for request, row in enumerate(indices):
             assert torch.equal(by_mask[request, :, : len(row)], cache[request, :, row])
 
 

@@ -124,7 +124,7 @@ ROWS = torch.zeros(9, 5)
     ids=str,
 )
 def test_offsets_that_cannot_be_are_a_status_of_their_request(backend, offsets, faulty):
-    """With packed drafts and a bonus row each: also requests whose drafts would lie before or behind them all."""
+    """With packed drafts and a bonus row each: also requests whose drafts would lie before or after them all."""
     tokens = torch.tensor([0, 1] * 3)
     verdict = verify_chain(ROWS, tokens, row_offsets=torch.tensor(offsets), backend=backend, **PLAIN)
     for request in faulty:

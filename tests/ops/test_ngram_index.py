@@ -180,14 +180,14 @@ def test_a_batch_holds_each_draft_of_the_index_that_knows_more(own, stored, data
     drafts, draft_lens, match_lens = NgramIndex.propose_batch(indices, tails=tails, store=store, **how)
     assert drafts.dtype == draft_lens.dtype == match_lens.dtype == np.int64
     assert drafts.shape == (len(own), how["draft_len"])
-    for place, (texts, tail) in enumerate(zip(own, tails, strict=True)):
+    for index, (texts, tail) in enumerate(zip(own, tails, strict=True)):
         context = tail if texts is None else texts[-1] + tail
         best = ([], 0) if texts is None else proposal(texts, context, max_match, **how)
         other = proposal(stored, context, 3, **how)
         expected = other if other[1] > best[1] else best
         padding = [-1] * (how["draft_len"] - len(expected[0]))
-        assert drafts[place].tolist() == expected[0] + padding
-        assert (draft_lens[place], match_lens[place]) == (len(expected[0]), expected[1])
+        assert drafts[index].tolist() == expected[0] + padding
+        assert (draft_lens[index], match_lens[index]) == (len(expected[0]), expected[1])
 
 
 def test_a_batch_goes_into_verify_chain():

@@ -150,8 +150,8 @@ def test_processing_that_changes_nothing_gives_the_bits_of_none(everything):
         assert_same_bits(bare, replace(bare, arguments=bare.arguments | {"processing": idle, "allowed": whole}))
 
 
-def of_requests(problem: Problem, places: Sequence[int]) -> Problem:
-    index = torch.tensor(places)
+def of_requests(problem: Problem, indices: Sequence[int]) -> Problem:
+    index = torch.tensor(indices)
 
     def own(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dim() > 0:
@@ -165,11 +165,11 @@ def of_requests(problem: Problem, places: Sequence[int]) -> Problem:
     return Problem([own(values) for values in problem.logits], own(problem.tokens), arguments)
 
 
-@pytest.mark.parametrize("places", [[0], [1], [1, 0, 1, 1, 0]], ids=str)
-def test_a_request_alone_gets_the_bits_that_it_gets_in_a_batch(everything, places):
-    together, alone = everything.verify("cpp"), of_requests(everything, places).verify("cpp")
+@pytest.mark.parametrize("indices", [[0], [1], [1, 0, 1, 1, 0]], ids=str)
+def test_a_request_alone_gets_the_bits_that_it_gets_in_a_batch(everything, indices):
+    together, alone = everything.verify("cpp"), of_requests(everything, indices).verify("cpp")
     for own, expected in zip(tensors_of(alone), tensors_of(together), strict=True):
-        assert torch.equal(own, expected[places])
+        assert torch.equal(own, expected[indices])
 
 
 @pytest.mark.parametrize("vocab", [3000, 300_000])

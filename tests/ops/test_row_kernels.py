@@ -231,10 +231,10 @@ def test_the_bounds_of_a_rough_sum_are_reached(kernels):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38, 400.0, 129.5, 128.5])
-@pytest.mark.parametrize("place", [0, 40, 99])
-def test_a_rough_sum_tells_numbers_that_it_cannot_use(kernels, bad, place):
+@pytest.mark.parametrize("index", [0, 40, 99])
+def test_a_rough_sum_tells_numbers_that_it_cannot_use(kernels, bad, index):
     logits = np.zeros(100, np.float32)
-    logits[place] = bad
+    logits[index] = bad
     assert np.isnan(kernels.rough_exp2_sum[0](address(logits), 100, 1.0, 0.0))
 
 

@@ -78,10 +78,10 @@ def test_strided_logits_give_the_bits_of_contiguous_ones(backend, device, layout
 def test_a_request_alone_draws_the_bits_that_it_draws_in_a_batch_of_seven(backend, device):
     case = build(replace(MIXED, batch=7), 2, device)
     together = case.sample(backend)
-    for places in ([3], [6, 2]) if backend == "triton" else ([0], [3], [6], [6, 5, 4, 3, 2, 1, 0]):
+    for indices in ([3], [6, 2]) if backend == "triton" else ([0], [3], [6], [6, 5, 4, 3, 2, 1, 0]):
         assert_equal(
-            case.requests(places).sample(backend),
-            Draw(*(None if value is None else value[places] for value in together)),
+            case.requests(indices).sample(backend),
+            Draw(*(None if value is None else value[indices] for value in together)),
         )
 
 

@@ -138,7 +138,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], Damage, Status]] = {
     "no token in one member": ({"ensemble": "mixture"}, empty_row(1), Status.MEMBER_WITHOUT_TOKEN),
     "no token in one member of a logit mixture": ({"ensemble": "logit mixture"}, empty_row(1), Status.NO_TOKEN),
     "draft token -1": ({}, set_draft_token(-1), Status.INVALID_DRAFT_TOKEN),
-    "draft token behind the vocabulary": ({}, set_draft_token(VOCAB), Status.INVALID_DRAFT_TOKEN),
+    "draft token after the vocabulary": ({}, set_draft_token(VOCAB), Status.INVALID_DRAFT_TOKEN),
     "draft token far outside": ({}, set_draft_token(-(2**63)), Status.INVALID_DRAFT_TOKEN),
     "no token in the draft's logits": (
         {"drafter": "outside"},

@@ -93,8 +93,8 @@ def test_strided_logits_give_the_bits_of_contiguous_ones(backend, device, layout
 def test_a_request_alone_has_the_bits_that_it_has_in_a_batch_of_seven(backend, device):
     case = build(replace(MIXED, batch=7), 2, device)
     together = case.target_logprobs(backend)
-    for places in ([3], [6, 2]) if backend == "triton" else ([0], [3], [6], [6, 5, 4, 3, 2, 1, 0]):
-        assert torch.equal(case.requests(places).target_logprobs(backend), together[places])
+    for indices in ([3], [6, 2]) if backend == "triton" else ([0], [3], [6], [6, 5, 4, 3, 2, 1, 0]):
+        assert torch.equal(case.requests(indices).target_logprobs(backend), together[indices])
 
 
 @pytest.mark.parametrize("backend", ["cpp"])

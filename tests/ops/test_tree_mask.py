@@ -197,11 +197,11 @@ def test_a_bad_argument_is_named(argument, arguments):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"), [(0, PARENTS.short()), (1, PREFIX_LENS.short()), (2, PREFIX_LENS[:1]), (3, 4), (4, -1), (5, -1)]
+    ("index", "value"), [(0, PARENTS.short()), (1, PREFIX_LENS.short()), (2, PREFIX_LENS[:1]), (3, 4), (4, -1), (5, -1)]
 )
-def test_the_cpp_operator_itself_refuses_what_it_cannot_read(place, value):
+def test_the_cpp_operator_itself_refuses_what_it_cannot_read(index, value):
     arguments = [PARENTS, PREFIX_LENS, None, 0, 30, 0, torch.float32]
-    arguments[place] = value
+    arguments[index] = value
     with pytest.raises(ValueError, match=r"^(parents|prefix_lens|num_nodes|layout|max_prefix|window): expected .*got"):
         torch.ops.specens.tree_mask(*arguments)
 

@@ -39,7 +39,7 @@ def test_the_front_end_of_the_jit_compiles_what_tests_launch():
     assert "compiled to TTIR" in run_under_stub("front_end", *chosen, "-k", "triton", f"--variants={variants}")
 
 
-@pytest.mark.skipif(not FULL, reason="times, behind SPECENS_TEST_FULL: whole compilations of six kernels")
+@pytest.mark.skipif(not FULL, reason="times, after SPECENS_TEST_FULL: whole compilations of six kernels")
 def test_a_call_costs_the_host_a_few_launches_of_the_jit():
     code = (
         "from bench.gpu import host_time; host_time.use_stub(); "

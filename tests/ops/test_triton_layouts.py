@@ -110,7 +110,7 @@ def test_no_requests_and_requests_without_rows_emit_nothing(rows):
     ids=str,
 )
 def test_offsets_that_cannot_be_are_a_status_of_their_request(offsets):
-    """With packed drafts and a bonus row each: also requests whose drafts would lie before or behind them all."""
+    """With packed drafts and a bonus row each: also requests whose drafts would lie before or after them all."""
     arguments = PLAIN | {"row_offsets": torch.tensor(offsets), "processing": Processing(presence_penalty=1.0)}
     tokens = torch.tensor([0, 1] * 3)
     verdict = verify_chain(ROWS, tokens, **arguments)
@@ -157,7 +157,7 @@ def test_a_slot_that_is_not_there_is_a_status_of_its_request(slot, count):
 
 @pytest.mark.parametrize("drafter", [{}, {"drafter": 0}], ids=["one-hot", "member"])
 def test_synthetic_acceptance_is_that_of_the_reference(drafter):
-    """Also of greedy requests, of drafts without any probability, and behind rows without any token."""
+    """Also of greedy requests, of drafts without any probability, and after rows without any token."""
     logits = torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(0))
     logits[1, :, 2] = -torch.inf
     logits[2, 0] = -torch.inf

@@ -49,7 +49,7 @@ def small_problems(count: int, seed: int, largest: int = 4) -> Iterator[tuple[in
 
 
 def everything(ensemble: Any, **changes: Any) -> Problem:
-    """Two requests of a draft under all processing and a bit mask that leaves out token 0 and those behind 31."""
+    """Two requests of a draft under all processing and a bit mask that leaves out token 0 and those after 31."""
     generator = torch.Generator().manual_seed(0)
     vocabs = (33,) if ensemble is None else (33, 40)
     logits = [2 * torch.randn(2, 2, vocab, generator=generator) for vocab in vocabs]

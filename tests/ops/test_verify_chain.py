@@ -158,9 +158,9 @@ def test_members_may_have_different_dtypes(everything, backend, device):
 def test_a_request_alone_gets_the_bits_that_it_gets_in_a_batch_of_seven(everything, backend, device):
     case = build(replace(everything, batch=7), 4, device)
     together = case.verify(backend)
-    for places in ([3], [6, 2]) if backend == "triton" else ([0], [3], [6], [6, 5, 4, 3, 2, 1, 0], [2, 2]):
-        alone = case.requests(places).verify(backend)
-        assert_equal(alone, Verdict(*(None if value is None else value[places] for value in together)))
+    for indices in ([3], [6, 2]) if backend == "triton" else ([0], [3], [6], [6, 5, 4, 3, 2, 1, 0], [2, 2]):
+        alone = case.requests(indices).verify(backend)
+        assert_equal(alone, Verdict(*(None if value is None else value[indices] for value in together)))
 
 
 def test_padding_behind_a_chain_changes_nothing(everything, backend, device):

@@ -65,9 +65,9 @@ def test_a_request_alone_gets_the_bits_that_it_gets_in_a_batch():
     for seed in range(40):
         case = random_case(seed, batches=(7,))
         together = case.verify("cpp")
-        for places in ([0], [6, 2], [3, 3]):
-            alone = case.requests(places).verify("cpp")
-            assert_equal(alone, Verdict(*(None if value is None else value[places] for value in together)))
+        for indices in ([0], [6, 2], [3, 3]):
+            alone = case.requests(indices).verify("cpp")
+            assert_equal(alone, Verdict(*(None if value is None else value[indices] for value in together)))
 
 
 @pytest.mark.parametrize(("batch", "vocab"), [(40, 3000), (1, 300_000)], ids=["many requests", "a long row"])

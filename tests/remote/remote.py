@@ -66,14 +66,14 @@ class Server:
         words, pointers = [], []
         for value in arguments:
             if isinstance(value, Pointer):
-                words.append((IN_BLOB, *_place(regions, value.address)))
+                words.append((IN_BLOB, *_index(regions, value.address)))
             else:
                 words.append((NUMBER, _bits(value), 0))
         for blob, region in enumerate(regions):
             for offset in region.pointers:
                 address = ctypes.c_int64.from_address(region.address + offset).value
                 if address:
-                    pointers.append((blob, offset, *_place(regions, address)))
+                    pointers.append((blob, offset, *_index(regions, address)))
         self._write(function, len(regions), len(pointers), len(words))
         self._write(*(number for region in regions for number in (region.size, region.kind)))
         for region in regions:
@@ -130,7 +130,7 @@ def _pointers_of(value: ctypes.Structure | ctypes.Array[Any]) -> list[int]:
     return [index * size + offset for index, one in enumerate(value) for offset in _pointers_of(one)]
 
 
-def _place(regions: list[Region], address: int) -> tuple[int, int]:
+def _index(regions: list[Region], address: int) -> tuple[int, int]:
     """The region that an address lies in, or ends, and where."""
     for blob, region in enumerate(regions):
         if region.address <= address < region.address + max(region.size, 1):

@@ -15,7 +15,7 @@ JOB = {"max_new_tokens": NUM_NEW, "sampling": Sampling(temperature=0.0)}
 
 
 def texts_of_generate(model: torch.nn.Module) -> list[list[int]]:
-    """The greedy text behind each of the PROMPTS, alone, by transformers."""
+    """The greedy text after each of the PROMPTS, alone, by transformers."""
     texts = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
@@ -70,9 +70,9 @@ def _outcome(write: Callable[[], list[list[int]]], expected: list[list[int]] | N
         return f"nothing to compare with: {reason}"
     if texts == expected[: len(texts)]:
         return EQUAL
-    places = [place for own, other in zip(texts, expected, strict=False) for place in _first_difference(own, other)]
-    return f"wrong: another token at {places}"
+    indices = [index for own, other in zip(texts, expected, strict=False) for index in _first_difference(own, other)]
+    return f"wrong: another token at {indices}"
 
 
 def _first_difference(one: list[int], other: list[int]) -> list[int]:
-    return [place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]][:1]
+    return [index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]][:1]

@@ -125,7 +125,7 @@ def _layers(config: PretrainedConfig, settings: dict[str, Any]) -> dict[str, Any
             seen.append(kinds)
     while len(seen) < NUM_LAYERS:
         seen.append(seen[-1])
-    own = {name: [kinds[place] for kinds in seen] for place, name in enumerate(lists)}
+    own = {name: [kinds[index] for kinds in seen] for index, name in enumerate(lists)}
     return own | {name: len(seen) for name in ("num_hidden_layers", "num_layers") if name in settings}
 
 

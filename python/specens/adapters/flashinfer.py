@@ -102,13 +102,13 @@ def _words(argument: str, value: int | Tensor, batch: int, device: torch.device)
 def _accepted_alone(
     draft_probs: Tensor, draft_token_ids: Tensor, target_probs: Tensor, random_numbers: Tensor, num_accepted: Tensor
 ) -> Tensor:
-    """How many drafts pass, each on its own: those of the prefix, and those behind the first rejection that would."""
+    """How many drafts pass, each on its own: those of the prefix, and those after the first rejection that would."""
     draft_len, vocab = draft_probs.shape[1:]
     ids = draft_token_ids.long()
     known = (ids >= 0) & (ids < vocab)
     at_draft = torch.where(known, ids, 0)[..., None]
     draft_there = draft_probs.gather(2, at_draft)[..., 0].double()
     target_there = target_probs[:, :draft_len].gather(2, at_draft)[..., 0].double()
-    behind = torch.arange(draft_len, device=ids.device) > num_accepted[:, None]
-    passes = known & behind & (random_numbers[:, :draft_len] * draft_there < target_there)
+    after = torch.arange(draft_len, device=ids.device) > num_accepted[:, None]
+    passes = known & after & (random_numbers[:, :draft_len] * draft_there < target_there)
     return num_accepted + passes.sum(1)

@@ -149,25 +149,25 @@ class SpeculativeLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: list[Tokens], **_: Any) -> list[tuple[float, bool]]:
         found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        for places, contexts, wanted in self._groups(requests):
+        for indices, contexts, wanted in self._groups(requests):
             logprobs = self._logprobs(contexts, wanted)
             own = logprobs.gather(-1, wanted[..., None])[..., 0].double().sum(-1).tolist()
             greedy = (logprobs.argmax(-1) == wanted).all(-1).tolist()
-            for place, score, is_greedy in zip(places, own, greedy, strict=True):
-                found[place] = (score, is_greedy)
-                if requests[place][0] is not None:
-                    self.cache_hook.add_partial("loglikelihood", requests[place][0], found[place])
+            for index, score, is_greedy in zip(indices, own, greedy, strict=True):
+                found[index] = (score, is_greedy)
+                if requests[index][0] is not None:
+                    self.cache_hook.add_partial("loglikelihood", requests[index][0], found[index])
         return found
 
     def _groups(self, requests: list[Tokens]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Requests of one shape, which go into one forward: their places, the ids that are read, those scored."""
-        cut = [(place, *self._cut(*ids)) for place, (_, *ids) in enumerate(requests)]
-        known = [(place, ids, wanted) for place, ids, wanted in cut if wanted]
+        cut = [(index, *self._cut(*ids)) for index, (_, *ids) in enumerate(requests)]
+        known = [(index, ids, wanted) for index, ids, wanted in cut if wanted]
         for _, alike in groupby(sorted(known, key=_shape), key=_shape):
             group = list(alike)
             for start in range(0, len(group), self.batch_size):
-                places, ids, wanted = zip(*group[start : start + self.batch_size], strict=True)
-                yield list(places), torch.tensor(ids), torch.tensor(wanted)
+                indices, ids, wanted = zip(*group[start : start + self.batch_size], strict=True)
+                yield list(indices), torch.tensor(ids), torch.tensor(wanted)
 
     def _cut(self, context: list[int], wanted: list[int]) -> tuple[list[int], list[int]]:
         """What is read, the end of the context and all but the last token that is scored, and what is scored."""
@@ -176,14 +176,14 @@ class SpeculativeLM(TemplateLM):
 
     @torch.inference_mode()
     def _logprobs(self, ids: Tensor, wanted: Tensor) -> Tensor:
-        """Log-probabilities [texts, tokens, vocab] of the ensemble at temperature 1, behind each token's context."""
+        """Log-probabilities [texts, tokens, vocab] of the ensemble at temperature 1, after each token's context."""
         models = self.ensemble.models
         with running(models):
             rows = [_rows(model, ids.tolist(), wanted.shape[1]) for model in models]
         return target_logprobs([own.to(rows[0].device) for own in rows], ensemble=self._mixture).cpu()
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
-        """The log-likelihood of whole texts, each token behind as much of its text as members can read."""
+        """The log-likelihood of whole texts, each token after as much of its text as members can read."""
         scores = []
         for (text,) in [request.args for request in requests]:
             ids = self.tok_encode(text, add_special_tokens=False)

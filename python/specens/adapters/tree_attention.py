@@ -42,7 +42,7 @@ _CURRENT: ContextVar[_Draft | None] = ContextVar("specens_draft_tree", default=N
 def draft_tree(
     parents: Tensor, cache: Cache, *, num_nodes: Tensor | None = None, num_padding: Tensor | None = None
 ) -> Iterator[Tensor]:
-    """Within it, a forward takes the tokens it is fed as the nodes of draft trees, a tree a request, behind the cache.
+    """Within it, a forward takes the tokens it is fed as the nodes of draft trees, a tree a request, after the cache.
 
     parents, num_nodes: as in `specens_kernels.tree_attention`, on the model's device. cache: the one that the forward
     gets, with the committed tokens. num_padding: int64 or int32 [batch], slots of padding on the left of each request,

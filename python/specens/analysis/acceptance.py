@@ -17,10 +17,10 @@ def acceptance_by_rank(rounds: Iterable[Round]) -> list[float]:
     """
     came, accepted = [0], [0]
     for own in rounds:
-        place: int | None = -1
-        while place is not None:
-            children = [number for number, draft in enumerate(own.drafts) if _parent(own.drafts, number) == place]
-            place = None
+        index: int | None = -1
+        while index is not None:
+            children = [number for number, draft in enumerate(own.drafts) if _parent(own.drafts, number) == index]
+            index = None
             for rank, child in enumerate(children):
                 if rank == len(came):
                     came.append(0)
@@ -28,7 +28,7 @@ def acceptance_by_rank(rounds: Iterable[Round]) -> list[float]:
                 came[rank] += 1
                 if own.drafts[child]["accepted"]:
                     accepted[rank] += 1
-                    place = child
+                    index = child
     if not came[0]:
         raise ValueError("rounds: expected some in which drafts were tested, got none")
     rates = [count / total for count, total in zip(accepted, came, strict=True)]

@@ -86,10 +86,10 @@ def compare(
     """
     runs: list[list[Statistics]] = [[] for _ in ensembles]
     interrupted = False
-    jobs = [(repeat, place) for repeat in range(repeats + 1) for place in range(len(ensembles))]
+    jobs = [(repeat, index) for repeat in range(repeats + 1) for index in range(len(ensembles))]
     try:
-        for repeat, place in jobs:
-            ensemble, is_warm_up = ensembles[place], repeat == 0
+        for repeat, index in jobs:
+            ensemble, is_warm_up = ensembles[index], repeat == 0
             if on_run is not None:
                 on_run(ensemble.schedule_name, repeat)
             generation = ensemble.generate(
@@ -105,11 +105,11 @@ def compare(
             if interrupted:
                 break
             if not is_warm_up:
-                runs[place].append(generation.statistics)
+                runs[index].append(generation.statistics)
     except KeyboardInterrupt:  # between the runs
         interrupted = True
-    complete = [place for place in range(len(ensembles)) if runs[place]]
-    rows = [_row(ensembles[place], runs[place], runs[0]) for place in complete]
+    complete = [index for index in range(len(ensembles)) if runs[index]]
+    rows = [_row(ensembles[index], runs[index], runs[0]) for index in complete]
     return Comparison(rows, _findings(rows), max_new_tokens, repeats, interrupted)
 
 

@@ -15,7 +15,7 @@ from specens.analysis.planner import Candidate, GroupCost, Measured
 from specens.decoding.ideal import least_acceptance
 from specens.decoding.reader import Reader, open_reader
 from specens.decoding.reads import read
-from specens.decoding.request import counted_places
+from specens.decoding.request import counted_indices
 from specens.decoding.statistics import Statistics
 from specens.drafters import PromptLookup
 from specens.engines.protocol import Engine, running
@@ -49,7 +49,7 @@ def measure(
     """Write some texts with the ensemble and measure what they tell.
 
     Every member reads the texts once more, whole, so that its chance of acceptance is known at each position, and
-    forwards of different numbers of tokens are timed behind one of them; medians of `repeats`, interleaved.
+    forwards of different numbers of tokens are timed after one of them; medians of `repeats`, interleaved.
     candidates: whose forwards are wanted; without, those of the ensemble's own schedule. lookup: whose drafts are
     looked up at each position, for the candidates that it drafts for. on_step: called with what is being done.
     Raises ValueError for an ensemble that is computed densely, and as `SpeculativeEnsemble.generate`.
@@ -65,7 +65,7 @@ def measure(
     drafter = plan.drafter if ensemble.schedule_name == "fixed" else plan.proposes_first
     chosen = candidates or [Candidate(ensemble.schedule_name, plan.draft_lens, drafter)]
     read = [one.read_together(groups) for one in [Candidate("standard", ()), *chosen]]
-    together = sorted({tuple(places) for each in read for places in each})
+    together = sorted({tuple(indices) for each in read for indices in each})
     longest = max((one.draft_lens[0] for one in chosen if isinstance(one.drafter, str)), default=0)
     looked_up = [] if lookup is None else [_look_up(lookup, prompts[0], text.tokens, longest) for text in texts]
     say("timing forwards")
@@ -75,7 +75,7 @@ def measure(
         costs=costs,
         outside=statistics.median(text.statistics.overhead_seconds / text.statistics.model_calls for text in texts),
         acceptance=acceptance,
-        counted=counted_places(ensemble.ensemble, len(prompts)),
+        counted=counted_indices(ensemble.ensemble, len(prompts)),
         weights=_weights(ensemble, len(prompts)),
         groups=groups,
         least=_least_acceptance(ensemble, sampling or Sampling()),
@@ -89,7 +89,7 @@ def _look_up(lookup: PromptLookup, prompt: list[int], tokens: list[int], longest
     for position, token in enumerate(tokens):
         (drafts,) = lookup.look_up([index], longest)
         pairs = zip(drafts, tokens[position:], strict=False)
-        right = next((place for place, (draft, own) in enumerate(pairs) if draft != own), None)
+        right = next((count for count, (draft, own) in enumerate(pairs) if draft != own), None)
         found.append((len(drafts), min(len(drafts), len(tokens) - position) if right is None else right))
         index.extend([token])
     return found
@@ -183,8 +183,8 @@ def _acceptance(
     ensemble: SpeculativeEnsemble, prompts: list[list[int]], tokens: list[int], sampling: Sampling
 ) -> list[list[float]]:
     """Of each member the chance that its draft is accepted, at every position of a text."""
-    places = range(len(prompts))
-    readers = [_reader(ensemble.models[place], prompts, (place,)) for place in places]
+    indices = range(len(prompts))
+    readers = [_reader(ensemble.models[index], prompts, (index,)) for index in indices]
     with running(ensemble.models):
         logits = [read(reader, tokens[:-1], len(tokens))[0][None] for reader in readers]  # [1, tokens, vocab] each
     device = logits[0].device
@@ -192,15 +192,15 @@ def _acceptance(
     assert not isinstance(ensemble.ensemble, DenseTarget)  # `_write` refuses them
     target = target_logprobs(everyone, ensemble=ensemble.ensemble, sampling=sampling).exp()[0]
     found = []
-    for place in places:
-        own = target_logprobs([everyone[place]], sampling=sampling).exp()[0]
+    for index in indices:
+        own = target_logprobs([everyone[index]], sampling=sampling).exp()[0]
         width = min(own.shape[1], target.shape[1])
         found.append(torch.minimum(own[:, :width], target[:, :width]).sum(dim=1).clamp(max=1.0).tolist())
     return found
 
 
-def _reader(engine: Engine, prompts: list[list[int]], places: tuple[int, ...]) -> Reader:
-    return open_reader(engine, [prompts[place] for place in places], places, Statistics.of(len(prompts)))
+def _reader(engine: Engine, prompts: list[list[int]], indices: tuple[int, ...]) -> Reader:
+    return open_reader(engine, [prompts[index] for index in indices], indices, Statistics.of(len(prompts)))
 
 
 @torch.inference_mode()
@@ -211,23 +211,23 @@ def _costs(
     together: Sequence[tuple[int, ...]],
     repeats: int,
 ) -> dict[tuple[int, ...], GroupCost]:
-    """The cost of each group's forwards behind a text, which is repeated where it is too short."""
+    """The cost of each group's forwards after a text, which is repeated where it is too short."""
     text = (tokens * (1 + (ALREADY_READ + max(COUNTS)) // len(tokens)))[: ALREADY_READ + max(COUNTS)]
-    readers = {places: _reader(models[places[0]], prompts, places) for places in together}
-    prompt_seconds = {places: _seconds(reader, [], 1) for places, reader in readers.items()}
-    times: dict[tuple, dict[int, list[float]]] = {places: {count: [] for count in COUNTS} for places in together}
+    readers = {indices: _reader(models[indices[0]], prompts, indices) for indices in together}
+    prompt_seconds = {indices: _seconds(reader, [], 1) for indices, reader in readers.items()}
+    times: dict[tuple, dict[int, list[float]]] = {indices: {count: [] for count in COUNTS} for indices in together}
     for reader in readers.values():
         _seconds(reader, text[:ALREADY_READ], ALREADY_READ)
     for _ in range(repeats):
         for count in COUNTS:
-            for places, reader in readers.items():
-                times[places][count].append(_seconds(reader, text[: ALREADY_READ + count], count))
+            for indices, reader in readers.items():
+                times[indices][count].append(_seconds(reader, text[: ALREADY_READ + count], count))
                 reader.roll_back(ALREADY_READ)
     return {
-        places: GroupCost(
-            {count: statistics.median(seconds) for count, seconds in times[places].items()}, prompt_seconds[places]
+        indices: GroupCost(
+            {count: statistics.median(seconds) for count, seconds in times[indices].items()}, prompt_seconds[indices]
         )
-        for places in together
+        for indices in together
     }
 
 

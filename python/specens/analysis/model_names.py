@@ -13,7 +13,7 @@ def short_names(models: Sequence[str]) -> list[str]:
         if len(set(names)) == len(set(models)):
             break
     repeated = {name for name in names if names.count(name) > 1}
-    return [f"{name} (member {place})" if name in repeated else name for place, name in enumerate(names)]
+    return [f"{name} (member {index})" if name in repeated else name for index, name in enumerate(names)]
 
 
 def _end(model: str, depth: int) -> str:

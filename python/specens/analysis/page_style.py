@@ -36,7 +36,7 @@ GOLDEN_ANGLE = 137.5  # degrees between hues: however many there are, they stay 
 
 def style_sheet(num_members: int) -> str:
     """The style sheet with a colour for each member: class p0 for the first."""
-    hues = [(200 + GOLDEN_ANGLE * place) % 360 for place in range(num_members)]
+    hues = [(200 + GOLDEN_ANGLE * index) % 360 for index in range(num_members)]
     return STYLE + "".join(
-        f".p{place} {{ background: hsl({hue:.0f} var(--member)); }}\n" for place, hue in enumerate(hues)
+        f".p{index} {{ background: hsl({hue:.0f} var(--member)); }}\n" for index, hue in enumerate(hues)
     )

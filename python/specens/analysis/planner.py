@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from specens.analysis.simulation import Simulation
-from specens.settings.arguments import places_read_together
+from specens.settings.arguments import indices_read_together
 
 REPEATS = 16
 MOST_COMBINATIONS = 100
@@ -23,7 +23,7 @@ MOST_COMBINATIONS = 100
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Seconds of a forward of the members at some places, who share weights; of one member in most cases.
+    """Seconds of a forward of the members at some indices, who share weights; of one member in most cases.
 
     seconds: by the number of tokens; between the numbers measured, and beyond them, it is taken to grow evenly.
     prompt: of the forward that reads the prompt.
@@ -37,7 +37,7 @@ class GroupCost:
         counts = sorted(self.seconds)
         if num_tokens in self.seconds or len(counts) == 1:
             return self.seconds.get(num_tokens, self.seconds[counts[0]])
-        above = next((place for place, count in enumerate(counts) if count > num_tokens), len(counts) - 1)
+        above = next((index for index, count in enumerate(counts) if count > num_tokens), len(counts) - 1)
         low, high = counts[max(above, 1) - 1], counts[max(above, 1)]
         share = (num_tokens - low) / (high - low)
         return self.seconds[low] + share * (self.seconds[high] - self.seconds[low])
@@ -47,10 +47,10 @@ class GroupCost:
 class Measured:
     """What predictions are made from.
 
-    costs: by the places that are read together. outside: seconds outside forwards for each forward.
+    costs: by the indices that are read together. outside: seconds outside forwards for each forward.
     acceptance: of each text, and each member as the drafter, the chance of acceptance at every position.
-    counted: the places with a weight. weights: of the places; of members that share weights the heaviest drafts.
-    groups: the places of members that share weights. least: of each member as the drafter, the acceptance that theorem
+    counted: the indices with a weight. weights: of the indices; of members that share weights the heaviest drafts.
+    groups: the indices of members that share weights. least: of each member as the drafter, the acceptance that theorem
     3.2 of Fu et al. promises for any text, or None where it does not hold. looked_up: of each text, at every position,
     how many tokens a lookup drafts there, and how many of them are those that follow; empty where none was asked for.
     """
@@ -75,8 +75,8 @@ class Measured:
         return [sum(chances) / len(chances) for chances in joined]
 
     def to_dict(self) -> dict:
-        """Plain values for JSON, with the places that are read together as text: "0", "0,1"."""
-        costs = {",".join(map(str, places)): asdict(cost) for places, cost in self.costs.items()}
+        """Plain values for JSON, with the indices that are read together as text: "0", "0,1"."""
+        costs = {",".join(map(str, indices)): asdict(cost) for indices, cost in self.costs.items()}
         means = self.mean_acceptance()
         return {"costs": costs, "outside": self.outside, "acceptance": means, "groups": self.groups}
 
@@ -104,8 +104,8 @@ class Candidate:
         return None if self.schedule != "fixed" or isinstance(self.drafter, str) else self.drafter or 0
 
     def read_together(self, groups: list[list[int]]) -> list[list[int]]:
-        """The places that the same forwards score. groups: those of members that share weights."""
-        return places_read_together(self.schedule, groups, self.reads_alone)
+        """The indices that the same forwards score. groups: those of members that share weights."""
+        return indices_read_together(self.schedule, groups, self.reads_alone)
 
     @property
     def options(self) -> str:
@@ -166,22 +166,22 @@ def predict_all(measured: Measured, chosen: Sequence[Candidate], *, seed: int = 
 
 def predict(measured: Measured, candidate: Candidate, baseline: float | None = None, *, seed: int = 0) -> Prediction:
     """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
-    places = candidate.read_together(measured.groups)
-    costs = [measured.costs[tuple(group)] for group in places]
+    indices = candidate.read_together(measured.groups)
+    costs = [measured.costs[tuple(group)] for group in indices]
     random_numbers = random.Random(seed)
 
     def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
         lookups = measured.looked_up or [[]] * len(texts)
         pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
-        runs = [simulate(measured, candidate, places, text, random_numbers, found) for text, found in pairs]
+        runs = [simulate(measured, candidate, indices, text, random_numbers, found) for text, found in pairs]
         seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
         return runs, sum(run.num_tokens for run in runs) / seconds
 
     runs, rate = run_all(measured.acceptance)
     num_tokens = sum(run.num_tokens for run in runs)
     tested = sum(run.num_tested for run in runs)
-    later = [sum(len(run.reads[group]) for run in runs) for group in range(len(places))]
-    group_of = {place: number for number, group in enumerate(places) for place in group}
+    later = [sum(len(run.reads[group]) for run in runs) for group in range(len(indices))]
+    group_of = {index: number for number, group in enumerate(indices) for index in group}
     least = None
     if measured.least is not None and tested and not isinstance(candidate.drafter, str):
         least = run_all([[[chance] * runs[0].num_tokens for chance in measured.least]])[1] / (baseline or rate)
@@ -189,7 +189,7 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
         candidate,
         rate,
         rate / (baseline or rate),
-        [later[group_of[place]] / num_tokens for place in range(measured.num_members)],
+        [later[group_of[index]] / num_tokens for index in range(measured.num_members)],
         sum(run.num_accepted for run in runs) / tested if tested else None,
         least,
     )
@@ -198,13 +198,13 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
 def simulate(
     measured: Measured,
     candidate: Candidate,
-    places: list[list[int]],
+    indices: list[list[int]],
     text: list[list[float]],
     random_numbers: random.Random,
     looked_up: Sequence[tuple[int, int]] = (),
 ) -> Simulation:
-    """One text under a candidate. places: that are read together; text: the acceptance of each member."""
-    run = Simulation(places, text, measured.counted, random_numbers)
+    """One text under a candidate. indices: that are read together; text: the acceptance of each member."""
+    run = Simulation(indices, text, measured.counted, random_numbers)
     if candidate.schedule == "standard":
         run.standard()
     elif isinstance(candidate.drafter, str):
@@ -216,7 +216,8 @@ def simulate(
         raise ValueError(f"schedule: expected standard, fixed or alternate to predict, got {candidate.schedule!r}")
     else:
         proposers = [
-            max(group, key=lambda place: (place == candidate.drafter, abs(measured.weights[place]))) for group in places
+            max(group, key=lambda index: (index == candidate.drafter, abs(measured.weights[index])))
+            for group in indices
         ]
         run.alternate(proposers, candidate.draft_lens, candidate.drafter)
     return run

@@ -15,7 +15,7 @@ from specens.decoding.statistics import OUTSIDE
 class Simulation:
     """One text that is generated from its first token to its last one.
 
-    groups: the places that are read together. acceptance: of each member as a drafter, its chance at every position.
+    groups: the indices that are read together. acceptance: of each member as a drafter, its chance at every position.
     reads: of each group the numbers of tokens that its forwards read, the one that reads the prompt left out.
     """
 
@@ -32,8 +32,8 @@ class Simulation:
         self.num_accepted = 0
         self._acceptance = acceptance
         self._uniforms = random_numbers
-        self._group_of = {place: number for number, group in enumerate(groups) for place in group}
-        self._counted = sorted({self._group_of[place] for place in counted})
+        self._group_of = {index: number for number, group in enumerate(groups) for index in group}
+        self._counted = sorted({self._group_of[index] for index in counted})
         self._settled = 0
         self._drafts: list[int] = []  # their proposers
         self._ends = [0] * len(groups)  # the positions that are scored
@@ -109,22 +109,22 @@ class Simulation:
             self.reads[group].append(length - seen)
         self._seen[group], self._ends[group] = length, length + 1
 
-    def _propose(self, place: int, draft_len: int) -> None:
+    def _propose(self, index: int, draft_len: int) -> None:
         for _ in range(min(draft_len, self._remaining - len(self._drafts))):
-            self._score(self._group_of[place])
-            self._drafts.append(place)
+            self._score(self._group_of[index])
+            self._drafts.append(index)
 
     def _test(self, *, bonus: bool) -> bool:
-        """Test what all counted groups have scored; whether all drafts were accepted and no token came behind."""
+        """Test what all counted groups have scored; whether all drafts were accepted and no token came after."""
         scored = min(self._ends[group] for group in self._counted) - self._settled
         count = min(len(self._drafts), scored)
         if count <= 0:
             return False
-        for place in range(count):
-            chance = self._acceptance[self._drafts[place]][self._settled + place]
+        for index in range(count):
+            chance = self._acceptance[self._drafts[index]][self._settled + index]
             self.num_tested += 1
             if self._uniforms.random() >= chance:
-                self._settle(place + 1)
+                self._settle(index + 1)
                 return False
             self.num_accepted += 1
         if bonus and scored > count and self._remaining > count:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specens.analysis.model_names import short_names
 from specens.analysis.planner import Candidate, Measured, Prediction, candidates, predict_all
-from specens.files.json_lines import check_place
+from specens.files.json_lines import check_index
 from specens_kernels import Sampling
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def check_picture(path: Path) -> None:
     load_pyplot().close()
     if path.suffix.lower().removeprefix(".") not in kinds:
         raise ValueError(f"--plot: expected a name that ends in one of .{', .'.join(kinds)}; got {path}")
-    check_place("--plot", path)
+    check_index("--plot", path)
 
 
 def picture_title(models: Sequence[str], sampling: Sampling, ensemble: SpeculativeEnsemble) -> str:
@@ -105,8 +105,8 @@ def _kind(candidate: Candidate, names: Sequence[str]) -> str:
 
 def _draw_lines(panel: Any, lines: Mapping[str, Mapping[float, float]], title: str) -> None:
     for name in sorted(lines):
-        places = sorted(lines[name])
-        panel.plot(places, [lines[name][place] for place in places], "o-", label=name)
+        indices = sorted(lines[name])
+        panel.plot(indices, [lines[name][index] for index in indices], "o-", label=name)
     panel.axhline(1.0, color="grey", linewidth=0.8)
     panel.set_xlabel(title)
     panel.grid(alpha=0.3)

@@ -38,7 +38,7 @@ def _facts(trace: Trace) -> str:
 
 
 def _legend(names: Sequence[str], totals: Totals) -> str:
-    parts = [f'<span class="p{place}">draft of {escape(name)}</span>' for place, name in enumerate(names)]
+    parts = [f'<span class="p{index}">draft of {escape(name)}</span>' for index, name in enumerate(names)]
     if totals.accepted[-1]:
         parts.append(f'<span class="outside">draft of {OUTSIDE_NAME}</span>')
     parts += ['<span class="recovered">recovered after a rejection</span>', '<span class="bonus">bonus</span>']
@@ -48,10 +48,10 @@ def _legend(names: Sequence[str], totals: Totals) -> str:
 def _member_table(names: Sequence[str], totals: Totals) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("", "forwards", "ms a forward", "tested", "accepted", "acceptance"))
     rows = []
-    for place, name in enumerate(names):
-        forwards = totals.forwards[place]
-        mean = 1000 * totals.forward_seconds[place] / forwards if forwards else 0.0
-        rows.append([name, str(forwards), f"{mean:.1f}", *_acceptance_cells(totals, place)])
+    for index, name in enumerate(names):
+        forwards = totals.forwards[index]
+        mean = 1000 * totals.forward_seconds[index] / forwards if forwards else 0.0
+        rows.append([name, str(forwards), f"{mean:.1f}", *_acceptance_cells(totals, index)])
     if totals.tested[-1]:
         rows.append([OUTSIDE_NAME, "", "", *_acceptance_cells(totals, -1)])
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
@@ -67,25 +67,25 @@ def _member_table(names: Sequence[str], totals: Totals) -> str:
     )
 
 
-def _acceptance_cells(totals: Totals, place: int) -> list[str]:
-    tested, accepted = totals.tested[place], totals.accepted[place]
+def _acceptance_cells(totals: Totals, index: int) -> list[str]:
+    tested, accepted = totals.tested[index], totals.accepted[index]
     return [str(tested), str(accepted), f"{accepted / tested:.2f}" if tested else "-"]
 
 
 def _acceptance_chart(totals: Totals) -> str:
-    places = [
-        Bar(str(place), accepted / tested, f"{accepted / tested:.2f}", f"{accepted} accepted of {tested} tested")
-        for place, (tested, accepted) in enumerate(totals.by_position, start=1)
+    indices = [
+        Bar(str(index), accepted / tested, f"{accepted / tested:.2f}", f"{accepted} accepted of {tested} tested")
+        for index, (tested, accepted) in enumerate(totals.by_position, start=1)
     ]
-    return bars(places, "acceptance by place of the draft", 1.0) if places else ""
+    return bars(indices, "acceptance by place of the draft", 1.0) if indices else ""
 
 
 def _time_chart(names: Sequence[str], totals: Totals) -> str:
     whole = sum(totals.phases.values())
     outside = whole - sum(totals.forward_seconds)
     parts = [Bar(phase, seconds, _seconds(seconds, whole)) for phase, seconds in totals.phases.items()]
-    for place, (name, seconds) in enumerate(zip(names, totals.forward_seconds, strict=True)):
-        parts.append(Bar(f"forwards of {name}", seconds, _seconds(seconds, whole), style=f"p{place}"))
+    for index, (name, seconds) in enumerate(zip(names, totals.forward_seconds, strict=True)):
+        parts.append(Bar(f"forwards of {name}", seconds, _seconds(seconds, whole), style=f"p{index}"))
     parts.append(Bar("outside forwards", outside, _seconds(outside, whole)))
     return bars(parts, "time by phase, and by what it was spent on")
 
@@ -117,16 +117,16 @@ def _rejected(one: dict[str, Any]) -> str:
     if not one["tree"]:
         return "".join(draft["text"] for draft in drafts if not draft["accepted"])
     inner = {draft["parent"] for draft in drafts if not draft["accepted"]}
-    leaves = [place for place, draft in enumerate(drafts) if not draft["accepted"] and place not in inner]
+    leaves = [index for index, draft in enumerate(drafts) if not draft["accepted"] and index not in inner]
     branches = " | ".join(_branch(drafts, leaf) for leaf in leaves)
     return f" [{branches}] " if branches else ""
 
 
 def _branch(drafts: Sequence[dict[str, Any]], leaf: int) -> str:
     """The text from where a branch left the accepted path to its last node."""
-    text, place = "", leaf
-    while place >= 0 and not drafts[place]["accepted"]:
-        text, place = drafts[place]["text"] + text, drafts[place]["parent"]
+    text, index = "", leaf
+    while index >= 0 and not drafts[index]["accepted"]:
+        text, index = drafts[index]["text"] + text, drafts[index]["parent"]
     return text
 
 
@@ -156,10 +156,10 @@ def _hint(one: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def _from_the_root(drafts: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """Each draft with its depth; the nodes of a tree with their children behind them."""
+    """Each draft with its depth; the nodes of a tree with their children after them."""
     paths: list[tuple[int, ...]] = []
-    for place, draft in enumerate(drafts):
+    for index, draft in enumerate(drafts):
         parent = draft["parent"]
         above = () if parent is None or parent < 0 else paths[parent]
-        paths.append((*above, place))
+        paths.append((*above, index))
     return [(len(path) - 1, drafts[path[-1]]) for path in sorted(paths)]

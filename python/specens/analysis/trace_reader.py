@@ -74,14 +74,14 @@ def read_trace(path: Path) -> Trace:
     _check_fields(path, RUN_FIELDS, run)
     for line in lines:
         _check_fields(path, ROUND_FIELDS if line.get("line") == "round" else TEXT_FIELDS, line)
-        place = (line["index"], line["sample"])
-        if place not in texts or line.get("number") == 0:
-            texts[place] = TracedText(*place)
+        index = (line["index"], line["sample"])
+        if index not in texts or line.get("number") == 0:
+            texts[index] = TracedText(*index)
         if line["line"] == "round":
-            texts[place].rounds.append(line)
+            texts[index].rounds.append(line)
         else:
-            texts[place].end = line
-    return Trace(run, [texts[place] for place in sorted(texts)], len(whole) < len(data))
+            texts[index].end = line
+    return Trace(run, [texts[index] for index in sorted(texts)], len(whole) < len(data))
 
 
 def _check_fields(path: Path, names: frozenset[str], line: dict[str, Any]) -> None:
@@ -97,9 +97,9 @@ def add_up(rounds: list[dict[str, Any]], num_members: int) -> Totals:
     for one in rounds:
         for event in one["events"][: one["num_accepted"]]:
             for counts in (tested, accepted):
-                counts[_place(event["proposer"])] += 1
+                counts[_index(event["proposer"])] += 1
         if was_rejected(one):
-            tested[_place(_first_rejected(one)["proposer"])] += 1
+            tested[_index(_first_rejected(one)["proposer"])] += 1
     return Totals(
         num_rounds=len(rounds),
         num_tokens=len(events),
@@ -114,19 +114,19 @@ def add_up(rounds: list[dict[str, Any]], num_members: int) -> Totals:
 
 
 def was_rejected(one: dict[str, Any]) -> bool:
-    """Whether the test of a round ended with a rejection, and not behind its last draft or at the end of the text."""
+    """Whether the test of a round ended with a rejection, and not after its last draft or at the end of the text."""
     return bool(one["events"]) and one["events"][-1]["kind"] == "recovered"
 
 
 def _first_rejected(one: dict[str, Any]) -> dict[str, Any]:
-    """The first draft that was tested behind the accepted ones."""
+    """The first draft that was tested after the accepted ones."""
     if not one["tree"]:
         return one["drafts"][one["num_accepted"]]
     last = max((number for number, draft in enumerate(one["drafts"]) if draft["accepted"]), default=-1)
     return next(draft for draft in one["drafts"] if draft["parent"] == last)
 
 
-def _place(proposer: int | None) -> int:
+def _index(proposer: int | None) -> int:
     return -1 if proposer is None else proposer
 
 
@@ -134,6 +134,6 @@ def _by_position(rounds: list[dict[str, Any]]) -> list[tuple[int, int]]:
     depths = [(one["num_accepted"] + was_rejected(one), one["num_accepted"]) for one in rounds]
     deepest = max((tested for tested, _ in depths), default=0)
     return [
-        (sum(tested > place for tested, _ in depths), sum(accepted > place for _, accepted in depths))
-        for place in range(deepest)
+        (sum(tested > index for tested, _ in depths), sum(accepted > index for _, accepted in depths))
+        for index in range(deepest)
     ]

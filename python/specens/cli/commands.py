@@ -109,7 +109,7 @@ def plan(
 
 
 def _names(models: list[str]) -> list[str]:
-    return [f"member {place}" for place in range(len(models))]
+    return [f"member {index}" for index in range(len(models))]
 
 
 def with_chat_of(ensemble: SpeculativeEnsemble, job: dict[str, Any]) -> dict[str, Any]:

@@ -124,9 +124,9 @@ def cost_table(measured: Measured, names: Sequence[str]) -> Table:
     """What a forward costs by its number of tokens, and how often a member's drafts are accepted."""
     table = _table("ms of a forward by its number of tokens", ("member", *map(str, SHOWN_COUNTS), "accepted"))
     acceptance = measured.mean_acceptance()
-    for places, cost in measured.costs.items():
-        who = " and ".join(names[place] for place in places)
-        accepted = _optional(acceptance[places[0]]) if len(places) == 1 < measured.num_members else ""
+    for indices, cost in measured.costs.items():
+        who = " and ".join(names[index] for index in indices)
+        accepted = _optional(acceptance[indices[0]]) if len(indices) == 1 < measured.num_members else ""
         table.add_row(who, *(f"{1000 * cost.of(count):.1f}" for count in SHOWN_COUNTS), accepted)
     return table
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from specens.cli.options import check_file
 from specens.cli.progress import progress
 from specens.files.batch_files import Piece, missing, open_texts, write_texts
-from specens.files.json_lines import STANDARD, JsonLines, StreamLines, check_place, is_stream, open_lines
+from specens.files.json_lines import STANDARD, JsonLines, StreamLines, check_index, is_stream, open_lines
 from specens.files.prompt_file import PromptLine, read_prompts
 from specens.files.trace_file import TraceFile
 from specens.settings.jobs import draw_seed
@@ -47,7 +47,7 @@ class Files:
             check_file("--input", self.input)
         for option, path in (("--output", self.output), ("--trace", self.trace)):
             if path is not None:
-                check_place(option, path)
+                check_index(option, path)
         if self.trace is not None and _is_same(self.trace, self.output or STANDARD):
             raise ValueError(f"--trace: expected another place than that of the texts, got {self.trace}")
         for option, path in (("--output", self.output), ("--trace", self.trace)):

@@ -15,7 +15,7 @@ from specens.cli import INTERRUPTED, options
 from specens.cli.exits import Command, Output, errors, print_json
 from specens.cli.openmp import wait_briefly
 from specens.cli.progress import loading
-from specens.files.json_lines import STANDARD, check_place, is_stream
+from specens.files.json_lines import STANDARD, check_index, is_stream
 
 if TYPE_CHECKING:
     from specens.generate import SpeculativeEnsemble
@@ -256,7 +256,7 @@ def show(
 
     page = output or (STANDARD if is_stream(trace) else trace.with_suffix(".html"))
     options.check_file("TRACE", trace)
-    check_place("--output", page)
+    check_index("--output", page)
     if page.exists() and trace.exists() and page.samefile(trace):
         raise ValueError(f"--output: expected another file than the trace, got {page}")
     html = render_page(read_trace(trace))

@@ -41,12 +41,12 @@ class Batch:
         self._size = size
         self._on_tokens = on_tokens
         self._all_scorers = [*scorers, *filter(None, [outside])]
-        self._scorer_of = {place: scorer for scorer in self._all_scorers for place in scorer.places}
+        self._scorer_of = {index: scorer for scorer in self._all_scorers for index in scorer.indices}
         self._mark = 0.0
 
-    def scorer_of(self, place: int) -> Scorer:
+    def scorer_of(self, index: int) -> Scorer:
         """The scorer that serves a place in the ensemble, or an outside drafter."""
-        return self._scorer_of[place]
+        return self._scorer_of[index]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield each request when it is finished."""

@@ -38,7 +38,7 @@ class Replace:
         return self._new.join([*done, last[: len(last) - held]])
 
     def rest(self, text: str) -> str:
-        """The replaced text behind that, if `text` is the last piece."""
+        """The replaced text after that, if `text` is the last piece."""
         return (self._held + text).replace(self._old, self._new)
 
 
@@ -68,13 +68,13 @@ class ByteRun:
 
 
 class Detokenizer:
-    """The pieces that it gives, with `rest` behind the last one, join to the decode of all tokens.
+    """The pieces that it gives, with `rest` after the last one, join to the decode of all tokens.
 
     Every token is decoded with a bounded number of others, so that the time is linear. Bytes that are no character
     become visible with the next token. Tokenizers written in Python may show a token otherwise when another one comes
-    behind it (subwords that end in "@@"): what stays as it is in front of a word is certain.
+    after it (subwords that end in "@@"): what stays as it is in front of a word is certain.
 
-    tokenizer: of transformers, or anything with its `decode`. rest: text behind the last piece that further tokens may
+    tokenizer: of transformers, or anything with its `decode`. rest: text after the last piece that further tokens may
         change: a character without all its bytes, bytes that may turn out to be none, what a clean-up may still join.
     """
 
@@ -91,7 +91,7 @@ class Detokenizer:
         self._clean_up = [Replace(old, new) for old, new in CLEAN_UP] if cleans_up(tokenizer) else []
 
     def push(self, token: int) -> str:
-        """The text that is certain now, behind the pieces before."""
+        """The text that is certain now, after the pieces before."""
         kind = self._kind(token)
         if kind == IS_NOTHING:
             return ""
@@ -140,7 +140,7 @@ class Detokenizer:
         return piece
 
     def _shorten(self) -> None:
-        """Go on with the last tokens only, if they end with the same text behind some that was handed out."""
+        """Go on with the last tokens only, if they end with the same text after some that was handed out."""
         rest = self._text[self._num_final :]
         window = (self._run.core if self._run else []) + self._window[-CONTEXT:]
         text = self._decode(window)

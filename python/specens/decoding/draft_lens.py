@@ -13,7 +13,7 @@ PRIOR_TESTS = 2.0  # the weight of `expected` among measured drafts
 
 @dataclass(frozen=True)
 class ByConfidence:
-    """Drafts until the drafter was not sure: nothing is drafted behind a token of a probability below `threshold`.
+    """Drafts until the drafter was not sure: nothing is drafted after a token of a probability below `threshold`.
 
     That token itself is tested as any other, so the text keeps its law. The probability is the one with which the token
     was drawn, after temperature and filters; at temperature 0 that at temperature 1.
@@ -113,7 +113,7 @@ def chain_lens(length: DraftLen, requests: Sequence[Request], proposer: int) -> 
 
 
 def least_probability(length: DraftLen) -> float:
-    """Of a draft behind which another one is drafted."""
+    """Of a draft after which another one is drafted."""
     return length.threshold if isinstance(length, ByConfidence) else 0.0
 
 

@@ -9,11 +9,11 @@ NO_NODE = -2  # the parent that `verify_tree` takes for padding
 
 
 class Drafts:
-    """The draft tokens under test behind the settled ones, which stand behind them in the sequence, parents first.
+    """The draft tokens under test after the settled ones, which stand after them in the sequence, parents first.
 
-    parents: the node that each stands behind, ROOT for the settled text. proposers: who proposed each. depths: how many
+    parents: the node that each stands after, ROOT for the settled text. proposers: who proposed each. depths: how many
     drafts the path to each has, itself counted. siblings: how the children of a node were drawn, as of `verify_tree`,
-    so far as they were; None where all were chosen. edges: the node that stands behind one, ROOT too, for a token.
+    so far as they were; None where all were chosen. edges: the node that stands after one, ROOT too, for a token.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Drafts:
         return len(self.parents)
 
     def add(self, parent: int, token: int, proposer: int) -> None:
-        """One more node, behind an earlier one."""
+        """One more node, after an earlier one."""
         self.edges.setdefault((parent, token), len(self.parents))
         self.is_chain = self.is_chain and parent == len(self.parents) - 1
         self.depths.append(1 + self.depth(parent))
@@ -55,7 +55,7 @@ class Drafts:
         return [self.path(node) for node in range(len(self)) if node not in inner]
 
     def children(self, node: int) -> list[int]:
-        """The nodes behind one, in the order of their test."""
+        """The nodes after one, in the order of their test."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def only(self, kept: Sequence[int], tokens: Sequence[int]) -> Drafts:
@@ -68,7 +68,7 @@ class Drafts:
         return left
 
     def tail(self, tokens: Sequence[int]) -> Drafts:
-        """The last nodes of a chain, which have these tokens, behind a text that has grown by the others."""
+        """The last nodes of a chain, which have these tokens, after a text that has grown by the others."""
         left = Drafts()
         for token, proposer in zip(tokens, self.proposers[len(self) - len(tokens) :], strict=True):
             left.add(len(left) - 1, token, proposer)
@@ -76,7 +76,7 @@ class Drafts:
 
 
 def below(parents: Sequence[int], dropped: Iterable[int]) -> set[int]:
-    """Some nodes and all that stand behind them."""
+    """Some nodes and all that stand after them."""
     gone = set(dropped)
     for node, parent in enumerate(parents):
         if parent in gone:

@@ -1,6 +1,6 @@
 """Tokens that are drawn for the requests of a batch: drafts, and those of the target.
 
-Uniforms belong to a seed, the position of the first token that is not settled, the offset behind it and a stream. Every
+Uniforms belong to a seed, the position of the first token that is not settled, the offset after it and a stream. Every
 test settles at least one token, so none is used twice, nor by a draft and its test; and a request's uniforms, like its
 text, do not depend on the batch around it. Under the rule "gumbel" a position has noise of its own instead, which draws
 of a draft and of the target share: the text is the one that `standard` writes with the seed.
@@ -23,10 +23,10 @@ NEXT_TOKEN_STREAM = 1
 DRAFT_STREAM = 2
 
 
-def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool = False) -> dict[Request, float]:
-    """Draw a draft token for each request from the distribution of member `place`, which has scored all before it.
+def draft(requests: Sequence[Request], index: int, *, with_probabilities: bool = False) -> dict[Request, float]:
+    """Draw a draft token for each request from the distribution of member `index`, which has scored all before it.
 
-    place: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
+    index: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
     a request. Returns the requests that have got one, and, where asked for, its probability under the distribution
     that it was drawn from, at temperature 0 under the unfiltered one; else 1. A request whose distribution has no token
     gets none: whether that is an error shows where the target is drawn from.
@@ -34,7 +34,7 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
     probabilities: dict[Request, float] = {}
     for group in alike(requests):
         positions = [len(request.sequence) for request in group]
-        logits = _rows(group, place, positions)
+        logits = _rows(group, index, positions)
         randomness = _randomness(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
         draw = sample(
             [logits],
@@ -48,7 +48,7 @@ def draft(requests: Sequence[Request], place: int, *, with_probabilities: bool =
         for request, token, status in zip(group, tokens, statuses, strict=True):
             request.note_status(status, emitted=True)
             if token >= 0:
-                request.add_draft(token, place)
+                request.add_draft(token, index)
         chances = [1.0] * len(group) if draw.logprobs is None else draw.logprobs.exp().tolist()
         drawn = zip(group, tokens, chances, strict=True)
         probabilities |= {request: chance for request, token, chance in drawn if token >= 0}
@@ -59,21 +59,21 @@ def draw(requests: Sequence[Request], kind: str) -> None:
     """Draw and settle a token of each request from the target distribution, whose members have scored all before it."""
     for group in alike(requests):
         positions = [request.num_settled for request in group]
-        places = group[0].counted
-        logits = [_rows(group, place, positions) for place in places]
+        indices = group[0].counted
+        logits = [_rows(group, index, positions) for index in indices]
         device = logits[0].device
         draw = sample(
-            **target_arguments(group, places, [rows.to(device) for rows in logits], [1] * len(group)),
+            **target_arguments(group, indices, [rows.to(device) for rows in logits], [1] * len(group)),
             **edits(group, device),
             **_mask(group, positions, device),
             **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
             **report_arguments(group),
         )
         reports, (tokens, statuses) = told(draw), on_host(draw.tokens, draw.status)
-        for place, (request, token, status) in enumerate(zip(group, tokens, statuses, strict=True)):
+        for index, (request, token, status) in enumerate(zip(group, tokens, statuses, strict=True)):
             request.drawn_at = request.num_settled
             request.note_status(status, emitted=token >= 0)
-            request.settle([token], [kind], [OUTSIDE], None if reports is None else [reports[place]])
+            request.settle([token], [kind], [OUTSIDE], None if reports is None else [reports[index]])
             request.forget_drafts()
             request.statistics.rounds += kind != "bonus"
 
@@ -125,25 +125,25 @@ def _as_lists(columns: Sequence[Tensor]) -> list[list[Any]]:
     return lists
 
 
-def rows_at(request: Request, place: int, nodes: Sequence[int]) -> Tensor:
-    """A member's logits [nodes, vocab] behind some drafts, -1 being the settled text."""
+def rows_at(request: Request, index: int, nodes: Sequence[int]) -> Tensor:
+    """A member's logits [nodes, vocab] after some drafts, -1 being the settled text."""
     first, last = min(nodes), max(nodes)
-    rows = request.rows[place].take(request.num_settled + 1 + first, request.num_settled + 2 + last)
+    rows = request.rows[index].take(request.num_settled + 1 + first, request.num_settled + 2 + last)
     return rows if len(nodes) == len(rows) else rows[[node - first for node in nodes]]
 
 
-def draft_logprobs(request: Request, place: int, nodes: Sequence[int]) -> Tensor:
+def draft_logprobs(request: Request, index: int, nodes: Sequence[int]) -> Tensor:
     """What a member's children of some nodes are drawn from, log-probabilities [nodes, vocab]; at temperature 1 for
     requests whose children are chosen.
     """
-    logits = rows_at(request, place, nodes)
+    logits = rows_at(request, index, nodes)
     sampling = Sampling() if request.drafts.siblings is None else sampling_of([request], logits.device)
     return target_logprobs([logits], sampling=sampling, **_at_nodes(request, nodes, logits.device))
 
 
-def most_likely(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:
-    """A member's most likely tokens behind each of some nodes, `count` at most, the likeliest first."""
-    rows = rows_at(request, place, nodes)
+def most_likely(request: Request, index: int, nodes: Sequence[int], count: int) -> list[list[int]]:
+    """A member's most likely tokens after each of some nodes, `count` at most, the likeliest first."""
+    rows = rows_at(request, index, nodes)
     how = _at_nodes(request, nodes, rows.device)
     best = (target_logprobs([rows], **how) if how else rows).topk(min(count, rows.shape[-1]), dim=-1)
     lines = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -168,9 +168,9 @@ def draw_siblings(request: Request, logprobs: Tensor, siblings: str) -> Iterator
             left[0, token] = float("-inf")
 
 
-def draw_best_children(request: Request, place: int, nodes: Sequence[int], count: int) -> list[list[int]]:
-    """The tokens of a drafter's best Gumbel scores behind nodes of one depth, `count` of each at most."""
-    logits, depth = rows_at(request, place, nodes), request.drafts.depth(nodes[0])
+def draw_best_children(request: Request, index: int, nodes: Sequence[int], count: int) -> list[list[int]]:
+    """The tokens of a drafter's best Gumbel scores after nodes of one depth, `count` of each at most."""
+    logits, depth = rows_at(request, index, nodes), request.drafts.depth(nodes[0])
     draw = sample(
         [logits],
         sampling=sampling_of([request], logits.device),
@@ -182,15 +182,15 @@ def draw_best_children(request: Request, place: int, nodes: Sequence[int], count
 
 
 def _at_nodes(request: Request, nodes: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """What the operations are told about the rows behind some nodes."""
+    """What the operations are told about the rows after some nodes."""
     rows, indices = [request] * len(nodes), [request.num_settled + 1 + node for node in nodes]
     return edits(rows, device, indices) | _mask(rows, indices, device)
 
 
-def _rows(requests: Sequence[Request], place: int, positions: Iterable[int]) -> Tensor:
+def _rows(requests: Sequence[Request], index: int, positions: Iterable[int]) -> Tensor:
     """Logits [requests, vocab] of one member at a position of each."""
     at = zip(requests, positions, strict=True)
-    return joined([request.rows[place].take(position, position + 1) for request, position in at])
+    return joined([request.rows[index].take(position, position + 1) for request, position in at])
 
 
 def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 def alternate_speedup(acceptance: float, num_members: int = 2) -> float:
     """n members of equal cost that draft one token each: a + n (1 - a) forwards a token, where `standard` needs n.
 
-    The forward that tests a position also drafts for the next ones, so that behind an accepted token the next position
-    is tested by one more forward; behind a recovered one all members have to read again. For two members 2 / (2 - a).
+    The forward that tests a position also drafts for the next ones, so that after an accepted token the next position
+    is tested by one more forward; after a recovered one all members have to read again. For two members 2 / (2 - a).
     """
     return num_members / (acceptance + num_members * (1 - acceptance))
 
@@ -20,7 +20,7 @@ def alternate_speedup_of_the_paper(draft_lens: tuple[int, int], acceptance: floa
     """Theorem 3.6, two members: (1 - a^g) (1 + c) / ((1 - a) (1 + c g - c a^h)), with g and h their draft lengths.
 
     The first one drafts after a rejection, and costs c. It is stated here and not used, for it is right for one draft
-    each at equal costs only. It counts neither the tokens that the other member adds behind an accepted chain nor what
+    each at equal costs only. It counts neither the tokens that the other member adds after an accepted chain nor what
     their forwards cost: with one draft each, c = .2 and a = .8 it gives 1.15, where the turns give 1.67 at least
     (`analysis.simulation`; 1.75 where the cheap member begins after each rejection); with three each 1.95, where they
     give 1.66.
@@ -46,7 +46,7 @@ def fixed_speedup(draft_len: int, acceptance: float, cost: float) -> float:
 
 
 def outside_speedup(draft_len: int, acceptance: float, cost: float) -> float:
-    """A drafter without a part in the target: behind every round's drafts a token is drawn without its help."""
+    """A drafter without a part in the target: after every round's drafts a token is drawn without its help."""
     return _mean_emitted(draft_len + 1, acceptance) / (1 + cost * draft_len)
 
 

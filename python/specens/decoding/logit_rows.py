@@ -21,7 +21,7 @@ class LogitRows:
         self._parts: list[Tensor] = []  # [rows, vocab]
 
     def add(self, position: int, rows: Tensor) -> None:
-        """Append rows [n, vocab] at `position` and behind it, which is where the others end, unless there are none."""
+        """Append rows [n, vocab] at `position` and after it, which is where the others end, unless there are none."""
         assert not self._parts or position == self.end
         if not self._parts:
             self.start = self.end = position
@@ -52,7 +52,7 @@ class LogitRows:
             self.start = position
 
     def forget_from(self, position: int) -> None:
-        """Drop the rows of a position and those behind it."""
+        """Drop the rows of a position and those after it."""
         while self._parts and self.end > position:
             last = self._parts.pop()
             self.end -= len(last)

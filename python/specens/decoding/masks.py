@@ -1,4 +1,4 @@
-"""The bit masks of the tokens that a grammar allows, behind the settled tokens and behind drafts."""
+"""The bit masks of the tokens that a grammar allows, after the settled tokens and after drafts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Masks:
         return self._masks[index]
 
     def allows(self, node: int, request: Request) -> bool:
-        """Whether a draft may stand behind its parent."""
+        """Whether a draft may stand after its parent."""
         first = request.num_settled
         token, mask = request.sequence[first + node], self.at(first + 1 + request.drafts.parents[node], request)
         return mask is not None and token < BITS * len(mask) and bool(int(mask[token // BITS]) >> token % BITS & 1)
@@ -54,16 +54,16 @@ class Masks:
         return torch.full_like(self._like, -1)
 
     def keep(self, index: int) -> None:
-        """Forget the masks at all indices but one: the tokens behind it are other ones now."""
-        self._masks = {place: mask for place, mask in self._masks.items() if place == index}
+        """Forget the masks at all indices but one: the tokens after it are other ones now."""
+        self._masks = {position: mask for position, mask in self._masks.items() if position == index}
 
     def select(self, first: int, kept: Sequence[int]) -> None:
-        """Forget those behind all drafts but these, which get the numbers that they have in this list."""
+        """Forget those after all drafts but these, which get the numbers that they have in this list."""
         indices = {first: first} | {first + 1 + node: first + 1 + number for number, node in enumerate(kept)}
-        self._masks = {indices[place]: mask for place, mask in self._masks.items() if place in indices}
+        self._masks = {indices[index]: mask for index, mask in self._masks.items() if index in indices}
 
     def _goes_on(self, node: int, request: Request) -> bool:
-        """Whether a token may stand behind a draft."""
+        """Whether a token may stand after a draft."""
         ends = request.sequence[request.num_settled + node] in self._stop_tokens
         return not ends and self.allows(node, request)
 

@@ -47,7 +47,7 @@ def as_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
 
 
 def process(processors: Sequence[LogitsProcessor], ids: Tensor, row: Tensor, *, is_first: bool) -> Tensor:
-    """The float32 logits [1, vocab] that processors make of a row [vocab] behind ids [1, tokens], one after the other.
+    """The float32 logits [1, vocab] that processors make of a row [vocab] after ids [1, tokens], one after the other.
 
     is_first: whether no token has been generated: then each is called twice, and must say the same.
     Raises ValueError where one does not, or returns something else than logits.

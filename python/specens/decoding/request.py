@@ -103,39 +103,39 @@ class Task:
     sample: int = 0
 
 
-def counted_places(ensemble: Ensemble | None, num_places: int) -> tuple[int, ...]:
-    """The places whose weight is not 0; the others can only draft."""
+def counted_indices(ensemble: Ensemble | None, num_indices: int) -> tuple[int, ...]:
+    """The indices whose weight is not 0; the others can only draft."""
     if isinstance(ensemble, Mixture | LogitMixture) and ensemble.plausibility is None:
-        return tuple(place for place, weight in enumerate(ensemble.weights) if weight != 0)
-    return tuple(range(num_places))
+        return tuple(index for index, weight in enumerate(ensemble.weights) if weight != 0)
+    return tuple(range(num_indices))
 
 
 class Request:
     """The state of one generation that schedules, drafters and tests work on.
 
-    sequence: the settled tokens, then the drafts, in the order of their nodes. counted: the places in the ensemble with
-    a part in the target. rows: for each place the logits that its member has computed behind the settled tokens: the
-    row at index `num_settled` is behind them, the next ones behind each draft; one entry more, `rows[OUTSIDE]`, for
+    sequence: the settled tokens, then the drafts, in the order of their nodes. counted: the members with
+    a part in the target. rows: for each member the logits that its member has computed after the settled tokens: the
+    row at index `num_settled` is after them, the next ones after each draft; one entry more, `rows[OUTSIDE]`, for
     those of an outside drafter. So what is said of an index below holds of a chain's positions and of a tree's nodes.
     drawn_at: the index that the last token was drawn at. readers: how each scorer reads it
     (`decoding.reader`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
     hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
-    token_ids: what the logits processors of each place see.
+    token_ids: what the logits processors of each member see.
     num_readable: tokens below it have an embedding in every member. num_turns: how many turns an alternating schedule
     has given it, last_turns: in which each scorer read last.
     """
 
     def __init__(self, task: Task, tokenizer: Any | None, num_readable: int) -> None:
-        num_places = len(task.prompts)
+        num_indices = len(task.prompts)
         self.task = task
         self.num_readable = num_readable
-        self.statistics = Statistics.of(num_places)
+        self.statistics = Statistics.of(num_indices)
         self.sequence: list[int] = []
         self.num_settled = 0
         self.drafts = Drafts()
         self.drawn_at = 0
-        self.rows = [LogitRows() for _ in range(num_places + 1)]
-        self.counted = counted_places(task.ensemble, num_places)
+        self.rows = [LogitRows() for _ in range(num_indices + 1)]
+        self.counted = counted_indices(task.ensemble, num_indices)
         self.readers: dict[int, Reader] = {}
         self.drafter_state: Any = None
         self.measured: dict[int, Any] = {}
@@ -170,11 +170,11 @@ class Request:
 
     @property
     def can_draft(self) -> bool:
-        """Whether a token behind the last one could ever be used."""
-        return self.can_draft_behind(len(self.drafts) - 1)
+        """Whether a token after the last one could ever be used."""
+        return self.can_draft_after(len(self.drafts) - 1)
 
-    def can_draft_behind(self, node: int) -> bool:
-        """Whether a token behind a draft, or behind the settled text, could ever be used."""
+    def can_draft_after(self, node: int) -> bool:
+        """Whether a token after a draft, or after the settled text, could ever be used."""
         if self.finished or self.drafts.depth(node) >= self.remaining:
             return False
         return not self.is_unreadable(node) and self.may_follow(self.num_settled + 1 + node)
@@ -197,7 +197,7 @@ class Request:
         return self.sequence[:-1] if self.is_unreadable(len(self.drafts) - 1) else self.sequence
 
     def text_before(self, index: int) -> list[int]:
-        """The generated tokens that the row at an index is behind."""
+        """The generated tokens that the row at an index is after."""
         first = self.num_settled
         if self.drafts.is_chain or index <= first:
             return self.sequence[:index]
@@ -227,7 +227,7 @@ class Request:
         return token in self.task.stop_tokens
 
     def may_follow(self, index: int) -> bool:
-        """Whether a token can stand at an index: not behind an end, nor behind a draft that cannot be accepted."""
+        """Whether a token can stand at an index: not after an end, nor after a draft that cannot be accepted."""
         if index < self.num_settled:
             return True
         path = [self.num_settled + node for node in self.drafts.path(index - self.num_settled - 1)]
@@ -235,10 +235,10 @@ class Request:
             return False
         if self._masks is not None:
             return self._masks.at(index, self) is not None
-        return self.task.stop_tokens.isdisjoint([self.sequence[place] for place in path])
+        return self.task.stop_tokens.isdisjoint([self.sequence[position] for position in path])
 
     def note_processed(self, index: int, given: Tensor, edited: Tensor) -> None:
-        """Remember the drafts that processors exclude: nothing stands behind them, so none is asked about that.
+        """Remember the drafts that processors exclude: nothing stands after them, so none is asked about that.
 
         given, edited: the logits [vocab] of a member at an index. Members with prompts of their own may exclude
         different tokens, and CoSD's rules and dense targets may keep a draft that each member excludes.
@@ -263,7 +263,7 @@ class Request:
         return self._masks.all_tokens if mask is None else mask
 
     def add_draft(self, token: int, proposer: int, row: Tensor | None = None, parent: int | None = None) -> None:
-        """Append a draft token behind the last one, or behind the node `parent`.
+        """Append a draft token after the last one, or after the node `parent`.
 
         proposer: the member from whose distribution it was drawn, or OUTSIDE: then row [vocab] are the logits that it
         was drawn from, unless `rows[OUTSIDE]` has them already; without either it was not drawn at all.
@@ -275,13 +275,13 @@ class Request:
         self.statistics.drafted[proposer] += 1
 
     def choose_draft(self, token: int, proposer: int, parent: int) -> int:
-        """The node of a token that was chosen behind another node: the one that there is, or a new one."""
+        """The node of a token that was chosen after another node: the one that there is, or a new one."""
         if (parent, token) not in self.drafts.edges:
             self.add_draft(token, proposer, parent=parent)
         return self.drafts.edges[parent, token]
 
     def drop_excluded_drafts(self) -> None:
-        """Take back the drafts that the constraint excludes, with all behind them: some rules would let them stand."""
+        """Take back the drafts that the constraint excludes, with all after them: some rules would let them stand."""
         if self._masks is None:
             return
         excluded = [node for node in range(len(self.drafts)) if not self._masks.allows(node, self)]
@@ -313,8 +313,8 @@ class Request:
     ) -> None:
         """Settle what the test of the first `num_tested` drafts emitted: a path of accepted ones, perhaps a token more.
 
-        Drafts of a chain behind accepted ones stay under test, and members forget what was rejected. Whatever comes
-        behind the end of the text is dropped.
+        Drafts of a chain after accepted ones stay under test, and members forget what was rejected. Whatever comes
+        after the end of the text is dropped.
         """
         first, last, is_tree = self.num_settled, path[-1] if path else ROOT, not self.drafts.is_chain
         proposers = self.drafts.proposers[:num_tested]
@@ -368,16 +368,16 @@ class Request:
         """Append tokens to the settled ones, up to the end of the text; how many there were until then."""
         drafts = self.sequence[self.num_settled :]
         del self.sequence[self.num_settled :]
-        for place, (token, kind, proposer) in enumerate(zip(tokens, kinds, proposers, strict=True)):
+        for index, (token, kind, proposer) in enumerate(zip(tokens, kinds, proposers, strict=True)):
             if self.finished:
-                return place
-            if self._masks is not None and drafts[place : place + 1] != [token]:
+                return index
+            if self._masks is not None and drafts[index : index + 1] != [token]:
                 self._masks.keep(self.num_settled)
             self.sequence.append(token)
             self.num_settled += 1
             text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
             owner = None if proposer == OUTSIDE else proposer
-            self.events.append(Event(token, kind, owner, text, *(told[place] if told is not None else ())))
+            self.events.append(Event(token, kind, owner, text, *(told[index] if told is not None else ())))
             self._count(kind, proposer)
             if self.finished:
                 self.events[-1].text += self._text.finish()
@@ -411,9 +411,9 @@ class Request:
         accepted: Collection[int],
         parents: Sequence[int] | None = None,
     ) -> None:
-        """Remember the drafts of a test until the next one. accepted: their places; parents: of the nodes of a tree."""
+        """Remember the drafts of a test until the next one. accepted: which; parents: of the nodes of a tree."""
         above = [None] * len(tokens) if parents is None else parents
-        verdicts = [place in accepted for place in range(len(tokens))]
+        verdicts = [index in accepted for index in range(len(tokens))]
         self._tested = [Draft(*draft) for draft in zip(tokens, proposers, verdicts, above, strict=True)]
 
     def take_tested(self) -> tuple[list[Draft], bool]:

@@ -18,28 +18,35 @@ from specens.engines.token_ids import TokenIds
 
 
 class Scorer:
-    """Computes logits with one engine, which may serve several places of the ensemble with prompts of their own.
+    """Computes logits with one engine, which may serve several indices of the ensemble with prompts of their own.
 
     index: its number among the scorers of a batch, and of its reader in a request. prompts_of: whose prompts it reads,
-    one for each place; of an outside drafter it is a member's. needs: of all texts of a batch.
+    one for each; of an outside drafter it is a member's. needs: of all texts of a batch.
     exact: each request is read by itself, in a context of its own.
     """
 
     def __init__(
-        self, index: int, engine: Engine, places: Sequence[int], *, prompts_of: Sequence[int], needs: Needs, exact: bool
+        self,
+        index: int,
+        engine: Engine,
+        indices: Sequence[int],
+        *,
+        prompts_of: Sequence[int],
+        needs: Needs,
+        exact: bool,
     ) -> None:
         self.index = index
-        self.places = tuple(places)
+        self.indices = tuple(indices)
         self._prompts_of = tuple(prompts_of)
         self._engine = engine
-        self._needs = replace(needs, num_texts=len(places)) if exact else needs
+        self._needs = replace(needs, num_texts=len(indices)) if exact else needs
         self._context = None if exact else engine.open(needs)
 
     def admit(self, request: Request) -> None:
         """Make room for a request."""
         context = self._engine.open(self._needs) if self._context is None else self._context
         prompts = [list(map(self._readable, prompt)) for prompt in self._prompts(request)]
-        reader = Reader(context, self._engine.vocab_size, prompts, self.places, request.statistics)
+        reader = Reader(context, self._engine.vocab_size, prompts, self.indices, request.statistics)
         request.readers[self.index] = reader
 
     def release(self, request: Request) -> None:
@@ -53,7 +60,7 @@ class Scorer:
 
     def counts_for(self, request: Request) -> bool:
         """Whether a member that it serves has a part in the request's target."""
-        return not set(self.places).isdisjoint(request.counted)
+        return not set(self.indices).isdisjoint(request.counted)
 
     def score(self, requests: Sequence[Request]) -> None:
         """Read what is new to the engine, so that every request has its logits after its last token."""
@@ -69,10 +76,10 @@ class Scorer:
                 self._keep(request, rows)
 
     def _prompts(self, request: Request) -> list[list[int]]:
-        return [request.task.prompts[place] for place in self._prompts_of]
+        return [request.task.prompts[index] for index in self._prompts_of]
 
     def _sequence(self, request: Request) -> list[int]:
-        if self.places == (OUTSIDE,) and self._engine.vocab_size < request.num_readable:
+        if self.indices == (OUTSIDE,) and self._engine.vocab_size < request.num_readable:
             return list(map(self._readable, request.readable))
         return request.readable
 
@@ -82,21 +89,21 @@ class Scorer:
 
     def _readable(self, token: int) -> int:
         """A token; of one that an outside drafter has no embedding for, its last: its drafts are tested anyway."""
-        return min(token, self._engine.vocab_size - 1) if self.places == (OUTSIDE,) else token
+        return min(token, self._engine.vocab_size - 1) if self.indices == (OUTSIDE,) else token
 
     def _num_rows(self, request: Request) -> int:
         """How many rows of logits the request lacks; the last one is after its last token, or node."""
-        first = max(request.rows[self.places[0]].end, request.num_settled)
+        first = max(request.rows[self.indices[0]].end, request.num_settled)
         return len(request.readable) + 1 - first
 
     def _keep(self, request: Request, logits: Sequence[Tensor]) -> None:
-        """Keep logits [rows, vocab] of each place, as the request's processors leave them, and hidden states."""
+        """Keep logits [rows, vocab] of each member, as the request's processors leave them, and hidden states."""
         hidden = request.readers[self.index].hidden
-        for place, rows in zip(self.places, hidden, strict=False):
-            request.hidden[place] = (len(request.readable) + 1 - len(rows), rows)
-        for place, prompt, rows in zip(self.places, self._prompts(request), logits, strict=True):
+        for index, rows in zip(self.indices, hidden, strict=False):
+            request.hidden[index] = (len(request.readable) + 1 - len(rows), rows)
+        for index, prompt, rows in zip(self.indices, self._prompts(request), logits, strict=True):
             first = len(request.readable) + 1 - len(rows)
-            request.rows[place].add(first, _processed(request, place, prompt, rows, first))
+            request.rows[index].add(first, _processed(request, index, prompt, rows, first))
 
 
 def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:
@@ -119,17 +126,17 @@ def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:
             own.result()
 
 
-def _processed(request: Request, place: int, prompt: list[int], rows: Tensor, first: int) -> Tensor:
+def _processed(request: Request, member: int, prompt: list[int], rows: Tensor, first: int) -> Tensor:
     """Logits [rows, vocab] from the index `first` on, each edited for the tokens before it.
 
-    Rows behind an end, or behind a draft that cannot be accepted, are of no use, and no processor sees them.
+    Rows after an end, or after a draft that cannot be accepted, are of no use, and no processor sees them.
     """
     processors = request.processors(len(prompt))
     if not processors:
         return rows
-    if place not in request.token_ids:
-        request.token_ids[place] = TokenIds(prompt, rows.device)
-    text = request.token_ids[place]
+    if member not in request.token_ids:
+        request.token_ids[member] = TokenIds(prompt, rows.device)
+    text = request.token_ids[member]
     edited = []
     for index, row in enumerate(rows, start=first):
         useful = processors if request.may_follow(index) else ()

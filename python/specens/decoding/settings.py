@@ -32,27 +32,27 @@ def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
 
 
 def edits(requests: Sequence[Request], device: torch.device, indices: Sequence[int] | None = None) -> dict[str, Any]:
-    """The processing of the requests, which are alike, behind their settled text, or at an index of each."""
+    """The processing of the requests, which are alike, after their settled text, or at an index of each."""
     if not _edits(requests[0]):
         return {}
-    places = [request.num_settled for request in requests] if indices is None else indices
-    texts = [request.text_before(index) for request, index in zip(requests, places, strict=True)]
+    positions = [request.num_settled for request in requests] if indices is None else indices
+    texts = [request.text_before(index) for request, index in zip(requests, positions, strict=True)]
     return {"processing": _merge_processing(requests, texts, device)}
 
 
 def target_arguments(
-    requests: Sequence[Request], places: Sequence[int], logits: list[Tensor], counts: Sequence[int]
+    requests: Sequence[Request], indices: Sequence[int], logits: list[Tensor], counts: Sequence[int]
 ) -> dict[str, Any]:
     """member_logits, ensemble and sampling of the requests, which are alike.
 
-    logits: of these places, the others having no weight: [..., vocab], `counts` rows in all of each request.
+    logits: of these indices, the others having no weight: [..., vocab], `counts` rows in all of each request.
     """
     device = logits[0].device
     tasks = [request.task for request in requests]
     sampling = sampling_of(requests, device)
     target = tasks[0].ensemble
     if not isinstance(target, DenseTarget):
-        ensembles = [_restricted(task.ensemble, places) for task in tasks]
+        ensembles = [_restricted(task.ensemble, indices) for task in tasks]
         return {
             "member_logits": logits,
             "ensemble": _common(ensembles, _merge_ensembles, device),
@@ -72,10 +72,10 @@ def target_arguments(
     }
 
 
-def _restricted(ensemble: Any, places: Sequence[int]) -> Any:
+def _restricted(ensemble: Any, indices: Sequence[int]) -> Any:
     if not isinstance(ensemble, Mixture | LogitMixture) or ensemble.plausibility is not None:
         return ensemble
-    weights = tuple(float(ensemble.weights[place]) for place in places)
+    weights = tuple(float(ensemble.weights[index]) for index in indices)
     alone = len(weights) == 1 and (isinstance(ensemble, Mixture) or weights == (1.0,))
     return None if alone else replace(ensemble, weights=weights)
 
@@ -129,7 +129,7 @@ def _edits(request: Request) -> bool:
 
 
 def _merge_processing(requests: Sequence[Request], texts: list[list[int]], device: torch.device) -> Processing:
-    """What is done to the logits of each request behind its text, the generated tokens so far."""
+    """What is done to the logits of each request after its text, the generated tokens so far."""
     own = [request.task.processing or Processing() for request in requests]
     penalties = {
         name: torch.tensor([float(getattr(processing, name)) for processing in own], device=device)

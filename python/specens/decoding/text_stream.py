@@ -30,11 +30,11 @@ class TextStream:
             self._shown = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         if tokenizer is not None and stop_strings and skip_special_tokens:
             self._hidden = HiddenText(tokenizer, self._stops)
-        self._num_released = self._num_passed = 0  # a stop string must end behind what is passed
+        self._num_released = self._num_passed = 0  # a stop string must end after what is passed
         self._held = ""  # certain, and held back for the sake of stop strings
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """The text that this token completes; behind a stop string none. may_stop: whether one can end with it."""
+        """The text that this token completes; after a stop string none. may_stop: whether one can end with it."""
         if self._shown is None or self.stopped:
             return ""
         self._held += self._shown.push(token)
@@ -72,12 +72,12 @@ class StopStrings:
         self._longest = max(map(len, self._strings), default=0)
 
     def find(self, text: str, passed: int = 0) -> int | None:
-        """Where the first of them begins that ends behind the first `passed` characters."""
-        places = (text.find(stop, max(passed - len(stop) + 1, 0)) for stop in self._strings)
-        return min((place for place in places if place >= 0), default=None)
+        """Where the first of them begins that ends after the first `passed` characters."""
+        indices = (text.find(stop, max(passed - len(stop) + 1, 0)) for stop in self._strings)
+        return min((index for index in indices if index >= 0), default=None)
 
     def num_open(self, text: str) -> int:
-        """The length of the longest end of the text that one of them begins with, and goes on behind."""
+        """The length of the longest end of the text that one of them begins with, and goes on after."""
         lengths = range(min(self._longest - 1, len(text)), 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._strings)), 0)
 
@@ -90,7 +90,7 @@ class HiddenText:
         self._whole = Detokenizer(tokenizer, skip_special_tokens=False)
         self._start, self._text = 0, ""  # where the first character that a stop string may begin with stands
         self._num_passed = 0
-        self._lengths = deque([(0, 0)])  # of both texts behind each token from there on
+        self._lengths = deque([(0, 0)])  # of both texts after each token from there on
 
     def push(self, token: int, num_shown: int, *, may_stop: bool) -> None:
         """Read a token. num_shown: the length of the text without special tokens."""
@@ -102,8 +102,8 @@ class HiddenText:
 
     def find(self) -> int | None:
         """Where the text that is shown ends, if a stop string has come."""
-        place = self._stops.find(self._text + self._whole.rest, self._num_passed - self._start)
-        return None if place is None else self._in_shown(self._start + place)
+        index = self._stops.find(self._text + self._whole.rest, self._num_passed - self._start)
+        return None if index is None else self._in_shown(self._start + index)
 
     def free(self) -> int:
         """The length of the text that is shown in front of what a stop string may begin with."""
@@ -113,12 +113,12 @@ class HiddenText:
             self._lengths.popleft()
         return self._in_shown(self._start)
 
-    def _in_shown(self, place: int) -> int:
+    def _in_shown(self, index: int) -> int:
         """A place in the text as one in the text that is shown; what a token shows less is missing in front."""
         (whole, shown), *lengths = self._lengths
         for next_whole, next_shown in lengths:
-            if place < next_whole:
+            if index < next_whole:
                 missing = (next_whole - whole) - (next_shown - shown)
-                return min(shown + max(place - whole - missing, 0), next_shown)
+                return min(shown + max(index - whole - missing, 0), next_shown)
             whole, shown = next_whole, next_shown
         return shown

@@ -96,4 +96,4 @@ class Tracer:
 
 
 def _difference(now: list, before: list) -> list:
-    return [value - (before[place] if before else 0) for place, value in enumerate(now)]
+    return [value - (before[index] if before else 0) for index, value in enumerate(now)]

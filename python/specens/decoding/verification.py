@@ -22,14 +22,14 @@ TREE_RULES = ("traversal",)  # which a chain is tested by as a tree
 
 
 def num_scored(request: Request) -> int:
-    """How many positions behind the settled tokens have been scored by all members that have a weight."""
-    return max(min(request.rows[place].end for place in request.counted) - request.num_settled, 0)
+    """How many positions after the settled tokens have been scored by all members that have a weight."""
+    return max(min(request.rows[index].end for index in request.counted) - request.num_settled, 0)
 
 
 def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
-    """Test the drafts behind what all members have scored, and settle what the test emits.
+    """Test the drafts after what all members have scored, and settle what the test emits.
 
-    bonus: also draw a token behind a fully accepted chain, where all members have scored that position too.
+    bonus: also draw a token after a fully accepted chain, where all members have scored that position too.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
     with_bonus = {request: bonus and _awaits_bonus(request) for request in ready}  # before anything is settled
@@ -43,19 +43,19 @@ def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
 
 
 def _awaits_bonus(request: Request) -> bool:
-    """Whether a token can come behind the whole chain, and all members have scored its position."""
+    """Whether a token can come after the whole chain, and all members have scored its position."""
     return num_scored(request) > len(request.drafts) and request.may_follow(len(request.sequence))
 
 
 def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
-    places, origin = group[0].counted, _origin(group, counts)
-    logits, layout = _chain_rows(group, places, [count + with_bonus for count in counts])
+    indices, origin = group[0].counted, _origin(group, counts)
+    logits, layout = _chain_rows(group, indices, [count + with_bonus for count in counts])
     device = logits[0].device
     if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
         origin["draft_sampling"] = sampling_of(group, device)  # its own logits have the temperature in them already
     drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
     verdict = verify_chain(
-        **target_arguments(group, places, logits, [count + with_bonus for count in counts]),
+        **target_arguments(group, indices, logits, [count + with_bonus for count in counts]),
         draft_tokens=padded(drafts, NO_TOKEN, device),
         **_on_device(origin | layout, device),
         **edits(group, device),
@@ -69,10 +69,10 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
 
 
 def _verify_trees(group: list[Request]) -> None:
-    places = list(group[0].counted)
-    origin = _tree_origin(group, places)
+    counted = list(group[0].counted)
+    origin = _tree_origin(group, counted)
     counts = [len(request.drafts) for request in group]
-    logits = [_tree_rows(group, place) for place in places]
+    logits = [_tree_rows(group, index) for index in counted]
     logits = [rows.to(logits[0].device) for rows in logits]
     device = logits[0].device
     if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
@@ -81,7 +81,7 @@ def _verify_trees(group: list[Request]) -> None:
     masks = row_masks(group, indices, device)
     allowed = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True) if masks else None
     verdict = verify_tree(
-        **target_arguments(group, places, logits, [logits[0].shape[1]] * len(group)),
+        **target_arguments(group, counted, logits, [logits[0].shape[1]] * len(group)),
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
         parents=padded([request.drafts.parents for request in group], NO_NODE, device),
         max_levels=max(max(request.drafts.depths) for request in group),
@@ -109,41 +109,41 @@ def _settle(
 ) -> None:
     """Settle what a test emitted. read: its status bits and tokens, on the host.
 
-    ends: the drafts behind which it emits nothing, where all of them are accepted.
+    ends: the drafts after which it emits nothing, where all of them are accepted.
     """
     (status, tokens), reports = read, told(verdict)
     for row, (request, path, count) in enumerate(zip(group, paths, counts, strict=True)):
         emitted = [token for token in tokens[row] if token >= 0]
         request.note_status(status[row], emitted=len(path) == ends[row] or len(emitted) > len(path))
         if path and not request.drafts.is_chain and request.is_unreadable(path[-1]):
-            del emitted[len(path) :]  # no member has read what comes behind it
+            del emitted[len(path) :]  # no member has read what comes after it
         request.statistics.rounds += 1
         request.settle_drafts(emitted, path, count, None if reports is None else reports[row])
 
 
-def _tree_rows(group: list[Request], place: int) -> Tensor:
-    """Logits [requests, nodes + 1, vocab] of a member behind the text and all nodes, 0 where it has read none."""
-    rows = [_rows_behind(request, place) for request in group]
+def _tree_rows(group: list[Request], index: int) -> Tensor:
+    """Logits [requests, nodes + 1, vocab] of a member after the text and all nodes, 0 where it has read none."""
+    rows = [_rows_after(request, index) for request in group]
     return rows[0][None] if len(rows) == 1 else torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _rows_behind(request: Request, place: int) -> Tensor:
+def _rows_after(request: Request, index: int) -> Tensor:
     first, last = request.num_settled, len(request.sequence) + 1
-    rows = request.rows[place].take(first, min(request.rows[place].end, last))
+    rows = request.rows[index].take(first, min(request.rows[index].end, last))
     return torch.nn.functional.pad(rows, (0, 0, 0, last - first - len(rows)))
 
 
-def _tree_origin(group: list[Request], places: list[int]) -> dict[str, Any]:
-    """Whose the nodes are, as `_origin` says of chains; members without a weight that drew them are added to places."""
+def _tree_origin(group: list[Request], indices: list[int]) -> dict[str, Any]:
+    """Whose the nodes are, as `_origin` says of chains; members without a weight that drew them are added."""
     proposers = [request.drafts.proposers for request in group]
     drafters = sorted({proposer for line in proposers for proposer in line})
     siblings = {"siblings": group[0].drafts.siblings}
     if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
         return {}
-    if len(drafters) == 1 and (drafters[0] not in places or isinstance(group[0].task.ensemble, DenseTarget)):
+    if len(drafters) == 1 and (drafters[0] not in indices or isinstance(group[0].task.ensemble, DenseTarget)):
         return siblings | {"draft_logits": _tree_rows(group, drafters[0])}
-    places += [place for place in drafters if place not in (OUTSIDE, *places)]
-    numbers = {place: number for number, place in enumerate(places)} | {OUTSIDE: OUTSIDE}
+    indices += [index for index in drafters if index not in (OUTSIDE, *indices)]
+    numbers = {index: number for number, index in enumerate(indices)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]
     drafter = lines[0][0] if len(drafters) == 1 else padded(lines, OUTSIDE, torch.device("cpu"))
     return siblings | {"drafter": drafter}
@@ -169,14 +169,14 @@ def _origin(group: list[Request], counts: list[int]) -> dict[str, Any]:
         return lens
     if has_rows or not drafters <= {OUTSIDE, *counted} or isinstance(group[0].task.ensemble, DenseTarget):
         return lens | {"draft_logits": _draft_logits(group, proposers)}
-    numbers = {place: number for number, place in enumerate(counted)} | {OUTSIDE: OUTSIDE}
+    numbers = {index: number for number, index in enumerate(counted)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]
     alone = len(drafters) == 1
     return lens | {"drafter": lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))}
 
 
 def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
-    """Logits [requests, drafts, vocab] that the drafts were drawn from, padded behind; one-hot where they were not."""
+    """Logits [requests, drafts, vocab] that the drafts were drawn from, padded after; one-hot where they were not."""
     lines = []
     for request, line in zip(group, proposers, strict=True):
         own = request.rows[line[0]]
@@ -199,16 +199,16 @@ def _draft_row(request: Request, position: int, proposer: int) -> Tensor:
 
 
 def _chain_rows(
-    group: list[Request], places: Sequence[int], num_rows: list[int]
+    group: list[Request], indices: Sequence[int], num_rows: list[int]
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """Logits of the members at the rows of each chain, dense for a lone request, else packed; masks and offsets."""
     starts = [request.num_settled for request in group]
     positions = [range(start, start + count) for start, count in zip(starts, num_rows, strict=True)]
     members: list[Tensor] = []
-    for place in places:
+    for index in indices:
         spans = zip(group, starts, num_rows, strict=True)
         rows = joined(
-            [part for request, start, count in spans for part in request.rows[place].pieces(start, start + count)]
+            [part for request, start, count in spans for part in request.rows[index].pieces(start, start + count)]
         )
         rows = rows[None] if len(group) == 1 else rows
         members.append(rows.to(members[0].device) if members else rows)

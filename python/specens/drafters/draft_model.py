@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specens.decoding.request import OUTSIDE
-from specens.drafters.drafter import Drafter, check_place
+from specens.drafters.drafter import Drafter, check_index
 from specens.drafters.member import MemberDrafter
 from specens.engines.loading import load_engine
 from specens.engines.protocol import Engine, Needs
@@ -20,7 +20,7 @@ class DraftModel(MemberDrafter):
     """A smaller model drafts chains from its own distribution, with a cache of its own; it has no part in the target.
 
     model: a Hugging Face causal LM, an Engine, or a spec (`engines.transformers.load.resolve_model`), with the
-        ensemble's tokenizer; it may have fewer token ids than the members. place: the member whose prompt it reads.
+        ensemble's tokenizer; it may have fewer token ids than the members. index: the member whose prompt it reads.
     dtype, device: for a spec, as of `SpeculativeEnsemble`.
     Raises ValueError where a spec cannot be loaded; when an ensemble is made with it, also where its tokenizer is
         another one, or its cache cannot forget what was rejected.
@@ -29,7 +29,7 @@ class DraftModel(MemberDrafter):
     def __init__(
         self,
         model: Any,
-        place: int = 0,
+        index: int = 0,
         *,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
@@ -40,11 +40,11 @@ class DraftModel(MemberDrafter):
         else:
             check_unused(dtype=dtype, device=device)
         self.model = model if isinstance(model, Engine) else CausalLM(model)
-        self.prompt_of = place
+        self.prompt_of = index
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:
         """Itself, checked."""
-        check_place(self.prompt_of, len(models))
+        check_index(self.prompt_of, len(models))
         assert self.model is not None
         self.model.check(Needs())
         own = self.model.tokenizer

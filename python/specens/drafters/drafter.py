@@ -39,7 +39,7 @@ class Drafter(Protocol):
         return 0
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def indices(self) -> tuple[int, ...]:
         """The members whose distributions it drafts from."""
         return ()
 
@@ -65,7 +65,7 @@ class Drafter(Protocol):
     ) -> None:
         """Append draft tokens to each request, while it can have any, and at most as many as `draft_lens` says.
 
-        Here the likeliest candidate. min_probability: nothing is drafted behind a token that was less probable.
+        Here the likeliest candidate. min_probability: nothing is drafted after a token that was less probable.
         """
         for request, most in zip(requests, draft_lens, strict=True):
             for chain in self.candidates(request, 1, most)[:1]:
@@ -90,7 +90,7 @@ class Drafter(Protocol):
 
 
 def add_chosen(request: Request, tokens: Iterable[int]) -> None:
-    """Append draft tokens that were chosen, not drawn, up to the first behind which none can be used."""
+    """Append draft tokens that were chosen, not drawn, up to the first after which none can be used."""
     for token in tokens:
         if not request.can_draft:
             return
@@ -103,7 +103,7 @@ def check_count(name: str, value: object, least: int = 1) -> None:
         raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
 
 
-def check_place(place: int, num_members: int) -> None:
+def check_index(index: int, num_members: int) -> None:
     """Raise ValueError where a drafter asks for a member that there is not."""
-    if not isinstance(place, int) or not 0 <= place < num_members:
-        raise ValueError(f"place: expected the index of a member, 0 to {num_members - 1}; got {place!r}")
+    if not isinstance(index, int) or not 0 <= index < num_members:
+        raise ValueError(f"index: expected the index of a member, 0 to {num_members - 1}; got {index!r}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specens.decoding.draws import draft
 from specens.decoding.request import OUTSIDE, Request
-from specens.drafters.drafter import Drafter, check_place
+from specens.drafters.drafter import Drafter, check_index
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import draft_trees
 from specens.engines.protocol import Engine
@@ -34,24 +34,24 @@ class Heads(Drafter):
     """Heads of the user's draft from a member's last hidden state, each one token of a chain or one level of a tree.
 
     heads: called with hidden states [batch, width], the input of the member's output layer; logits [batch, heads,
-        vocab]. The output layer itself gives the token behind a state, head 0 the one after that, and so on.
-    place: the member. A path has a draft of each head at most. The state that the last token was drawn from is used, so
+        vocab]. The output layer itself gives the token after a state, head 0 the one after that, and so on.
+    index: the member. A path has a draft of each head at most. The state that the last token was drawn from is used, so
     the drafts cost no forward, and the first round, before the prompt is read, drafts nothing.
     Raises ValueError where heads return another shape, or the member has no output layer.
     """
 
     has_probabilities = True
 
-    def __init__(self, heads: Callable[[Tensor], Tensor], place: int = 0) -> None:
+    def __init__(self, heads: Callable[[Tensor], Tensor], index: int = 0) -> None:
         if not callable(heads):
             raise ValueError(f"heads: expected a function of hidden states, got {heads!r}")
         self.heads = heads
-        self.place = place
+        self.index = index
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """Itself; the member keeps its hidden states from now on."""
-        check_place(self.place, len(models))
-        model = models[self.place]
+        check_index(self.index, len(models))
+        model = models[self.index]
         for other in models:  # members that share weights read in one forward, of the first of them
             if other is model or other.is_same_as(model):
                 other.keep_hidden()
@@ -60,9 +60,9 @@ class Heads(Drafter):
     def observe(self, requests: Sequence[Request]) -> None:
         """Keep the hidden states of all positions that were scored."""
         for request in requests:
-            if self.place not in request.hidden:
+            if self.index not in request.hidden:
                 raise ValueError("heads: expected a member that calls its output layer, which was not called")
-            request.drafter_state = _States(*request.hidden[self.place])
+            request.drafter_state = _States(*request.hidden[self.index])
 
     def propose(
         self,
@@ -90,7 +90,7 @@ class Heads(Drafter):
             draft_trees(OUTSIDE, partial(self.read, batch), drafting, plan, levels)
 
     def read(self, batch: Batch, requests: Sequence[Request]) -> None:  # noqa: ARG002
-        """Put the rows of the heads behind the drafts; behind those of the last head there is none."""
+        """Put the rows of the heads after the drafts; after those of the last head there is none."""
         for request in requests:
             rows, heads = request.rows[OUTSIDE], request.drafter_state.logits
             first, drafts = request.num_settled, request.drafts

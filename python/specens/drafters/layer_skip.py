@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specens.decoding.request import OUTSIDE
-from specens.drafters.drafter import Drafter, check_count, check_place
+from specens.drafters.drafter import Drafter, check_count, check_index
 from specens.drafters.member import MemberDrafter
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
@@ -22,13 +22,13 @@ class LayerSkip(MemberDrafter):
     """A member's own weights draft, without some of its layers and with a cache of their own: no further memory.
 
     skip_layers: the layers that are left out; or exit_layer: how many of the first ones are used, with the model's last
-        norm and output layer behind them. place: the member.
+        norm and output layer after them. index: the member.
     Raises ValueError unless one of the two is given; when an ensemble is made with it, also where the member has no
         such layers, or is not built of decoder layers in a row.
     """
 
     def __init__(
-        self, skip_layers: Sequence[int] | None = None, *, exit_layer: int | None = None, place: int = 0
+        self, skip_layers: Sequence[int] | None = None, *, exit_layer: int | None = None, index: int = 0
     ) -> None:
         super().__init__(OUTSIDE)
         if (skip_layers is None) == (exit_layer is None):
@@ -37,11 +37,11 @@ class LayerSkip(MemberDrafter):
             )
         self.skip_layers = None if skip_layers is None else tuple(skip_layers)
         self.exit_layer = exit_layer
-        self.prompt_of = place
+        self.prompt_of = index
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """A copy that knows its model."""
-        check_place(self.prompt_of, len(models))
+        check_index(self.prompt_of, len(models))
         member = models[self.prompt_of]
         if not isinstance(member, CausalLM):
             raise ValueError(f"drafter: expected a member of transformers, got {type(member).__name__}")

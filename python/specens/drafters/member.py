@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 
 class MemberDrafter(Drafter):
-    """Member `place` of the ensemble drafts behind the last token of each request, one forward for each draft.
+    """Member `index` of the ensemble drafts after the last token of each request, one forward for each draft.
 
     The first draft needs no forward where the member has scored its position already. A chain is cut at the number of
-    tokens that may still be emitted, and ends with an end of sequence: nothing behind either could ever be used.
+    tokens that may still be emitted, and ends with an end of sequence: nothing after either could ever be used.
     """
 
     has_probabilities = True
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, index: int) -> None:
+        self.index = index
 
     def propose(
         self, batch: Batch, requests: Sequence[Request], draft_lens: Sequence[int], min_probability: float = 0.0
     ) -> None:
-        """Append up to so many draft tokens to each request, none behind one less probable than `min_probability`."""
+        """Append up to so many draft tokens to each request, none after one less probable than `min_probability`."""
         left = dict(zip(requests, draft_lens, strict=True))
         for step in range(max(draft_lens, default=0)):
             left = {request: most for request, most in left.items() if most > step and request.can_draft}
             if not left:
                 return
             self.read(batch, list(left))
-            drawn = draft(list(left), self.place, with_probabilities=min_probability > 0)
+            drawn = draft(list(left), self.index, with_probabilities=min_probability > 0)
             # An improbable draft itself stays: to take it back for what it is would bias the text.
             left = {request: left[request] for request, chance in drawn.items() if chance >= min_probability}
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Append a tree of its distributions to each request, one forward for each level."""
-        draft_trees(self.place, partial(self.read, batch), requests, plan)
+        draft_trees(self.index, partial(self.read, batch), requests, plan)
 
     def read(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Forward what is new of the requests."""
-        batch.scorer_of(self.place).score(requests)
+        batch.scorer_of(self.index).score(requests)

@@ -39,7 +39,7 @@ MOST_TEXTS = 4  # of one tree, since each is a chain of forwards
 
 @dataclass
 class _Reading:
-    """What the draft model has read of a request: its first token as a prompt, and those behind it."""
+    """What the draft model has read of a request: its first token as a prompt, and those after it."""
 
     first: int
     reader: Reader
@@ -52,7 +52,7 @@ class OtherTokenizer(Drafter):
     The tokens of one side that make up a token of the other are found by where they begin in the text. Drafts are
     chosen, as far as the test goes: their text was drawn, but the tokens have no distribution. So every rule stays
     lossless. The model reads each request by itself, and reads again what tokenizes otherwise than before. It drafts
-    nothing where it has nothing to read (an empty text and no token that begins one), nor behind its last position.
+    nothing where it has nothing to read (an empty text and no token that begins one), nor after its last position.
 
     model, tokenizer: a Hugging Face causal LM with its tokenizer, or a model spec and None.
     probabilities: tell the rules Replacement and DecisionTree how probable each draft was: the product of the
@@ -113,7 +113,7 @@ class OtherTokenizer(Drafter):
                 request.add_draft(token, OUTSIDE, self._row(token, chance) if self.estimates else None)
 
     def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
-        """Texts that the model drafts, behind each of its most likely first tokens."""
+        """Texts that the model drafts, after each of its most likely first tokens."""
         texts = (self._drafts(request, length, rank=rank) for rank in range(min(count, MOST_TEXTS)))
         return [[token for token, _ in text] for text in texts]
 
@@ -132,7 +132,7 @@ class OtherTokenizer(Drafter):
         return self._tokens_of_members(ids, *self._write(request, own, draft_len, min_probability, rank))
 
     def _ids_to_read(self, text: str) -> list[int]:
-        """Its own ids of a text, open behind; of an empty one the token that begins or ends texts, if any."""
+        """Its own ids of a text, open after; of an empty one the token that begins or ends texts, if any."""
         ids, bare = self._own(text)["input_ids"], self._own(text, add_special_tokens=False)["input_ids"]
         ends = {self._own.eos_token_id, getattr(self._own, "sep_token_id", None)}
         while ids and ids[-1] in ends and ids[-1:] != bare[-1:]:
@@ -143,23 +143,23 @@ class OtherTokenizer(Drafter):
     def _tokens_of_members(
         self, ids: list[int], context: list[int], drafts: list[int], probabilities: list[float]
     ) -> list[tuple[int, float]]:
-        """The members' tokens behind ids of the model's drafts behind its context, each with its probability."""
+        """The members' tokens after ids of the model's drafts after its context, each with its probability."""
         ends = bool(drafts) and drafts[-1] == self._own.eos_token_id
         written = drafts[:-1] if ends else drafts
-        text, own_starts = _text_behind(self._own, context, written)
+        text, own_starts = _text_after(self._own, context, written)
         text = text.rstrip(REPLACEMENT)  # of a character whose other bytes are not drafted yet
-        tokens, starts = self._tokenize_behind(ids, text)
+        tokens, starts = self._tokenize_after(ids, text)
         chances = _joined(own_starts, probabilities[: len(written)], starts)
         end = self._members.eos_token_id
         last = [(end, probabilities[-1])] if ends and end is not None else []
         return [*zip(tokens, chances, strict=True), *last]
 
-    def _tokenize_behind(self, ids: list[int], text: str) -> tuple[list[int], list[int]]:
-        """The members' tokens that show a text behind ids, and where each begins in it; [] where none do."""
+    def _tokenize_after(self, ids: list[int], text: str) -> tuple[list[int], list[int]]:
+        """The members' tokens that show a text after ids, and where each begins in it; [] where none do."""
         for anchor in ANCHORS if text else ():
             front = self._members(anchor, add_special_tokens=False)["input_ids"]
             tokens = self._members(anchor + text, add_special_tokens=False)["input_ids"]
-            shown, starts = _text_behind(self._members, ids, tokens[len(front) :])
+            shown, starts = _text_after(self._members, ids, tokens[len(front) :])
             if tokens[: len(front)] == front and shown == text:
                 return tokens[len(front) :], starts
         return [], []
@@ -167,7 +167,7 @@ class OtherTokenizer(Drafter):
     def _write(
         self, request: Request, ids: list[int], draft_len: int, min_probability: float, rank: int | None
     ) -> tuple[list[int], list[int], list[float]]:
-        """The model's own tokens of the text, those that it drafts behind them, and the probabilities of these."""
+        """The model's own tokens of the text, those that it drafts after them, and the probabilities of these."""
         reading = self._read(request, ids)
         drafts: list[int] = []
         probabilities: list[float] = []
@@ -195,7 +195,7 @@ class OtherTokenizer(Drafter):
         reading: _Reading | None = request.drafter_state
         same = _num_same(reading.sequence, ids[1:]) if reading is not None and reading.first == ids[0] else 0
         if reading is not None and same == len(ids) - 1 < reading.reader.num_read:
-            same -= 1  # the last token is read again, for the logits behind it
+            same -= 1  # the last token is read again, for the logits after it
         if reading is None or reading.first != ids[0] or same < 0:
             reader = open_reader(self._model, [[ids[0]]], [0], Statistics.of(1))
             reading = request.drafter_state = _Reading(ids[0], reader, [])
@@ -214,16 +214,16 @@ class OtherTokenizer(Drafter):
 
 def _num_same(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two lists begin with alike."""
-    places = (place for place, (own, its) in enumerate(zip(one, other, strict=False)) if own != its)
-    return next(places, min(len(one), len(other)))
+    indices = (index for index, (own, its) in enumerate(zip(one, other, strict=False)) if own != its)
+    return next(indices, min(len(one), len(other)))
 
 
 def _decode(tokenizer: Any, tokens: Sequence[int]) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def _text_behind(tokenizer: Any, context: Sequence[int], tokens: Sequence[int]) -> tuple[str, list[int]]:
-    """The text of tokens behind a context, and the place in it where each of them begins."""
+def _text_after(tokenizer: Any, context: Sequence[int], tokens: Sequence[int]) -> tuple[str, list[int]]:
+    """The text of tokens after a context, and the place in it where each of them begins."""
     context = list(context[-CONTEXT:])
     lengths = [len(_decode(tokenizer, [*context, *tokens[:count]])) for count in range(len(tokens) + 1)]
     text = _decode(tokenizer, [*context, *tokens])[lengths[0] :]
@@ -237,7 +237,7 @@ def _joined(own_starts: Sequence[int], probabilities: Sequence[float], starts: S
     """
     joined = [1.0] * len(starts)
     for start, probability in zip(own_starts, probabilities, strict=True):
-        place = max(bisect_right(starts, start) - 1, 0)
+        index = max(bisect_right(starts, start) - 1, 0)
         if joined:
-            joined[place] *= probability
+            joined[index] *= probability
     return joined

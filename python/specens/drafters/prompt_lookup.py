@@ -30,7 +30,7 @@ class PromptLookup(Drafter):
     max_match: the longest n-gram looked for. min_match: a shorter one gives no draft. store: texts, as strings or token
         ids, or an NgramIndex over them, which all requests share; it drafts where it knows a longer n-gram.
     choose: "recent" or "frequent", which of the tokens that followed is taken. A tree holds all of them, as far as they
-        fit, the most frequent first; behind the most recent, where that is chosen.
+        fit, the most frequent first; after the most recent, where that is chosen.
     Raises ValueError where one is out of range, or where a text needs a tokenizer and the ensemble has none.
     """
 
@@ -78,7 +78,7 @@ class PromptLookup(Drafter):
             add_chosen(request, tokens[:most])
 
     def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
-        """What followed the longest n-grams, the most frequent first, or behind the most recent one."""
+        """What followed the longest n-grams, the most frequent first, or after the most recent one."""
         index = self._index(request)
         tries = [index.propose_tree(count * length, max_levels=length, min_match=self.min_match)]
         if self._store is not None:
@@ -89,7 +89,7 @@ class PromptLookup(Drafter):
         return [*first, *(path for trie in sorted(tries, key=lambda trie: -trie[3]) for path in paths_of(*trie[:2]))]
 
     def look_up(self, indices: Sequence[NgramIndex], most: int) -> list[list[int]]:
-        """Up to so many tokens behind each of these texts."""
+        """Up to so many tokens after each of these texts."""
         options: dict[str, Any] = {"store": self._store, "min_match": self.min_match, "choose": self.choose}
         drafts, found, _ = NgramIndex.propose_batch(indices, most, **options)
         return [tokens[:num_found] for tokens, num_found in zip(drafts.tolist(), found.tolist(), strict=True)]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from specens.decoding.request import Request
-from specens.drafters.drafter import Drafter, check_place
+from specens.drafters.drafter import Drafter, check_index
 from specens.drafters.member import MemberDrafter
 from specens.drafters.tree_plan import TreePlan
 
@@ -32,7 +32,7 @@ class Several(Drafter):
         if not isinstance(drafters, Sequence) or not drafters:
             raise ValueError(f"drafters: expected a list of drafters, got {drafters!r}")
         for drafter in drafters:
-            if not isinstance(drafter, int) and (drafter.models or drafter.has_probabilities or drafter.places):
+            if not isinstance(drafter, int) and (drafter.models or drafter.has_probabilities or drafter.indices):
                 raise ValueError(
                     "drafters: expected indices of members, of weight 0 where they only draft, and drafters without a "
                     f"distribution; got a {type(drafter).__name__}"
@@ -40,14 +40,14 @@ class Several(Drafter):
         self.drafters = tuple(drafters)
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def indices(self) -> tuple[int, ...]:
         """The members that draft."""
         return tuple(drafter for drafter in self.drafters if isinstance(drafter, int))
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:
         """A copy of bound drafters."""
-        for place in self.places:
-            check_place(place, len(models))
+        for index in self.indices:
+            check_index(index, len(models))
         bound = [own if isinstance(own, int) else own.bind(models, tokenizer) for own in self.drafters]
         return Several(bound)
 
@@ -55,7 +55,7 @@ class Several(Drafter):
         """Raise ValueError without trees, and for children that those of several drafters cannot be tested beside."""
         if plan is None:
             raise ValueError("tree: expected draft trees, tree=, with a Several, whose trees are merged; got none")
-        if plan.children == "sampled" and len(self.places) > 1:
+        if plan.children == "sampled" and len(self.indices) > 1:
             raise ValueError(
                 "tree: expected children 'top' or 'independent' of several drafters, whose draws do not know of each "
                 "other; got 'sampled'"

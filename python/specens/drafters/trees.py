@@ -19,19 +19,19 @@ SIBLINGS = {"top": None, "sampled": "without_replacement", "independent": "with_
 Read = Callable[[list[Request]], None]
 
 
-def draft_trees(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int | None = None) -> None:
+def draft_trees(index: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int | None = None) -> None:
     """Append a tree to each request from the rows of a place, no deeper than `levels` and tokens that may still come.
 
-    read: sees to it that requests have these rows behind their settled text and all their drafts; once for each level.
+    read: sees to it that requests have these rows after their settled text and all their drafts; once for each level.
     """
     levels = plan.most_levels if levels is None else min(levels, plan.most_levels)
     for request in requests:
         request.drafts.siblings = None if _by_scores(request) else SIBLINGS[plan.children]
     if not plan.is_grown:
-        _fill(place, read, requests, plan, levels)
+        _fill(index, read, requests, plan, levels)
         return
-    _grow(place, read, [request for request in requests if request.drafts.siblings is None], plan, levels)
-    _draw(place, read, [request for request in requests if request.drafts.siblings is not None], plan, levels)
+    _grow(index, read, [request for request in requests if request.drafts.siblings is None], plan, levels)
+    _draw(index, read, [request for request in requests if request.drafts.siblings is not None], plan, levels)
 
 
 def _by_scores(request: Request) -> bool:
@@ -39,7 +39,7 @@ def _by_scores(request: Request) -> bool:
     return request.is_greedy or request.draws_by_gumbel
 
 
-def _fill(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
+def _fill(index: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
     """Give every node of the plan's shape a token."""
     made: dict[Request, dict[int, int]] = {
         request: {ROOT: ROOT} for request in requests
@@ -51,32 +51,32 @@ def _fill(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, l
         if not level:
             return
         read(list(level))
-        level = {request: _fill_level(place, request, nodes, made[request], plan) for request, nodes in level.items()}
+        level = {request: _fill_level(index, request, nodes, made[request], plan) for request, nodes in level.items()}
 
 
 def _fertile(request: Request, nodes: Iterable[int], made: dict[int, int], plan: TreePlan) -> list[int]:
-    return [node for node in nodes if node in plan.families and request.can_draft_behind(made[node])]
+    return [node for node in nodes if node in plan.families and request.can_draft_after(made[node])]
 
 
-def _fill_level(place: int, request: Request, nodes: list[int], made: dict[int, int], plan: TreePlan) -> list[int]:
+def _fill_level(index: int, request: Request, nodes: list[int], made: dict[int, int], plan: TreePlan) -> list[int]:
     """Give the children of some nodes of the shape their tokens; those that have got one."""
     ranks = plan.tree.child_ranks.tolist()
     families = [plan.families[node] for node in nodes]
-    behind = [made[node] for node in nodes]
+    after = [made[node] for node in nodes]
     most = 1 + max(ranks[child] for family in families for child in family)
     if request.drafts.siblings is not None:
-        rows = draft_logprobs(request, place, behind)
-        for parent, row, family in zip(behind, rows, families, strict=True):
+        rows = draft_logprobs(request, index, after)
+        for parent, row, family in zip(after, rows, families, strict=True):
             for child, (token, _) in zip(family, draw_siblings(request, row, request.drafts.siblings)):
                 made[child] = len(request.drafts)
-                request.add_draft(token, place, parent=parent)
+                request.add_draft(token, index, parent=parent)
     else:
         scored = request.draws_by_gumbel and not request.is_greedy
-        best = draw_best_children(request, place, behind, most) if scored else most_likely(request, place, behind, most)
-        for parent, tokens, family in zip(behind, best, families, strict=True):
+        best = draw_best_children(request, index, after, most) if scored else most_likely(request, index, after, most)
+        for parent, tokens, family in zip(after, best, families, strict=True):
             for child in family:
                 if ranks[child] < len(tokens):
-                    made[child] = request.choose_draft(tokens[ranks[child]], place, parent)
+                    made[child] = request.choose_draft(tokens[ranks[child]], index, parent)
     return [child for family in families for child in family if child in made]
 
 
@@ -92,13 +92,13 @@ class _Growth:
         self._parents: list[int] = []
         self._drafts = {ROOT: ROOT}  # by candidates
 
-    def expand(self, place: int) -> bool:
+    def expand(self, index: int) -> bool:
         """Add the children of the newest drafts; whether there is more to expand, which are drafts then."""
         frontier, length = self._growth.frontier.tolist(), self._growth.expected_length
-        rows = draft_logprobs(self.request, place, [self._drafts[candidate] for candidate in frontier])
+        rows = draft_logprobs(self.request, index, [self._drafts[candidate] for candidate in frontier])
         chances, ids = rows.exp().topk(min(self._plan.width, rows.shape[-1]), dim=-1)
         for line, candidate in zip(chances, frontier, strict=True):
-            if not self.request.can_draft_behind(self._drafts[candidate]):
+            if not self.request.can_draft_after(self._drafts[candidate]):
                 line.zero_()  # of no use
         self._growth.add(ids.cpu().numpy(), chances.cpu().numpy())
         self._tokens += ids.flatten().tolist()
@@ -106,14 +106,14 @@ class _Growth:
         if self._growth.expected_length - length < self._plan.gain:
             return False
         for candidate in self._growth.frontier.tolist():
-            self._add(candidate, place)
+            self._add(candidate, index)
         return len(self._growth.frontier) > 0
 
-    def _add(self, candidate: int, place: int) -> None:
+    def _add(self, candidate: int, index: int) -> None:
         parent = self._drafts[self._parents[candidate]]
-        self._drafts[candidate] = self.request.choose_draft(self._tokens[candidate], place, parent)
+        self._drafts[candidate] = self.request.choose_draft(self._tokens[candidate], index, parent)
 
-    def finish(self, place: int) -> None:
+    def finish(self, index: int) -> None:
         """Keep the most probable candidates as drafts: those that were read first."""
         candidates = self._growth.prune()[2].tolist()
         kept = {self._drafts[candidate] for candidate in candidates if candidate in self._drafts}
@@ -123,26 +123,26 @@ class _Growth:
         self._drafts = {candidate: numbers[node] for candidate, node in self._drafts.items() if node in numbers}
         for candidate in candidates:
             if candidate not in self._drafts:
-                self._add(candidate, place)
+                self._add(candidate, index)
 
 
-def _grow(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
+def _grow(index: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
     growths = [_Growth(request, plan, levels) for request in requests if request.can_draft]
     growing = growths
     while growing:
         read([growth.request for growth in growing])
-        growing = [growth for growth in growing if growth.expand(place)]
+        growing = [growth for growth in growing if growth.expand(index)]
     for growth in growths:
-        growth.finish(place)
+        growth.finish(index)
 
 
-def _draw(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
+def _draw(index: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
     """Draw children level by level, as long as one is probable enough to be come to [Xiong et al., DySpec, 2024]."""
     level: dict[Request, dict[int, float]] = {request: {ROOT: 1.0} for request in requests}
     most = {request: len(request.drafts) + (plan.nodes or 0) for request in requests}
     for _ in range(levels):
         level = {
-            request: {node: value for node, value in values.items() if request.can_draft_behind(node)}
+            request: {node: value for node, value in values.items() if request.can_draft_after(node)}
             for request, values in level.items()
         }
         level = {request: values for request, values in level.items() if values}
@@ -150,18 +150,18 @@ def _draw(place: int, read: Read, requests: Sequence[Request], plan: TreePlan, l
             return
         read(list(level))
         for request, values in level.items():
-            level[request] = _draw_level(place, request, values, plan.threshold, most[request])
+            level[request] = _draw_level(index, request, values, plan.threshold, most[request])
 
 
-def _draw_level(place: int, request: Request, values: dict[int, float], least: float, most: int) -> dict[int, float]:
+def _draw_level(index: int, request: Request, values: dict[int, float], least: float, most: int) -> dict[int, float]:
     """The children of nodes that are come to with some probabilities, and the probabilities of these."""
     children: dict[int, float] = {}
-    for (node, value), row in zip(values.items(), draft_logprobs(request, place, list(values)), strict=True):
+    for (node, value), row in zip(values.items(), draft_logprobs(request, index, list(values)), strict=True):
         if value < least or len(request.drafts) >= most:
             continue
         for token, chance in draw_siblings(request, row, "without_replacement"):
             children[len(request.drafts)] = value * chance
-            request.add_draft(token, place, parent=node)
+            request.add_draft(token, index, parent=node)
             value *= 1 - chance
             if value < least or len(request.drafts) >= most:
                 break
@@ -169,7 +169,7 @@ def _draw_level(place: int, request: Request, values: dict[int, float], least: f
 
 
 def add_candidates(request: Request, chains: Iterable[Sequence[int]], plan: TreePlan) -> None:
-    """Merge chains that were chosen, the likeliest first, into a tree behind the settled text, as far as they fit."""
+    """Merge chains that were chosen, the likeliest first, into a tree after the settled text, as far as they fit."""
     request.drafts.siblings = None
     most = len(request.drafts) + (plan.nodes or len(plan.tree))
     shape_of = {ROOT: ROOT}  # the shape's node of each draft
@@ -181,7 +181,7 @@ def add_candidates(request: Request, chains: Iterable[Sequence[int]], plan: Tree
             if child not in shape_of:
                 below = [] if plan.is_grown else plan.families.get(shape_of[node], [])
                 fits = len(request.drafts) < most and (plan.is_grown or num_children[node] < len(below))
-                if not fits or request.drafts.depth(node) >= plan.most_levels or not request.can_draft_behind(node):
+                if not fits or request.drafts.depth(node) >= plan.most_levels or not request.can_draft_after(node):
                     break
                 child = request.choose_draft(token, OUTSIDE, node)
                 shape_of[child] = below[num_children[node]] if below else ROOT

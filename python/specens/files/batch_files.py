@@ -69,7 +69,7 @@ def open_texts(
     """The file of texts, begun or to be continued, and the seed of its first text.
 
     settings: everything that the texts depend on, as plain values for JSON. seed: None draws one, or takes the kept
-        one. Prompts may be added behind those that the file was begun with.
+        one. Prompts may be added after those that the file was begun with.
     Raises ValueError where the file was begun with other settings or prompts, or by something else.
     """
     settings = json.loads(json.dumps(settings))  # as they come back from the file
@@ -154,7 +154,7 @@ def write_texts(
 ) -> None:
     """Generate the pieces and append each record as soon as its text is finished.
 
-    batch_size, exact: as of `generate_many`. on_text: called behind each. on_round: as of `generate_many`, with the
+    batch_size, exact: as of `generate_many`. on_text: called after each. on_round: as of `generate_many`, with the
     numbers of the prompt and the sample.
     settings: of all texts, see `specens.settings.jobs.Settings`.
     Raises ValueError naming the prompt where one is wrong, before anything is generated; MemoryError where memory runs

@@ -34,7 +34,7 @@ def is_stream(path: Path) -> bool:
     return path == STANDARD or path.parts[:2] in (("/", "dev"), ("/", "proc")) or path.is_fifo() or path.is_socket()
 
 
-def check_place(option: str, path: Path) -> None:
+def check_index(option: str, path: Path) -> None:
     """Raise ValueError where no file can be written at a path."""
     if is_stream(path):
         return

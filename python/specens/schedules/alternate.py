@@ -16,7 +16,7 @@ class Alternate:
     """In each turn the member that lags behind reads the drafts of the others, and drafts on behind them.
 
     A position is verified as soon as all members have scored it. A member that scores a chain knows its own
-    distribution behind it, so the first token that it adds costs no forward: while drafts are accepted, n members with
+    distribution after it, so the first token that it adds costs no forward: while drafts are accepted, n members with
     draft_lens 1 need one forward for one token, where `standard` needs n. A rejection makes all of them begin again at
     the same place. With two members and acceptance rate a that is 2 - a forwards a token, so 2 / (2 - a) times the
     speed of `standard` at equal costs, and never more forwards than `standard`.
@@ -54,11 +54,11 @@ class Alternate:
         verify(requests)
         batch.end_phase("verify", requests)
 
-        place = self._proposer(scorer, requests[0])
-        accepted = [request for request in requests if request.rows[place].end > request.num_settled]
-        length = self.draft_lens[place]
-        lens = chain_lens(length, accepted, place)
-        MemberDrafter(place).propose(batch, accepted, lens, least_probability(length))
+        proposer = self._proposer(scorer, requests[0])
+        accepted = [request for request in requests if request.rows[proposer].end > request.num_settled]
+        length = self.draft_lens[proposer]
+        lens = chain_lens(length, accepted, proposer)
+        MemberDrafter(proposer).propose(batch, accepted, lens, least_probability(length))
         batch.end_phase("propose", requests)
 
         # A member's distribution may have no token where the target has: then nothing can be drafted.
@@ -74,18 +74,18 @@ class Alternate:
         """
 
         def order(scorer: Scorer) -> tuple[int, bool, int, int]:
-            place = self._proposer(scorer, request)
-            scored = max(request.rows[place].end, request.num_settled)
+            index = self._proposer(scorer, request)
+            scored = max(request.rows[index].end, request.num_settled)
             last_turn = request.last_turns.get(scorer.index, -1)
-            return scored, place != self.first, -most_drafts(self.draft_lens[place]), last_turn
+            return scored, index != self.first, -most_drafts(self.draft_lens[index]), last_turn
 
         return min(batch.scorers, key=order)
 
     def _proposer(self, scorer: Scorer, request: Request) -> int:
         """Which of the members that share weights drafts: the one that was named, or that with the largest weight."""
-        if len(scorer.places) == 1:
-            return scorer.places[0]
-        if self.first is not None and self.first in scorer.places:
+        if len(scorer.indices) == 1:
+            return scorer.indices[0]
+        if self.first is not None and self.first in scorer.indices:
             return self.first
         weights = getattr(request.task.ensemble, "weights", None)
-        return max(scorer.places, key=lambda place: 0.0 if weights is None else abs(weights[place]))
+        return max(scorer.indices, key=lambda index: 0.0 if weights is None else abs(weights[index]))

@@ -18,7 +18,7 @@ from specens.schedules.plan import Plan
 class Fixed:
     """The drafter, a member or not, drafts its draft_len tokens in every round.
 
-    A round without a rejection also emits a bonus token, from the target behind the last draft. The other members have
+    A round without a rejection also emits a bonus token, from the target after the last draft. The other members have
     scored that place; the drafter has not, and where it has a weight it forwards its last draft for it. Counting with g
     drafts, acceptance rate a, the drafter's forwards costing c and all others' together 1: a round costs 1 + c g and
     emits (1 - a^g) / (1 - a) tokens. With the bonus it costs c a^g more and emits a^g more. A round gives less than g
@@ -27,7 +27,7 @@ class Fixed:
 
     Where there was nothing to draft, a round emits one token from the target.
 
-    With a plan of trees the drafter proposes one, and behind the accepted path always comes one more token: all members
+    With a plan of trees the drafter proposes one, and after the accepted path always comes one more token: all members
     read every node, the drafter its last level only where its distribution is a part of the target.
     """
 
@@ -39,9 +39,9 @@ class Fixed:
                 f"schedule: expected two members or more for 'fixed', got {plan.num_members}; a lone one needs a "
                 "drafter that is no member"
             )
-        self.place = plan.drafter if isinstance(plan.drafter, int) else OUTSIDE
+        self.index = plan.drafter if isinstance(plan.drafter, int) else OUTSIDE
         self.drafter: Drafter = MemberDrafter(plan.drafter) if isinstance(plan.drafter, int) else plan.drafter
-        self.draft_len = plan.draft_lens[max(self.place, 0)]
+        self.draft_len = plan.draft_lens[max(self.index, 0)]
         if isinstance(self.draft_len, ByConfidence) and not self.drafter.has_probabilities:
             raise ValueError(
                 f"draft_lens: expected no ByConfidence, since drafts of {type(self.drafter).__name__} have no "
@@ -50,14 +50,14 @@ class Fixed:
         self.tree = plan.tree
         if self.tree is not None and not isinstance(self.draft_len, int):
             raise ValueError("draft_lens: expected numbers beside trees, which are their own lengths")
-        self.drafting = (plan.drafter,) if isinstance(plan.drafter, int) else plan.drafter.places
-        self.adds_bonus = not plan.replaces  # an assistant has no say behind a chain [Wang et al., 2025]
+        self.drafting = (plan.drafter,) if isinstance(plan.drafter, int) else plan.drafter.indices
+        self.adds_bonus = not plan.replaces  # an assistant has no say after a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:
         """Propose, score, verify, commit."""
         requests = batch.requests
         if self.tree is None:
-            lens = chain_lens(self.draft_len, requests, self.place)
+            lens = chain_lens(self.draft_len, requests, self.index)
             self.drafter.propose(batch, requests, lens, least_probability(self.draft_len))
         else:
             self.drafter.propose_trees(batch, requests, self.tree)
@@ -65,7 +65,7 @@ class Fixed:
             request.drop_excluded_drafts()
         batch.end_phase("propose", requests)
 
-        own = [batch.scorer_of(place) for place in self.drafting]
+        own = [batch.scorer_of(index) for index in self.drafting]
         work = [(scorer, requests) for scorer in batch.scorers if scorer not in own]
         if self.tree is not None:
             work += [(scorer, [request for request in requests if scorer.counts_for(request)]) for scorer in own]
@@ -79,12 +79,12 @@ class Fixed:
         self._add_tokens(batch, requests if self.adds_bonus else undrafted, undrafted)
 
     def _add_tokens(self, batch: Batch, requests: list[Request], undrafted: list[Request]) -> None:
-        """Draw a token behind chains that were fully accepted and have none yet, and where there was no chain."""
+        """Draw a token after chains that were fully accepted and have none yet, and where there was no chain."""
         open_ended = [request for request in requests if self._awaits_token(request)]
         if not open_ended:
             return
-        if self.place != OUTSIDE:
-            batch.scorer_of(self.place).score(open_ended)
+        if self.index != OUTSIDE:
+            batch.scorer_of(self.index).score(open_ended)
         batch.end_phase("score", open_ended)
         draw([request for request in open_ended if request not in undrafted], "bonus")
         draw([request for request in open_ended if request in undrafted], "standard")
@@ -92,5 +92,5 @@ class Fixed:
 
     def _awaits_token(self, request: Request) -> bool:
         """Whether all members but the drafter have scored the first place that is not settled."""
-        others = [place for place in request.counted if place != self.place]
-        return not request.finished and all(request.rows[place].end > request.num_settled for place in others)
+        others = [index for index in request.counted if index != self.index]
+        return not request.finished and all(request.rows[index].end > request.num_settled for index in others)

@@ -236,15 +236,15 @@ def group_by_weights(models: Sequence[Engine]) -> list[list[int]]:
     return groups
 
 
-def places_read_together(
+def indices_read_together(
     schedule: str, groups: list[list[int]], drafter: int | None, trees: bool = False
 ) -> list[list[int]]:
-    """The places that the same forwards score. groups: those of members that share weights; drafter: if it is one."""
-    alone = [[place] for place in sorted(itertools.chain(*groups))]
+    """The indices that the same forwards score. groups: those of members that share weights; drafter: if it is one."""
+    alone = [[index] for index in sorted(itertools.chain(*groups))]
     if trees:
         return alone
     if schedule == "fixed" and drafter is not None:  # it is fed before the others
-        rest = [[place for place in group if place != drafter] for group in groups]
+        rest = [[index for index in group if index != drafter] for group in groups]
         return sorted([[drafter], *filter(None, rest)])
     return groups if len(groups) > 1 or schedule in ("standard", "fixed") else alone
 
@@ -323,7 +323,7 @@ def check_lengths(models: Sequence[Engine], prompts: Sequence[list[int]], max_ne
             )
         if model.max_length is not None and len(prompt) + max_new_tokens > model.max_length:
             raise ValueError(
-                f"max_new_tokens: expected at most {model.max_length - len(prompt)} behind the prompt of "
+                f"max_new_tokens: expected at most {model.max_length - len(prompt)} after the prompt of "
                 f"{len(prompt)} tokens of member {index}, got {max_new_tokens}"
             )
 
@@ -348,7 +348,7 @@ def check_trees(models: Sequence[Engine], tree: TreePlan) -> None:
 
 
 def check_caches(models: Sequence[Engine], prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
-    """Raise ValueError where a model's cache is too small for the text, and the nodes of a draft tree behind it."""
+    """Raise ValueError where a model's cache is too small for the text, and the nodes of a draft tree after it."""
     for model, prompt in zip(models, prompts, strict=True):
         model.check_length(len(prompt) + max_new_tokens + num_nodes)
 

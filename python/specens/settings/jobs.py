@@ -75,11 +75,11 @@ class Settings(TypedDict, total=False):
     logits_processors: functions of the ids so far [1, tokens] and logits [1, vocab], as those of transformers; for
         every member's logits. They must depend on nothing else, since they are called for each member and draft, and
         again for a position whose draft was rejected; those that need more are refused (`decoding.processors`), others
-        that keep a state are noticed where a second call for the first row says something else. Never called behind a
+        that keep a state are noticed where a second call for the first row says something else. Never called after a
         stop token or a draft that the constraint excludes.
     constraint: a function of the generated tokens that returns the bit mask int32 [words] of the tokens that may come
-        next, in the layout of xgrammar, or None where the text is complete, which ends it. It is asked behind drafts,
-        and again for a text that is shorter or goes on otherwise once they are rejected; never behind a stop token,
+        next, in the layout of xgrammar, or None where the text is complete, which ends it. It is asked after drafts,
+        and again for a text that is shorter or goes on otherwise once they are rejected; never after a stop token,
         behind its own end, or behind a token that its mask excludes.
     grammar: in its place, what the text must be: a `Grammar`, or a JSON schema, a dict or a class of pydantic, of which
         it is one value. It needs the package llguidance and a fast tokenizer.

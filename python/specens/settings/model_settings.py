@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from specens.decoding.request import counted_places
+from specens.decoding.request import counted_indices
 from specens.engines.transformers.generation_config import (
     SAMPLING,
     TOP_K,
@@ -50,11 +50,11 @@ class ModelSettings:
 
     def __init__(self, owner: SpeculativeEnsemble, settings: Settings) -> None:
         self._owner = owner
-        counted = counted_places(owner.ensemble, owner.plan.num_members)
-        self.place = counted[0] if counted else 0
-        self._engine = owner.models[self.place]
+        counted = counted_indices(owner.ensemble, owner.plan.num_members)
+        self.index = counted[0] if counted else 0
+        self._engine = owner.models[self.index]
         self._given = settings.get("generation_config")
-        others = [config_of(owner.models[place]) for place in counted]
+        others = [config_of(owner.models[index]) for index in counted]
         self.config = self._chosen()
         check_config(self.config)
         if self._given is None and settings.get("sampling") is None:
@@ -73,12 +73,12 @@ class ModelSettings:
         return completed(self._given, self._engine)
 
     def _warn_of(self, others: Sequence[Any], counted: Sequence[int]) -> None:
-        for place, other in zip(counted, others, strict=True):
+        for index, other in zip(counted, others, strict=True):
             names = differing(self.config, other)
             if names:
                 warnings.warn(
-                    f"generation_config: members {self.place} and {place} differ in {', '.join(names)}; that of member "
-                    f"{self.place} holds. Give generation_config= to choose",
+                    f"generation_config: members {self.index} and {index} differ in {', '.join(names)}; that of member "
+                    f"{self.index} holds. Give generation_config= to choose",
                     stacklevel=5,
                 )
 
@@ -92,7 +92,7 @@ class ModelSettings:
 
     def lengths(self, own: Settings, prompts: Sequence[list[int]]) -> Lengths:
         """How long a text is: as the call says, else as the config does."""
-        config, prompt_len = self.config, len(prompts[self.place])
+        config, prompt_len = self.config, len(prompts[self.index])
         most, least = own.get("max_new_tokens"), own.get("min_new_tokens")
         if most is None:
             most = config.max_new_tokens
@@ -101,7 +101,7 @@ class ModelSettings:
             if most <= 0:
                 raise ValueError(
                     f"max_length: expected more than the {prompt_len} tokens of the prompt in the generation config of "
-                    f"member {self.place}, got {config.max_length}; give max_new_tokens="
+                    f"member {self.index}, got {config.max_length}; give max_new_tokens="
                 )
         if least is None:
             least = config.min_new_tokens

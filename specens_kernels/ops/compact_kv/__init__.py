@@ -119,9 +119,9 @@ def _check_out(out: Any, tensors: Sequence[Tensor], arguments: Sequence[Any]) ->
 def _nodes_of(mask: Tensor) -> Tensor:
     """The places where a mask [batch, width] is True, in order, then -1."""
     width = mask.shape[1]
-    place = torch.where(mask, mask.cumsum(1) - 1, width)
+    index = torch.where(mask, mask.cumsum(1) - 1, width)
     nodes = mask.new_full((len(mask), width + 1), -1, dtype=torch.int64)
-    return nodes.scatter(1, place, torch.arange(width, device=mask.device).expand(mask.shape))[:, :width]
+    return nodes.scatter(1, index, torch.arange(width, device=mask.device).expand(mask.shape))[:, :width]
 
 
 def freed_blocks(block_table: Tensor, num_blocks_before: Tensor, num_blocks: Tensor) -> list[list[int]]:

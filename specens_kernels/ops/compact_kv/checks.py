@@ -82,7 +82,7 @@ def _check_cache(name: str, cache: Any, first: Tensor, batch_dim: int, slot_dim:
 def _check_distinct(tensors: Sequence[Tensor]) -> None:
     if torch.compiler.is_compiling():
         return  # a traced tensor has no address
-    places = [cache.data_ptr() for cache in tensors if cache.numel() > 0]
-    for index, place in enumerate(places):
-        if place in places[:index]:
+    indices = [cache.data_ptr() for cache in tensors if cache.numel() > 0]
+    for index, position in enumerate(indices):
+        if position in indices[:index]:
             fail("caches", "tensors that share no memory", f"one that begins where another begins, number {index}")

@@ -29,14 +29,14 @@ def compact_kv(
     count = _leading(kept) if num_kept is None else num_kept.to(torch.int64)
     target = torch.arange(kept.shape[1], device=kept.device).expand(kept.shape)
     moved = target < count[:, None]
-    places = [_places(nodes, prefix_lens, block_table, slot_mapping, block_size) for nodes in (kept, target)]
+    indices = [_indices(nodes, prefix_lens, block_table, slot_mapping, block_size) for nodes in (kept, target)]
     sound = (count >= 0) & (count <= kept.shape[1]) & (prefix_lens >= 0) & (prefix_lens <= MAX_PREFIX_LEN)
     sound = sound & (~moved | _ascending(kept)).all(1)
-    for block, _, known in places:
+    for block, _, known in indices:
         sound = sound & (~moved | (known & (block >= 0) & (block < blocks))).all(1)
     moved = moved & sound[:, None]
     for view in views:
-        source, into = (block * view.shape[1] + offset for block, offset, _ in places)
+        source, into = (block * view.shape[1] + offset for block, offset, _ in indices)
         _move(view, source, into, moved)
     status = torch.where(sound, int(Status.OK), int(Status.INVALID_PARAMETER)).to(torch.int32)
     return prefix_lens + torch.where(sound, count, 0), status
@@ -58,7 +58,7 @@ def _ascending(kept: Tensor) -> Tensor:
     return kept > before
 
 
-def _places(
+def _indices(
     nodes: Tensor, prefix_lens: Tensor, block_table: Tensor | None, slot_mapping: Tensor | None, block_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block and the offset of nodes [batch, width], and whether they have a place at all."""

@@ -134,10 +134,10 @@ def _move_kernel(
     request = tl.program_id(2).to(tl.int64)
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     used = word < layout.rows * layout.slot_words
-    place = word % layout.slot_words
+    position = word % layout.slot_words
     row = word // layout.slot_words
     for dim in tl.static_range(len(layout.sizes)):
-        place += row % layout.sizes[dim] * layout.strides[dim]
+        position += row % layout.sizes[dim] * layout.strides[dim]
         row = row // layout.sizes[dim]
     cache = caches[0]
     for index in tl.static_range(1, len(caches)):
@@ -153,8 +153,8 @@ def _move_kernel(
         source = from_block * layout.stride_block + from_offset * layout.stride_slot
         target = to_block * layout.stride_block + to_offset * layout.stride_slot
         if source != target:
-            words = tl.load(cache + source + place, mask=used)
-            tl.store(cache + target + place, words, mask=used)
+            words = tl.load(cache + source + position, mask=used)
+            tl.store(cache + target + position, words, mask=used)
 
 
 def layout_of(cache: Tensor, batch_dim: int, slot_dim: int) -> tuple[int, Layout]:

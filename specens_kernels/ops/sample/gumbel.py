@@ -42,25 +42,25 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int, start: int = 0) -
     first = start % BLOCK
     block = torch.arange(start // BLOCK, -(-(start + vocab) // BLOCK), device=seeds.device)
     lane = torch.arange(min(LANES, first + vocab), device=seeds.device)  # of fewer tokens no other word is looked at
-    high, low, place, _ = _random_words(seeds, positions, block, MAXIMUM_STREAM)
+    high, low, position, _ = _random_words(seeds, positions, block, MAXIMUM_STREAM)
     exp_minus_max = (-unit(high, low).log() / BLOCK)[..., None]  # exp(-M)
     index = (LANES * block[:, None] + lane).flatten()
     rest = torch.stack(_random_words(seeds, positions, index, REST_STREAM), -2)
     rest = rest.unflatten(-1, (len(block), len(lane))).transpose(-3, -2).flatten(-2)  # [..., blocks, BLOCK]
     below = exp_minus_max - ((rest.double() + 0.5) / 2**32).log()
-    is_max = torch.arange(rest.shape[-1], device=seeds.device) == (place >> 25)[..., None]
+    is_max = torch.arange(rest.shape[-1], device=seeds.device) == (position >> 25)[..., None]
     return -torch.where(is_max, exp_minus_max, below).log().flatten(-2)[..., first : first + vocab]
 
 
 def noise_of(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """The same noise of single tokens, float64 [..., n]; seeds and positions int64 [...], tokens int64 [..., n]."""
-    block, place = tokens // BLOCK, tokens % BLOCK
+    block, index = tokens // BLOCK, tokens % BLOCK
     high, low, largest, _ = _random_words(seeds, positions, block, MAXIMUM_STREAM)
     exp_minus_max = -unit(high, low).log() / BLOCK
-    rest = torch.stack(_random_words(seeds, positions, LANES * block + place % LANES, REST_STREAM), -1)
-    word = rest.gather(-1, (place // LANES)[..., None])[..., 0]
+    rest = torch.stack(_random_words(seeds, positions, LANES * block + index % LANES, REST_STREAM), -1)
+    word = rest.gather(-1, (index // LANES)[..., None])[..., 0]
     below = exp_minus_max - ((word.double() + 0.5) / 2**32).log()
-    return -torch.where(place == (largest >> 25), exp_minus_max, below).log()
+    return -torch.where(index == (largest >> 25), exp_minus_max, below).log()
 
 
 def best_tokens(rows: Distributions, seeds: Tensor | None, positions: Tensor | None, count: int) -> Tensor:

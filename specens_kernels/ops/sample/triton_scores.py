@@ -134,10 +134,10 @@ def _maxima_kernel(
         nearest = maxima.to(tl.float32)
         upwards = nearest + tl.abs(nearest) * 1.3e-7 + 1e-37
         maxima = tl.where(nearest.to(tl.float64) < maxima, upwards, nearest)
-        place = row.to(tl.int64) * scores.tiles + tile
-        tl.store(scores.marks + place, tl.reduce_or(marks, 0).to(tl.int8))
+        index = row.to(tl.int64) * scores.tiles + tile
+        tl.store(scores.marks + index, tl.reduce_or(marks, 0).to(tl.int8))
         if target.log_plausibility is not None:
-            tl.store(scores.first_maxima + place, tl.max(first, 0))
+            tl.store(scores.first_maxima + index, tl.max(first, 0))
     block = tile * (scores.TILE // NOISE_BLOCK) + tl.arange(0, scores.TILE // NOISE_BLOCK)
     tl.store(scores.maxima + row.to(tl.int64) * scores.blocks + block, maxima, mask=block < scores.blocks)
 
@@ -170,9 +170,9 @@ def _judge_chain(found, target, draft, request):
     column = tl.arange(0, found.COLUMNS)
     steps = column.to(tl.int64)
     # other programs wrote these: past the first cache
-    place = request * found.steps + column
-    tokens = tl.load(found.row_tokens + place, mask=column < rows, other=-1, cache_modifier=".cg").to(tl.int64)
-    bits = tl.load(found.row_bits + place, mask=column < rows, other=0, cache_modifier=".cg")
+    index = request * found.steps + column
+    tokens = tl.load(found.row_tokens + index, mask=column < rows, other=-1, cache_modifier=".cg").to(tl.int64)
+    bits = tl.load(found.row_bits + index, mask=column < rows, other=0, cache_modifier=".cg")
     drafted = load_draft_tokens(draft, request, steps, column < length)
     known = (column >= length) | ((drafted >= 0) & (drafted < target.vocab))
     accepted = (column < length) & known & (drafted == tokens)
@@ -184,7 +184,7 @@ def _judge_chain(found, target, draft, request):
     first, used = request * found.columns, column < found.columns
     tl.store(found.tokens + first + column, tl.where(column < emitted, tokens, -1), mask=used)
     if found.TOLD:
-        logprobs = tl.load(found.row_logprobs + place, mask=column < emitted, other=0.0, cache_modifier=".cg")
+        logprobs = tl.load(found.row_logprobs + index, mask=column < emitted, other=0.0, cache_modifier=".cg")
         tl.store(found.logprobs + first + column, logprobs, mask=used)
     tl.store(found.num_accepted + request, num_accepted)
     tl.store(found.num_tokens + request, emitted)
@@ -258,9 +258,9 @@ def _draw_kernel(
     if found.TOLD:
         for other in range(found.columns):
             token = tl.max(tl.where(column == other, tokens, -1), 0)
-            place = tl.max(tl.where(column == other, rank, 0), 0)
+            index = tl.max(tl.where(column == other, rank, 0), 0)
             own = _target_logprob(statistics, target, request, request * 0, token)
-            tl.store(found.logprobs + request * found.columns + place, own)
+            tl.store(found.logprobs + request * found.columns + index, own)
 
 
 def pass_launches(scores: ScoreView, statistics: Statistics, target: TargetView, draft: DraftView) -> Iterator[Launch]:

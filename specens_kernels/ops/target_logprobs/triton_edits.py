@@ -33,9 +33,9 @@ def _edits_kernel(
     request = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     used = entry < edits.entries
-    place = request * edits.entries + entry
-    key = tl.load(edits.keys + place, mask=used, other=NO_KEY)
-    before = tl.load(edits.keys + place - 1, mask=used & (entry > 0), other=NO_KEY)
+    position = request * edits.entries + entry
+    key = tl.load(edits.keys + position, mask=used, other=NO_KEY)
+    before = tl.load(edits.keys + position - 1, mask=used & (entry > 0), other=NO_KEY)
     token = key // KINDS
     leads = used & (key < NO_KEY) & (token != before // KINDS)
     after_bias = first_entry(edits, request, token * KINDS + PROMPT, leads)
@@ -44,15 +44,15 @@ def _edits_kernel(
     after_ends = first_entry(edits, request, token * KINDS + KINDS, leads)
     marks = (after_output - after_prompt) << OUTPUT_SHIFT
     marks |= tl.where(after_prompt > after_bias, IN_PROMPT, 0) | tl.where(after_ends > after_output, ENDS, 0)
-    tl.store(edits.marks + place, marks, mask=leads)
+    tl.store(edits.marks + position, marks, mask=leads)
     if edits.bias_sums is not None:
         count = tl.where(leads, after_bias - entry, 0)
         total = tl.zeros([ENTRIES], tl.float32)
         for index in range(tl.max(count, 0)):
-            source = tl.load(edits.order + place + index, mask=index < count, other=0)
+            source = tl.load(edits.order + position + index, mask=index < count, other=0)
             values_ptr = edits.bias_values + request * size_of(edits.bias_width) + source
             total += tl.load(values_ptr, mask=index < count, other=0.0)
-        tl.store(edits.bias_sums + place, total, mask=leads)
+        tl.store(edits.bias_sums + position, total, mask=leads)
 
 
 def edit_launch(edits: EditView) -> Launch:

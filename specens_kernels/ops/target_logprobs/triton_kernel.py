@@ -97,18 +97,18 @@ def _filter_kernel(
     step = row % target.steps
     if not row_is_read(target, draft, request, step):
         return
-    place = row * statistics.SLOTS + slot
+    index = row * statistics.SLOTS + slot
     source, temperature, total = slot_source(statistics, target, draft, request, step, slot)
     filters = slot_filters(statistics, target, draft, request, slot)
     if slot_is_filtered(statistics, target, draft, request, slot, filters, total):
         cut, kept = search(statistics, target, draft, source, filters, temperature, total, BLOCK)
-        tl.store(statistics.cuts + place, cut)
-        tl.store(statistics.kept + place, kept)
+        tl.store(statistics.cuts + index, cut)
+        tl.store(statistics.kept + index, kept)
     else:
-        tl.store(statistics.cuts + place, -INFINITY)
+        tl.store(statistics.cuts + index, -INFINITY)
         if statistics.WHOLE:
             total = tl.where(slot == 0, 1.0, total)
-        tl.store(statistics.kept + place, total)
+        tl.store(statistics.kept + index, total)
 
 
 @triton.jit

@@ -113,11 +113,11 @@ def synthetic_rule(chain: Chain, rule: Rule) -> Acceptance:
 def walk_tree(table: tuple[float, ...], draft: Tensor, assistant: Tensor) -> Tensor:
     """bool like draft: what a decision tree says of the two probabilities. table: see `DecisionTree.table`."""
     nodes = torch.tensor(table, dtype=torch.float64, device=draft.device).reshape(-1, NODE_FIELDS)
-    place = torch.zeros_like(draft, dtype=torch.int64)
+    index = torch.zeros_like(draft, dtype=torch.int64)
     for _ in range(longest_path(table)):
-        feature, threshold, left, right, _ = nodes[place].unbind(-1)
-        place = torch.where(torch.where(feature == 1, assistant, draft) <= threshold, left, right).long()
-    return nodes[place][..., -1] > 0
+        feature, threshold, left, right, _ = nodes[index].unbind(-1)
+        index = torch.where(torch.where(feature == 1, assistant, draft) <= threshold, left, right).long()
+    return nodes[index][..., -1] > 0
 
 
 def comparing_rule(chain: Chain, replaces: Callable[[Tensor, Tensor], Tensor]) -> Acceptance:

@@ -68,7 +68,7 @@ def _block_bounds(statistics, target, state, request, rows):
 
 
 @triton.jit
-def _write_top(report, statistics, target, state, request, step, rows, place):
+def _write_top(report, statistics, target, state, request, step, rows, position):
     """Keep the best token not written yet of each block that can have the next one, and write the best of these."""
     index = tl.arange(0, statistics.BLOCK_COUNT)
     bounds = _block_bounds(statistics, target, state, request, rows)  # of blocks that are not read yet
@@ -85,8 +85,8 @@ def _write_top(report, statistics, target, state, request, step, rows, place):
             bound = tl.max(bounds, 0)
         best = tl.max(values, 0)
         token = tl.min(tl.where((values == best) & (values > -INFINITY), tokens, NOWHERE), 0)
-        tl.store(report.top_logprobs + place * report.top + rank, best)
-        tl.store(report.top_tokens + place * report.top + rank, tl.where(token == NOWHERE, -1, token))
+        tl.store(report.top_logprobs + position * report.top + rank, best)
+        tl.store(report.top_tokens + position * report.top + rank, tl.where(token == NOWHERE, -1, token))
         if token != NOWHERE:
             block = token // statistics.BLOCK_VOCAB
             best, token = _next_best(statistics, target, state, request, step, block, best, token)
@@ -102,28 +102,28 @@ def _report_kernel(
     DEPENDENT: tl.constexpr,
 ):
     wait_for_launch_before(DEPENDENT)
-    place = tl.program_id(0).to(tl.int64)
-    request = place // report.columns
-    step = place % report.columns
-    token = tl.load(report.tokens + place)
+    index = tl.program_id(0).to(tl.int64)
+    request = index // report.columns
+    step = index % report.columns
+    token = tl.load(report.tokens + index)
     if report.path is not None:
         step = tl.load(report.path + request * (report.columns - 1) + step - 1, mask=step > 0, other=-1) + 1
     if token < 0:
         if report.logprobs is not None:
-            tl.store(report.logprobs + place, 0.0)
+            tl.store(report.logprobs + index, 0.0)
         if report.top_tokens is not None:
             for rank in range(report.top):
-                tl.store(report.top_logprobs + place * report.top + rank, -INFINITY)
-                tl.store(report.top_tokens + place * report.top + rank, -1)
+                tl.store(report.top_logprobs + index * report.top + rank, -INFINITY)
+                tl.store(report.top_tokens + index * report.top + rank, -1)
         return
     rows = tl.zeros([1], tl.int64) + request * target.steps + step
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
     if report.logprobs is not None:
         tokens = (rows & 0) + token
         own = log_probability(statistics, target, state, request, step, tokens, tokens >= 0, tl.float64)
-        tl.store(report.logprobs + place, tl.max(own, 0).to(tl.float32))
+        tl.store(report.logprobs + index, tl.max(own, 0).to(tl.float32))
     if report.top_tokens is not None:
-        _write_top(report, statistics, target, state, request, step, rows, place)
+        _write_top(report, statistics, target, state, request, step, rows, index)
 
 
 def new_results(batch: int, columns: int, report: Report, device: torch.device) -> list[Tensor]:

@@ -48,9 +48,9 @@ def shares_kernel(
         possible = tested & (share > 0) & (probability > 0)
         ratio = tl.exp(tl.where(possible, log_target, 0.0) - tl.where(possible, log_draft, 0.0))
         share = tl.where(tested, tl.where(possible, tl.minimum(share * ratio, 1.0), 0.0), NO_SHARE)
-        place = rule.shares + request * 2 * draft.draft_len + step
-        tl.store(place, share)
-        tl.store(place + draft.draft_len, mass)
+        position = rule.shares + request * 2 * draft.draft_len + step
+        tl.store(position, share)
+        tl.store(position + draft.draft_len, mass)
 
 
 @triton.jit

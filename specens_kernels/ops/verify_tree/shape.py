@@ -49,7 +49,7 @@ def path_to(last: Tensor, shape: Shape, levels: int) -> tuple[Tensor, Tensor]:
     """The nodes on the way to a row [batch]: int64 [batch, levels], then -1; and bool [batch, nodes]."""
     batch, nodes = shape.used.shape
     on_path = shape.above[torch.arange(batch, device=last.device), last]
-    place = torch.where(on_path, shape.depth[:, 1:] - 1, levels)
+    index = torch.where(on_path, shape.depth[:, 1:] - 1, levels)
     path = torch.full((batch, levels + 1), -1, dtype=torch.int64, device=last.device)
-    path = path.scatter(1, place, torch.arange(nodes, device=last.device).expand(batch, -1))
+    path = path.scatter(1, index, torch.arange(nodes, device=last.device).expand(batch, -1))
     return path[:, :levels], on_path

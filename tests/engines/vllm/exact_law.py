@@ -25,7 +25,7 @@ def exact_law(
     ensemble: Ensemble | None = None,
     **penalties: float,
 ) -> Tensor:
-    """Probabilities float64 [vocab] * length of each text behind the prompt.
+    """Probabilities float64 [vocab] * length of each text after the prompt.
 
     folder: of the model, or of each member of the ensemble. allowed: int32 [words]. logit_bias: tokens and values, each
     [n]. penalties: fields of Processing.

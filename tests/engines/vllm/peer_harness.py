@@ -1,7 +1,7 @@
 """A pytest plug-in under which vLLM's own tests of its rejection sampler run through `verify_chain`.
 
 Those tests mock the sampler that draws bonus tokens, and pass no logits for it. Here each request gets a row for it all
-the same, as in the engine, and where all drafts were accepted the mocked token stands behind them.
+the same, as in the engine, and where all drafts were accepted the mocked token stands after them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_texts_have_the_law_of_the_model(texts, target, speculation, laws, draft
     batch = [request(settings, TEXTS) for settings in (PLAIN, FILTERED, PENALISED, BIASED)]
     result = texts(target, [batch], speculation[drafter], skip_tokenizer_init=True)
     drawn = [completion["tokens"] for completion in result["batches"][0]]
-    fits = [p_value(law, drawn[place * TEXTS : (place + 1) * TEXTS]) for place, law in enumerate(laws)]
+    fits = [p_value(law, drawn[index * TEXTS : (index + 1) * TEXTS]) for index, law in enumerate(laws)]
     assert min(fits) > 1e-4, fits
     if drafter != "none":
         assert 0 < result["accepted"] < result["drafts"]

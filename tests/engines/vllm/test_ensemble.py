@@ -111,7 +111,7 @@ def test_the_law_stands_when_prompts_are_split_and_requests_are_cached_preempted
     engine = serving([target, draft_model], "mixture") | budget | {"enable_prefix_caching": True}
     assert len(prompt) > budget["max_num_batched_tokens"]  # so that the first prompt takes two steps
     batch = [request(PLAIN, TEXTS, prompt=prompt), request(PLAIN, TEXTS // 8, length=6, prompt=prompt)]
-    growing = [request(PLAIN, length=36, prompt=[place % 12] * 30) for place in range(40)]  # from one block to three
+    growing = [request(PLAIN, length=36, prompt=[index % 12] * 30) for index in range(40)]  # from one block to three
     batch = [*growing[:20], *batch, *growing[20:]]
     result = texts(target, [batch], drafters["member, drawn"], num_gpu_blocks_override=20, seed=7, **engine)
     drawn = [completion["tokens"] for completion in result["batches"][0]][20:-20]
@@ -189,7 +189,7 @@ def test_by_gumbel_a_seed_is_a_text_with_speculation_and_without(texts, target, 
     assert got[1][: len(seeded)] == expected[1][: len(seeded)] == expected[0][::-1]
     assert results["member, drawn"]["accepted"] > 0
     laws = [law_of(folders, Mixture((0.5, 0.5)), settings).sum(2) for settings in (PLAIN, FILTERED)]
-    assert min(p_value(law, expected[2][600 * place :][:600]) for place, law in enumerate(laws)) > 1e-4
+    assert min(p_value(law, expected[2][600 * index :][:600]) for index, law in enumerate(laws)) > 1e-4
     for result in results.values():
         first, weighted, penalised, _ = result["batches"][3]
         for completion, weights, most in ((first, (0.5, 0.5), 3), (weighted, (0.9, 0.1), 2)):

@@ -13,7 +13,7 @@ from specens.adapters.vllm import v1_ensemble, v2
 from specens.adapters.vllm.ensemble_config import check_engine, check_member
 from specens.adapters.vllm.ensemble_model import SpecensEnsemble
 from specens.adapters.vllm.ensemble_settings import EnsembleSettings
-from specens.adapters.vllm.v1_drafts import place_of_drafter
+from specens.adapters.vllm.v1_drafts import drafter_index
 from specens.adapters.vllm.v2_ensemble import EnsembleRejectionSampler, EnsembleSampler, EnsembleState
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
@@ -326,10 +326,10 @@ def test_an_engine_with_an_ensemble_and_lora_does_not_start(run_engine, target, 
 def test_the_draft_model_that_is_a_member_is_found_by_folder_or_name(tmp_path):
     configs = [SimpleNamespace(model=str(tmp_path), revision=None), SimpleNamespace(model="a/b", revision="1")]
     model = SimpleNamespace(configs=configs)
-    for draft, place in [
+    for draft, index in [
         (SimpleNamespace(model=f"{tmp_path}/", revision="any"), 0),
         (SimpleNamespace(model="a/b", revision="1"), 1),
         (SimpleNamespace(model="a/b", revision="2"), None),
     ]:
-        assert place_of_drafter(model, draft) == place
+        assert drafter_index(model, draft) == index
     assert issubclass(EnsembleRejectionSampler, RejectionSampler)

@@ -34,12 +34,12 @@ def write_verdict(
     """Write a verdict where SGLang's callers look for it. retrive_index: int64 [batch, nodes], of a chain in order."""
     steps = torch.arange(verdict.tokens.shape[1], device=retrive_index.device).expand_as(verdict.tokens)
     rows = steps if verdict.path is None else torch.nn.functional.pad(verdict.path + 1, (1, 0))  # node 0 comes first
-    places = retrive_index.gather(1, rows)
+    indices = retrive_index.gather(1, rows)
     used = steps <= verdict.num_accepted[:, None]
     width = rows.shape[1]
-    accept_index[:, :width] = torch.where(used, places, accept_index[:, :width]).to(accept_index.dtype)
+    accept_index[:, :width] = torch.where(used, indices, accept_index[:, :width]).to(accept_index.dtype)
     accept_token_num.copy_(verdict.num_accepted)
     end = len(predicts)  # where what is not used is scattered to
     padded = torch.cat([predicts, predicts.new_zeros(1)])
-    padded.scatter_(0, torch.where(used, places, end).flatten(), verdict.tokens.to(predicts.dtype).flatten())
+    padded.scatter_(0, torch.where(used, indices, end).flatten(), verdict.tokens.to(predicts.dtype).flatten())
     predicts.copy_(padded[:end])

@@ -49,7 +49,7 @@ def tree_speculative_sampling_target_only(
     thresholds 1.0 emit exactly the target distribution, other ones do not.
 
     predicts: int32 [tokens], written: at retrive_index of each node of the path, the token after it.
-    accept_index: int32 [batch, num_steps], written: retrive_index of node 0 and of the accepted nodes; what lies behind
+    accept_index: int32 [batch, num_steps], written: retrive_index of node 0 and of the accepted nodes; what lies after
         them stays as it is. So a path has at most num_steps - 1 nodes.
     accept_token_num: int32 [batch], written: accepted nodes, without node 0 and without the last token.
     candidates: int64 or int32 [batch, nodes], the token of each node; that of node 0 is not looked at.
@@ -84,11 +84,11 @@ def tree_speculative_sampling_target_only(
     _check_settings(accept_index, links, target_probs, draft_probs, threshold_single, threshold_acc)
     check_deterministic(deterministic)
 
-    places = retrive_index
+    indices = retrive_index
     parents, order = read_links(retrive_next_token.long(), retrive_next_sibling.long())
     if not in_order(links):
         request = torch.arange(batch, device=order.device)[:, None]
-        candidates, places = candidates[request, order], retrive_index[request, order]
+        candidates, indices = candidates[request, order], retrive_index[request, order]
         uniform_samples, target_probs = uniform_samples[request, order], target_probs[request, order]
         number = order.argsort(dim=1)  # of each node in this order
         parents = torch.where(parents < 0, -1, number.gather(1, parents.clamp(min=0))).gather(1, order)
@@ -104,7 +104,7 @@ def tree_speculative_sampling_target_only(
         max_levels=min(accept_index.shape[1], nodes) - 1,
         uniforms=torch.cat([random_numbers, final.double().clamp(max=LAST_UNIFORM)[:, None]], dim=1),
     )
-    write_verdict(verdict, places.long(), predicts, accept_index, accept_token_num)
+    write_verdict(verdict, indices.long(), predicts, accept_index, accept_token_num)
 
 
 def _check_settings(

@@ -63,7 +63,7 @@ def enable(rule: str = "token") -> Enabled:
 
     It concerns `generate` with `assistant_model`, `prompt_lookup_num_tokens` or `assistant_early_exit`, in the whole
     process. Temperature, top-k, top-p and min-p are folded into the call where they end the list of processors; all
-    others run as before, position by position behind the drafts. Sampled tokens follow the target exactly, whatever
+    others run as before, position by position after the drafts. Sampled tokens follow the target exactly, whatever
     drafted them; of two tokens with equal logits on the edge of a filter, both are kept. Greedy texts are those of
     plain greedy generation. `assistant_ensemble_weight` w gives every token the distribution w * target + (1 - w) *
     assistant. A seed is drawn from torch's global generator for each generation: `set_seed` reproduces it.

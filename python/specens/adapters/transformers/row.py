@@ -12,9 +12,9 @@ from specens.decoding.request import Event
 
 
 class Row:
-    """A prompt with its padding, and the tokens behind it.
+    """A prompt with its padding, and the tokens after it.
 
-    prompt: [tokens]. criteria: of transformers, called with ids [1, tokens] behind every token, without scores.
+    prompt: [tokens]. criteria: of transformers, called with ids [1, tokens] after every token, without scores.
     streamer: receives the tokens of each round, or None. ended: whether a criterion stopped the text.
     """
 
@@ -25,7 +25,7 @@ class Row:
         self._streamer = streamer
 
     def read(self, events: Sequence[Event]) -> None:
-        """Take the tokens of a round, up to the first at which a criterion stops; those behind it are dropped."""
+        """Take the tokens of a round, up to the first at which a criterion stops; those after it are dropped."""
         num_before = len(self.ids)
         for event in events:
             if not self.ended:

@@ -88,7 +88,7 @@ def prompts_of(input_ids: Tensor, attention_mask: Tensor | None, position_ids: T
         raise ValueError(f"attention_mask: expected {list(input_ids.shape)}, got {list(mask.shape)}")
     is_token = mask != 0
     if bool((is_token[:, :-1] & ~is_token[:, 1:]).any()):
-        raise ValueError("attention_mask: expected padding on the left only, got a 0 behind a 1")
+        raise ValueError("attention_mask: expected padding on the left only, got a 0 after a 1")
     if position_ids is not None:
         counted = (is_token.long().cumsum(1) - 1).expand(len(input_ids), -1)
         if position_ids.shape[-1] != counted.shape[1] or bool(((position_ids != counted) & is_token).any()):

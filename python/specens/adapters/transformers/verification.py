@@ -25,7 +25,7 @@ class Verification:
     kept: those that transformers still runs, position by position; the others are folded into the verification.
 
     With `assistant_ensemble_weight` w, every token has the distribution w * target + (1 - w) * assistant, each after
-    the processors. The assistant says nothing about the token behind its last draft, so that a chain has no bonus row.
+    the processors. The assistant says nothing about the token after its last draft, so that a chain has no bonus row.
     """
 
     def __init__(self, config: Any, processors: LogitsProcessorList, rule: str = "token") -> None:
@@ -88,7 +88,7 @@ class Verification:
     ) -> tuple[Tensor, int]:
         """Stands in for transformers' `_speculative_sampling`.
 
-        candidate_input_ids: int64 [1, tokens], the text and the drafts behind it. candidate_logits: [1,
+        candidate_input_ids: int64 [1, tokens], the text and the drafts after it. candidate_logits: [1,
         candidate_length, vocab], empty where the drafts have no distribution. new_logits: float32 [1, candidate_length
         + 1, vocab]. Returns the emitted tokens [1, emitted], cut at the end of the text, and one less than their
         number.
@@ -129,7 +129,7 @@ class Verification:
         """Up to the first end of sequence, and to the length that was asked for."""
         ends = getattr(self.config, "_eos_token_tensor", None)
         ids = set() if ends is None else set(ends.flatten().tolist())
-        end = next((place + 1 for place, token in enumerate(tokens) if token in ids), len(tokens))
+        end = next((index + 1 for index, token in enumerate(tokens) if token in ids), len(tokens))
         return tokens[: min(end, self.config.max_length - num_settled)]
 
 

@@ -30,11 +30,11 @@ def write_ensemble(
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"--out: expected a new or empty folder, got {folder}")
     tokenizers = [load_tokenizer(model, dtype=dtype) for model in models]
-    for place, tokenizer in enumerate(tokenizers):
+    for index, tokenizer in enumerate(tokenizers):
         if tokenizer.get_vocab() != tokenizers[0].get_vocab():
-            raise ValueError(f"MODELS: the tokenizer of member {place}, {models[place]}, differs from the first one's")
+            raise ValueError(f"MODELS: the tokenizer of member {index}, {models[index]}, differs from the first one's")
     folder.mkdir(parents=True, exist_ok=True)
-    members = [_member(model, folder, place, dtype) for place, model in enumerate(models)]
+    members = [_member(model, folder, index, dtype) for index, model in enumerate(models)]
     configs = [AutoConfig.from_pretrained(folder / member if member.startswith("./") else member) for member in members]
     settings = EnsembleSettings.of_ensemble(members, ensemble)
     (folder / "config.json").write_text(json.dumps(config_of(configs, settings), indent=2) + "\n")
@@ -45,14 +45,14 @@ def write_ensemble(
     return settings
 
 
-def _member(model: str, folder: Path, place: int, dtype: str | torch.dtype) -> str:
+def _member(model: str, folder: Path, index: int, dtype: str | torch.dtype) -> str:
     """What the config calls a member; one that vLLM could not load by itself is written beside the config."""
     source: ModelSource = resolve_model(model)
     if source.adapter is None and source.hub is not None:
         return "@".join(source.hub)
     if source.adapter is None and source.path.is_dir():
         return str(source.path.resolve())
-    name = f"member{place}"
+    name = f"member{index}"
     load_model(model, dtype=dtype, device="cpu").save_pretrained(folder / name)
     load_tokenizer(model, dtype=dtype).save_pretrained(folder / name)
     return f"./{name}"

@@ -34,7 +34,7 @@ class SpecensEnsemble(nn.Module):
         self.configs = [member_config(member, base) for member in self.settings.members]
         for member, config in zip(self.settings.members, self.configs):
             check_member(member, config, base)
-        self.members = nn.ModuleList(self._built(vllm_config, prefix, place) for place in range(len(self.configs)))
+        self.members = nn.ModuleList(self._built(vllm_config, prefix, index) for index in range(len(self.configs)))
         self.vocabs = [config.get_vocab_size() for config in self.configs]
         self.hidden_sizes = [config.get_hidden_size() for config in self.configs]
         # What vLLM gets as the logits, and masks by grammars: a member that knows every token.
@@ -42,12 +42,12 @@ class SpecensEnsemble(nn.Module):
         self._rows: tuple[Tensor, ...] | None = None
         self.reporting = False  # whether logits are for reports on prompts, not to sample from
 
-    def _built(self, vllm_config: VllmConfig, prefix: str, place: int) -> nn.Module:
-        config = replace(vllm_config, model_config=self.configs[place], quant_config=None)
+    def _built(self, vllm_config: VllmConfig, prefix: str, index: int) -> nn.Module:
+        config = replace(vllm_config, model_config=self.configs[index], quant_config=None)
         # A name without a dot before its number: vLLM reads one number of a layer's name.
-        name = f"{prefix}{MEMBER_PREFIX}{place}"
+        name = f"{prefix}{MEMBER_PREFIX}{index}"
         with set_model_tag(name):
-            return initialize_model(vllm_config=config, model_config=self.configs[place], prefix=name)
+            return initialize_model(vllm_config=config, model_config=self.configs[index], prefix=name)
 
     def load_weights(self, _weights: Iterable[tuple[str, Tensor]]) -> None:
         """Each member's from its own folder; those of the ensemble's folder, if any, are not looked at."""
@@ -76,14 +76,14 @@ class SpecensEnsemble(nn.Module):
         if intermediate_tensors is not None or inputs_embeds is not None:
             raise ValueError("intermediate_tensors, inputs_embeds: expected none, an ensemble takes token ids")
         states = [
-            member(self._known(input_ids, place), positions, None, None) for place, member in enumerate(self.members)
+            member(self._known(input_ids, index), positions, None, None) for index, member in enumerate(self.members)
         ]
         return torch.cat(states, -1)
 
-    def _known(self, input_ids: Tensor, place: int) -> Tensor:
+    def _known(self, input_ids: Tensor, index: int) -> Tensor:
         """The ids, but a member's last one for those outside its vocabulary (padding of another's that was drawn)."""
-        smaller = self.vocabs[place] < self.vocab
-        return input_ids.clamp(max=self.vocabs[place] - 1) if smaller else input_ids
+        smaller = self.vocabs[index] < self.vocab
+        return input_ids.clamp(max=self.vocabs[index] - 1) if smaller else input_ids
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Logits [rows, vocab] of one member, which stand for all (see `take_rows`).
@@ -91,7 +91,7 @@ class SpecensEnsemble(nn.Module):
         While `reporting`: the ensemble's log-probabilities at temperature 1, by its default weights.
         """
         parts = hidden_states.split(self.hidden_sizes, -1)
-        rows = tuple(self._member_logits(place, part.contiguous()) for place, part in enumerate(parts))
+        rows = tuple(self._member_logits(index, part.contiguous()) for index, part in enumerate(parts))
         if rows[0] is None:  # a rank that does not sample
             return None
         if self.reporting:
@@ -99,8 +99,8 @@ class SpecensEnsemble(nn.Module):
         self._rows = rows
         return rows[self.carrier]
 
-    def _member_logits(self, place: int, hidden_states: Tensor) -> Any:
-        member: Any = self.members[place]
+    def _member_logits(self, index: int, hidden_states: Tensor) -> Any:
+        member: Any = self.members[index]
         logits = member.compute_logits(hidden_states)
         missing = 0 if logits is None else self.vocab - logits.shape[-1]
         return nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits
@@ -115,8 +115,8 @@ class SpecensEnsemble(nn.Module):
             raise RuntimeError("the logits to sample from are not those that the ensemble computed last")
         if has_grammar:
             forbidden = torch.isneginf(logits)
-            for place, other in enumerate(rows):
-                if place != self.carrier:
+            for index, other in enumerate(rows):
+                if index != self.carrier:
                     other.masked_fill_(forbidden, -torch.inf)
         return rows
 

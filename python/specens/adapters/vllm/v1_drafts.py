@@ -43,21 +43,21 @@ def replacements(rule: str) -> list[Replacement]:
 
 def _sharing_a_member(original: Callable) -> Callable:
     def load_model(self: Any, target_model: Any) -> None:
-        place = None
+        index = None
         if isinstance(target_model, SpecensEnsemble) and isinstance(self, DraftModelProposer):
-            place = place_of_drafter(target_model, self.draft_model_config)
-        setattr(self, SHARED, place is not None)
-        if place is None:
+            index = drafter_index(target_model, self.draft_model_config)
+        setattr(self, SHARED, index is not None)
+        if index is None:
             original(self, target_model)
             return
-        self.model = target_model.members[place]
+        self.model = target_model.members[index]
         layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
-        self._draft_attn_layer_names = {name for name in layers if name.startswith(f"{MEMBER_PREFIX}{place}.")}
+        self._draft_attn_layer_names = {name for name in layers if name.startswith(f"{MEMBER_PREFIX}{index}.")}
 
     return load_model
 
 
-def place_of_drafter(model: SpecensEnsemble, draft: ModelConfig) -> int | None:
+def drafter_index(model: SpecensEnsemble, draft: ModelConfig) -> int | None:
     """Which member the draft model is; None for one of its own."""
     known, wanted = [_identity(config) for config in model.configs], _identity(draft)
     return known.index(wanted) if wanted in known else None

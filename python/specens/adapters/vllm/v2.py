@@ -80,7 +80,7 @@ def _drawing_by_gumbel(_original: Callable) -> Callable:
 
 
 def of_vllm() -> tuple[Callable[..., Any], Any]:
-    """What makes the context of logits processors, and the modes of reports behind all processing."""
+    """What makes the context of logits processors, and the modes of reports after all processing."""
     from vllm.config.model import PROCESSED_LOGPROBS_MODES
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 
@@ -177,21 +177,21 @@ def verify(
 
 
 def reported(sampler: Any, processed_modes: Any, logits: Tensor, context: dict[str, Any]) -> Tensor:
-    """The logits to report from: as they came, or behind all that shapes the distribution."""
+    """The logits to report from: as they came, or after all that shapes the distribution."""
     if reports_processed(sampler, processed_modes):
         return sampler.apply_sampling_params(logits, **context)
     return logits
 
 
 def reports_processed(sampler: Any, processed_modes: Any) -> bool:
-    """Whether reports are behind all that shapes the distribution."""
+    """Whether reports are after all that shapes the distribution."""
     return sampler.logprobs_mode in processed_modes or sampler.return_sampling_mask
 
 
 def processed_logprobs(sampler: Any, rows: Target, context: dict[str, Any]) -> Tensor:
     """Log target distribution [rows, vocab] of an ensemble; of greedy requests, at temperature 1.
 
-    rows: members' logits behind vLLM's logits processors, and the ensemble of each row.
+    rows: members' logits after vLLM's logits processors, and the ensemble of each row.
     """
     slots, vocab = context["expanded_idx_mapping"], rows.members[0].shape[1]
     sampling = sampling_of(sampler.sampling_states, slots, context["idx_mapping_np"], vocab)
@@ -210,7 +210,7 @@ def requests_of_rows(row_offsets: Tensor, rows: int) -> Tensor:
 def padded_drafts(tokens: Tensor, row_offsets: Tensor, draft_len: int) -> Tensor:
     """Drafts [batch, draft_len] of tokens [rows], each row's input: the drafts went into all rows but the first.
 
-    What stands behind a request's last row is another's, and not looked at.
+    What stands after a request's last row is another's, and not looked at.
     """
     steps = torch.arange(1, draft_len + 1, device=tokens.device)
     return tokens[(row_offsets[:-1, None].long() + steps).clamp(max=tokens.shape[0] - 1)]
@@ -228,7 +228,7 @@ def sampling_of(states: Any, slots: Tensor, slots_on_host: np.ndarray, vocab: in
 
 
 def edited_by_vllm(sampler: Any, logits: Tensor, slots_on_host: np.ndarray, context: Callable[[], Any]) -> Tensor:
-    """A float32 copy of the logits behind vLLM's logits processors, or the logits where no request uses one.
+    """A float32 copy of the logits after vLLM's logits processors, or the logits where no request uses one.
 
     The V2 model runner keeps counts of tokens instead of their lists, so that penalties are applied by vLLM.
     """

@@ -22,7 +22,7 @@ from specens.adapters.vllm import arguments, v2
 from specens.adapters.vllm.arguments import Target
 from specens.adapters.vllm.ensemble_model import MEMBER_PREFIX, SpecensEnsemble, ensemble_logprobs
 from specens.adapters.vllm.replacements import Replacement
-from specens.adapters.vllm.v1_drafts import place_of_drafter
+from specens.adapters.vllm.v1_drafts import drafter_index
 from specens_kernels import sample
 
 NEXT_TOKEN = 1  # the stream of the token that `verify_chain` draws
@@ -171,16 +171,16 @@ def replacements(rule: str) -> list[Replacement]:
 
 def _sharing_a_member(original: Callable) -> Callable:
     def load_model(self: Any, target_model: Any) -> None:
-        place = None
+        index = None
         if isinstance(target_model, SpecensEnsemble) and isinstance(self, StandaloneARSpeculator):
-            place = place_of_drafter(target_model, self.draft_model_config)
-        if place is None:
+            index = drafter_index(target_model, self.draft_model_config)
+        if index is None:
             original(self, target_model)
             return
-        self.load_draft_model = lambda *_: target_model.members[place]
+        self.load_draft_model = lambda *_: target_model.members[index]
         self._draft_vllm_config = self.vllm_config
         original(self, target_model)
         names = self.vllm_config.compilation_config.static_forward_context
-        self.draft_attn_layer_names = {name for name in names if name.startswith(f"{MEMBER_PREFIX}{place}.")}
+        self.draft_attn_layer_names = {name for name in names if name.startswith(f"{MEMBER_PREFIX}{index}.")}
 
     return load_model

@@ -27,7 +27,7 @@ def with_layers(model: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
     config.num_hidden_layers = len(kept)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[number] for number in kept]
-    layers = [_numbered(decoder.layers[number], place) for place, number in enumerate(kept)]
+    layers = [_numbered(decoder.layers[number], index) for index, number in enumerate(kept)]
     fewer = _shallow(decoder, layers=nn.ModuleList(layers))
     fewer.config = config
     whole = _shallow(model, model=fewer)
@@ -48,12 +48,12 @@ def _decoder(model: PreTrainedModel) -> Any:
     return decoder
 
 
-def _numbered(layer: nn.Module, place: int) -> nn.Module:
+def _numbered(layer: nn.Module, index: int) -> nn.Module:
     """The layer with another place in the cache."""
-    modules = {name: _numbered(module, place) if _has_number(module) else module for name, module in _children(layer)}
+    modules = {name: _numbered(module, index) if _has_number(module) else module for name, module in _children(layer)}
     copied = _shallow(layer, **modules)
     if hasattr(copied, "layer_idx"):
-        copied.layer_idx = place
+        copied.layer_idx = index
     return copied
 
 

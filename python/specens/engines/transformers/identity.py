@@ -66,14 +66,14 @@ def _same_module(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
 
 def _tensors(module: torch.nn.Module) -> dict[str, tuple]:
     """Where each parameter and buffer lies. Buffers may be copies, so those on a host are compared by value."""
-    places: dict[str, tuple] = {}
+    indices: dict[str, tuple] = {}
     for name, weight in module.named_parameters(recurse=False):
         key: Any = id(weight) if weight.is_meta or weight.numel() == 0 else weight.data_ptr()
-        places[name] = (key, weight.dtype, weight.shape, weight.stride())
+        indices[name] = (key, weight.dtype, weight.shape, weight.stride())
     for name, buffer in module.named_buffers(recurse=False):
         key = id(buffer) if buffer.is_meta else _content(buffer)
-        places[name] = (key, buffer.dtype, buffer.shape)
-    return places
+        indices[name] = (key, buffer.dtype, buffer.shape)
+    return indices
 
 
 def _content(buffer: Tensor) -> Any:

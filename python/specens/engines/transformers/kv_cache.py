@@ -22,7 +22,7 @@ TREE_LAYERS = ("DynamicLayer", "StaticLayer", "DynamicSlidingWindowLayer", "Dumm
 class Rollback:
     """Undoes the last tokens of one cache.
 
-    by_snapshots: whether it returns to noted states, so that tokens behind the newest one must be fed again.
+    by_snapshots: whether it returns to noted states, so that tokens after the newest one must be fed again.
     Raises ValueError with the names of the cache's classes where a layer can neither be cut nor noted.
     """
 
@@ -85,7 +85,7 @@ def check_capacity(cache: Any, num_tokens: int) -> None:
 
 
 def holds_trees(cache: Any, num_tokens: int = 0) -> bool:
-    """Whether the cache can hold a draft tree behind a text, `num_tokens` slots in all."""
+    """Whether the cache can hold a draft tree after a text, `num_tokens` slots in all."""
     windows = [layer.sliding_window for layer in cache.layers if hasattr(layer, "sliding_window")]
     return (
         all(type(layer).__name__ in TREE_LAYERS for layer in cache.layers)
@@ -94,7 +94,7 @@ def holds_trees(cache: Any, num_tokens: int = 0) -> bool:
 
 
 def keep_slots(cache: Any, start: int, nodes: Sequence[int]) -> None:
-    """Move the keys and values of nodes, which lie from the slot `start` on, and ascend, there one behind the other."""
+    """Move the keys and values of nodes, which lie from the slot `start` on, and ascend, there one after the other."""
     layers = [layer for layer in cache.layers if layer.keys is not None]
     move_slots([states for layer in layers for states in (layer.keys, layer.values)], start, nodes)
 

@@ -367,7 +367,7 @@ def _publish_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove what conversions that were killed left behind."""
+    """Remove what conversions that were killed left after."""
     for partial in parent.glob("partial-*"):
         if time.time() - partial.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(partial, ignore_errors=True)

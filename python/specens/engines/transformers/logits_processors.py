@@ -37,20 +37,20 @@ def in_one_pass(processors: Sequence[Any]) -> list[Any]:
 
 
 def split_processors(processors: Sequence[Any]) -> tuple[list[Any], Sampling]:
-    """The processors that must run by themselves, and the sampling parameters that do what those behind them do.
+    """The processors that must run by themselves, and the sampling parameters that do what those after them do.
 
     A processor sees what the one before it left, so only the end of the list can become sampling parameters:
     temperature, top-k, top-p, min-p, each at most once, in this order and with their default settings.
     """
     parameters: dict[str, Any] = {}
-    places = list(FOLDABLE.values())
+    indices = list(FOLDABLE.values())
     first = len(processors)
     while first > 0 and _is_foldable(processors[first - 1]):
         name = FOLDABLE[type(processors[first - 1])]
-        if name not in places:
+        if name not in indices:
             break
         parameters[name] = getattr(processors[first - 1], name)
-        places = places[: places.index(name)]
+        indices = indices[: indices.index(name)]
         first -= 1
     return list(processors[:first]), Sampling(**parameters)
 

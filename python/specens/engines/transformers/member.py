@@ -81,7 +81,7 @@ class Member(Text):
         self.num_seen = min(self.num_seen, left)
 
     def settle(self, length: int) -> None:
-        """The first `length` generated tokens will never be taken back; those behind them stay under test."""
+        """The first `length` generated tokens will never be taken back; those after them stay under test."""
         if self.num_seen <= length:
             self.roll_back(length)
             return
@@ -151,7 +151,7 @@ class Member(Text):
         return sorted(ends)
 
     def _changes(self, length: int) -> list[int]:
-        """The numbers of generated tokens behind which a rotary embedding changes."""
+        """The numbers of generated tokens after which a rotary embedding changes."""
         switch, growth = self._model.switch_length, self._model.growth_length
         changes = [] if switch is None else [switch - self._prompt_len]
         if growth is not None:

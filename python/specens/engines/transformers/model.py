@@ -99,7 +99,7 @@ class Model:
 
     @cached_property
     def growth_length(self) -> int | None:
-        """Each token behind this many changes the rotary frequencies, so that it needs a forward of its own."""
+        """Each token after this many changes the rotary frequencies, so that it needs a forward of its own."""
         return rope.growth_length(self.text_config)
 
     @cached_property
@@ -154,7 +154,7 @@ class Model:
         return own is not None and "next_sequence_length" in general
 
     def _inputs(self, texts: Tensor, cache: Any, num_cached: int) -> dict[str, Any]:
-        """What a forward takes for the tokens behind the first `num_cached`."""
+        """What a forward takes for the tokens after the first `num_cached`."""
         positions = {"position_ids": torch.arange(texts.shape[1], device=texts.device)[None].expand(texts.shape)}
         given: dict[str, Any] = positions if "position_ids" in self._names else {}
         if not self._has_contract:
@@ -169,7 +169,7 @@ class Model:
         )
 
     def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
-        """Feed input_ids [batch, new] behind the cache; logits [batch, rows, vocab] of the last `rows` positions.
+        """Feed input_ids [batch, new] after the cache; logits [batch, rows, vocab] of the last `rows` positions.
 
         attention: attention_mask and position_ids, of the rows of a ragged batch or of the nodes of a draft tree.
         """

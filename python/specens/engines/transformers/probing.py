@@ -124,7 +124,7 @@ def _reads_several(model: Model) -> bool:
 
 
 def _speculate(model: Model, reading: Reading) -> Tensor:
-    """Logits [1 + TEXT_LEN, vocab] behind the prompt and each token, with drafts between them that are rejected."""
+    """Logits [1 + TEXT_LEN, vocab] after the prompt and each token, with drafts between them that are rejected."""
     member, text = _member(model, reading), _text(model)
     wrong = text[::-1]
     rows = [member.score([], 1), member.score(text[:1] + wrong[:3], 4)[:1]]
@@ -183,7 +183,7 @@ def _reads_trees(model: Model) -> bool:
 
 
 def _singles(model: Model) -> Tensor:
-    """Logits [1 + TEXT_LEN, vocab] behind the prompt and each token, read one by one."""
+    """Logits [1 + TEXT_LEN, vocab] after the prompt and each token, read one by one."""
     member, text = _member(model, Reading(caches=_caches(model), several=False), can_roll_back=False), _text(model)
     return torch.cat([member.score(text[:length], 1) for length in range(TEXT_LEN + 1)])
 
@@ -208,7 +208,7 @@ def _member(model: Model, reading: Reading, prompt: Sequence[int] | None = None,
 
 
 def _ids(model: Model, count: int) -> list[int]:
-    return [(3 + 7 * place) % model.vocab_size for place in range(count)]
+    return [(3 + 7 * index) % model.vocab_size for index in range(count)]
 
 
 def _prompt(model: Model) -> list[int]:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specens.engines.transformers.kv_cache import move_slots
 from specens.engines.transformers.model import Model
-from specens.engines.transformers.tree_arguments import line_places, tree_places
+from specens.engines.transformers.tree_arguments import line_indices, tree_indices
 
 LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 OTHER_WINDOWS = ("attention_chunk_size", "window_size", "attention_window_size", "local_attention", "keep_window_size")
@@ -140,7 +140,7 @@ class RaggedCache:
         return self.num_rows
 
     def keep(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        """Move what a row holds of these nodes, which ascend from the slot `start` on, there one behind the other."""
+        """Move what a row holds of these nodes, which ascend from the slot `start` on, there one after the other."""
         layers = [layer for layer in self._layers if layer.is_initialized]
         move_slots([buffer[row : row + 1] for layer in layers for buffer in (layer.keys, layer.values)], start, nodes)
 
@@ -152,7 +152,7 @@ class RaggedCache:
         keep: int,
         trees: Sequence[Sequence[int]] = (),
     ) -> Tensor:
-        """Feed each row its tokens behind the first `lengths` it holds; logits [rows, keep, vocab] of the last places.
+        """Feed each row its tokens after the first `lengths` it holds; logits [rows, keep, vocab] of the last places.
 
         trees: of each row the parents of the nodes that its last tokens are, held ones among them; none where they are
         a line. Rows with fewer tokens than others are padded in front.
@@ -173,19 +173,19 @@ class RaggedCache:
         if any(map(len, trees)):
             ends = [held + len(new) for held, new in zip(lengths, tokens, strict=True)]
             prefixes = [end - len(parents) for end, parents in zip(ends, trees, strict=True)]
-            seen, places = tree_places(slots, extent, prefixes, trees)
+            seen, indices = tree_indices(slots, extent, prefixes, trees)
         else:
-            seen, places = line_places(slots, extent)
-        masks = {size: self._mask(seen, places, slots, size).to(device) for size in set(self._windows)}
+            seen, indices = line_indices(slots, extent)
+        masks = {size: self._mask(seen, indices, slots, size).to(device) for size in set(self._windows)}
         attention: Any = masks.popitem()[1] if len(masks) == 1 else _by_kind(masks)
-        positions = places.expand(len(rows), -1).gather(1, slots)
+        positions = indices.expand(len(rows), -1).gather(1, slots)
         return self._model.forward(ids, self._cache, keep, attention_mask=attention, position_ids=positions.to(device))
 
-    def _mask(self, seen: Tensor, places: Tensor, slots: Tensor, size: int | None) -> Tensor:
+    def _mask(self, seen: Tensor, indices: Tensor, slots: Tensor, size: int | None) -> Tensor:
         """[rows, 1, new, extent]: 0 for the tokens that one sees, in a sliding window of `size`, else -inf."""
         if size is not None:
-            own = places.expand(len(slots), -1).gather(1, slots)
-            seen = seen & (own[:, :, None] - places[:, None] < size)
+            own = indices.expand(len(slots), -1).gather(1, slots)
+            seen = seen & (own[:, :, None] - indices[:, None] < size)
         return torch.zeros(seen.shape, dtype=self._model.dtype).masked_fill(~seen, float("-inf"))[:, None]
 
 

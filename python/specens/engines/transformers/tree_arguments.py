@@ -18,7 +18,7 @@ NO_NODE = -2  # the parent that `tree_mask` takes for padding
 def tree_arguments(
     parents: Sequence[int], num_chain: int, num_cached: int, num_fed: int, cache: Any, model: Model
 ) -> dict[str, Tensor]:
-    """Attention mask and position ids of `num_chain` tokens in a line and the nodes of a tree behind them.
+    """Attention mask and position ids of `num_chain` tokens in a line and the nodes of a tree after them.
 
     parents: of all nodes, -1 below the last token before the tree. num_cached: slots in use before the chain and the
         nodes; num_fed: of the nodes, how many lie in the cache already, and are not fed again.
@@ -42,28 +42,28 @@ def tree_arguments(
     }
 
 
-def line_places(slots: Tensor, extent: int) -> tuple[Tensor, Tensor]:
+def line_indices(slots: Tensor, extent: int) -> tuple[Tensor, Tensor]:
     """Which of the slots below `extent` the tokens in `slots` [rows, new] see, bool [rows, new, extent], and where each
     slot stands in its text, [1, extent]: lines.
     """
-    places = torch.arange(extent)
-    return places <= slots[:, :, None], places[None]
+    indices = torch.arange(extent)
+    return indices <= slots[:, :, None], indices[None]
 
 
-def tree_places(
+def tree_indices(
     slots: Tensor, extent: int, prefixes: Sequence[int], trees: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """The same, places [rows, extent], of rows with nodes of a tree behind so many tokens. trees: their parents."""
+    """The same, places [rows, extent], of rows with nodes of a tree after so many tokens. trees: their parents."""
     most = max(map(len, trees))
     table = torch.tensor([[*parents, *[NO_NODE] * (most - len(parents))] for parents in trees])
     prefix = torch.tensor(prefixes)[:, None]
     ancestors, positions = tree_mask(table, prefix[:, 0], layout="tree", backend=backend_for("tree_mask", table))
-    seen, places = line_places(slots, extent)
-    node = places - prefix  # [rows, extent]
+    seen, indices = line_indices(slots, extent)
+    node = indices - prefix  # [rows, extent]
     is_node = (node >= 0) & (table != NO_NODE).sum(1, keepdim=True).gt(node)
     node, own = node.clamp(0, most - 1), (slots - prefix).clamp(0, most - 1)
     above = ancestors.gather(1, own[:, :, None].expand(-1, -1, most)).gather(
         2, node[:, None].expand(-1, own.shape[1], -1)
     )
     seen = torch.where(is_node[:, None] & (slots >= prefix)[:, :, None], above, seen)
-    return seen, torch.where(is_node, positions.gather(1, node), places)
+    return seen, torch.where(is_node, positions.gather(1, node), indices)
