@@ -113,6 +113,14 @@ def compare(
     return Comparison(rows, _findings(rows), max_new_tokens, repeats, interrupted)
 
 
+def with_standard(ensemble: SpeculativeEnsemble) -> list[SpeculativeEnsemble]:
+    """The same target under `standard`, and the ensemble as it is. Raises ValueError where it does not speculate."""
+    if not ensemble.schedule.speculates:
+        raise ValueError("schedule: expected one that speculates, to compare with standard; got standard")
+    what = (ensemble.models, ensemble.tokenizer, ensemble.ensemble)
+    return [SpeculativeEnsemble(*what, schedule="standard"), ensemble]
+
+
 def with_other_schedules(
     ensemble: SpeculativeEnsemble,
     fixed_draft_len: int | None = None,

@@ -7,19 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specens.analysis.compare import with_other_schedules
+from specens.analysis.compare import with_other_schedules, with_standard
 from specens.analysis.measure import measure, measure_weights
 from specens.analysis.planner import candidates, predict_all
 from specens.analysis.speedup_plot import check_picture, picture_title, plot_speedups
 from specens.cli import display
 from specens.cli.exits import Output, errors, print_json
-from specens.cli.progress import progress
+from specens.cli.progress import SILENT_SECONDS, progress
 from specens.decoding.request import Event
 from specens.drafters import PromptLookup, TreePlan
 from specens.files.trace_file import traced
-from specens.generate import SpeculativeEnsemble
+from specens.generate import Generation, SpeculativeEnsemble
 
-__all__ = ["PlanFor", "check_picture", "compare", "describe", "generate", "plan", "with_chat_of"]
+__all__ = [
+    "PlanFor",
+    "check_picture",
+    "compare",
+    "describe",
+    "generate",
+    "generate_shown",
+    "plan",
+    "print_result",
+    "with_chat_of",
+]
 
 
 def describe(models: list[str], ensemble: SpeculativeEnsemble) -> dict[str, Any]:
@@ -35,6 +45,18 @@ def generate(
 ) -> bool:
     """Generate one text and print it; True if it was interrupted."""
     output = Output()
+    with traced(trace, describe(models, ensemble)) as (on_round, on_text):
+        generation = generate_shown(ensemble, job | {"on_round": on_round}, output, stream and not json)
+        on_text(generation)
+    if json:
+        print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
+    else:
+        print_result(generation, output, stream)
+    return generation.interrupted
+
+
+def generate_shown(ensemble: SpeculativeEnsemble, job: dict, output: Output, stream: bool) -> Generation:
+    """Generate one text, and show it as it comes, or else how long it is by now."""
     num_shown = 0
 
     def show(events: list[Event]) -> None:
@@ -42,17 +64,24 @@ def generate(
         display.print_events(output, events)
         num_shown += len(events)
 
-    with traced(trace, describe(models, ensemble)) as (on_round, on_text):
-        generation = ensemble.generate(**job, on_tokens=show if stream and not json else None, on_round=on_round)
-        on_text(generation)
-    if json:
-        print_json({"models": models, "schedule": ensemble.schedule_name} | generation.to_dict())
-    else:
-        if stream:
-            display.print_events(output, generation.events[num_shown:])  # where Ctrl-C came while they were printed
-        output.print("" if stream else generation.text, soft_wrap=True, highlight=False, markup=False)
-        errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
-    return generation.interrupted
+    if stream:
+        generation = ensemble.generate(**job, on_tokens=show)
+        display.print_events(output, generation.events[num_shown:])  # where Ctrl-C came while they were printed
+        return generation
+    with progress(errors, "generating", first=SILENT_SECONDS) as shown:
+
+        def count(events: list[Event]) -> None:
+            nonlocal num_shown
+            num_shown += len(events)
+            shown.say(f"generating, {num_shown} tokens")
+
+        return ensemble.generate(**job, on_tokens=count)
+
+
+def print_result(generation: Generation, output: Output, streamed: bool) -> None:
+    """End the line of a text that was shown as it came, or show it, and then the line about it."""
+    output.print("" if streamed else generation.text, soft_wrap=True, highlight=False, markup=False)
+    errors.print(display.summary(generation), style="dim", highlight=False, soft_wrap=True)
 
 
 def compare(
@@ -64,8 +93,15 @@ def compare(
     json: bool,
     rules: Sequence[str],
 ) -> bool:
-    """Compare ensembles, the same by each engine, under every schedule, and print; True if it was interrupted."""
-    ensembles = [each for one in given for each in with_other_schedules(one, fixed_draft_len, tree, rules)]
+    """Compare ensembles, the same by each engine, under every schedule, and print; True if it was interrupted.
+
+    rules: none compares each as it is with `standard`.
+    """
+    ensembles = [
+        each
+        for one in given
+        for each in (with_other_schedules(one, fixed_draft_len, tree, rules) if rules else with_standard(one))
+    ]
     comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(given[0], job))
     if json:
         print_json({"models": models} | comparison.to_dict())

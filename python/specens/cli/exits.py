@@ -35,6 +35,15 @@ class Command(TyperCommand):
     It ends quietly where nobody reads its output any more.
     """
 
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        """Parse them, and take --config for what they leave out."""
+        try:
+            return super().make_context(*arguments, **settings)
+        except ValueError as error:
+            raise _exit(error, WRONG_ARGUMENT) from None
+        except OSError as error:
+            raise _exit(error, FAILED) from None
+
     def invoke(self, ctx: Any) -> Any:
         """Run it, and write out all that it has printed."""
         try:

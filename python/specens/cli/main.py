@@ -1,4 +1,4 @@
-"""The command `specens`: generate text from an ensemble, compare schedules, examine an installation."""
+"""The command `specens`: generate text from an ensemble, chat, compare schedules, examine an installation."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import sys
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from specens.cli import INTERRUPTED, options
+from specens.cli.chat import chat
+from specens.cli.config import OF_THIS_CALL, Config, SaveConfig
 from specens.cli.exits import Command, Output, errors, print_json
+from specens.cli.models import load
 from specens.cli.openmp import wait_briefly
-from specens.cli.progress import loading
+from specens.cli.progress import SILENT_SECONDS, progress
 from specens.files.json_lines import STANDARD, check_index, is_stream
-
-if TYPE_CHECKING:
-    from specens.generate import SpeculativeEnsemble
 
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its boxes leave 20 columns of 80 for the words, and cut longer ones
 )
 
 # The prompts of a file are checked for themselves, and so is the seed.
-WITHOUT_EFFECT_ON_TEXTS = {"input", "output", "trace", "batch_size", "device", "threads", "stream", "json", "seed"}
+WITHOUT_EFFECT_ON_TEXTS = {
+    "input",
+    "output",
+    "trace",
+    "batch_size",
+    "device",
+    "threads",
+    "stream",
+    "json",
+    "seed",
+} | OF_THIS_CALL
 GRAMMARS = {"json_schema", "regex", "lark"}  # what their files say has an effect, and not the files' names
 PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight: NAME.png, .svg, .pdf, ..."
 PLANNED_HELP = "lookup[:LONGEST]: plan for prompt lookup, and not for members only. Of a lone model the default."
 DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
 
-Schedule = Annotated[
-    str | None,
-    typer.Option(
-        help="standard, fixed, alternate or tree. Default: alternate, or what --tree and --drafter say; of a lone "
-        "member fixed, with prompt lookup."
-    ),
-]
-Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
-Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
 Question = Annotated[list[str] | None, typer.Option("--prompt", help="Once for all members, or once for each.")]
 RunLength = Annotated[int, typer.Option(min=1, help="Every run writes exactly so many.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved runs of each schedule; medians are shown.")]
@@ -76,16 +76,19 @@ def about(version: Version = False) -> None:
 def generate(
     context: typer.Context,
     models: options.Models,
+    config: Config = None,
+    save_config: SaveConfig = None,
+    preset: options.Preset = None,
     weights: options.Weights = None,
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
-    schedule: Schedule = None,
+    schedule: options.Schedule = None,
     draft_lens: options.DraftLens = None,
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = None,
-    rule: options.Rule = "token",
+    rule: options.Rule = None,
     prompt: options.Prompt = None,
     chat: options.Chat = None,
     temperature: options.ModelTemperature = None,
@@ -99,7 +102,7 @@ def generate(
     regex: options.Regex = None,
     lark: options.LarkGrammar = None,
     generation_config: options.GenerationConfig = "model",
-    seed: Seed = None,
+    seed: options.Seed = None,
     input: options.Input = None,
     output: options.Output = None,
     batch_size: options.BatchSize = 8,
@@ -109,7 +112,7 @@ def generate(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
-    stream: Stream = True,
+    stream: options.Stream = True,
     json: options.Json = False,
 ) -> None:
     """Generate text from the ensemble of MODELS, by speculation among them.
@@ -124,25 +127,22 @@ def generate(
     if json and files.are_many:
         raise ValueError("--json: expected none beside --input, --output and --samples, which give JSON lines")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    others: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "min_new_tokens": min_new_tokens,
-        "stop_strings": stop,
-        "generation_config": options.parse_generation_config(generation_config),
-        "grammar": options.parse_grammar(json_schema, regex, lark),
-    }
-    options.as_sampling(**sampling)  # raises before any model is loaded
-    given = {name: value for name, value in (sampling | others).items() if value is not None}
+    given = options.as_settings(
+        sampling,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        stop_strings=stop,
+        generation_config=options.parse_generation_config(generation_config),
+        grammar=options.parse_grammar(json_schema, regex, lark),
+    )
     job = _job(prompt, chat, input, seed=seed, **given)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    trees = options.parse_tree(tree, tree_nodes)
-    if trees is not None and schedule not in (None, "fixed", "tree"):
-        raise ValueError(f"--schedule: expected fixed beside --tree and --tree-nodes; got {schedule!r}")
+    trees = options.parse_tree(tree, tree_nodes, schedule)
     texts_of = _settings_of_texts(context) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
     run = FileRun(files, job, texts_of) if files.are_many else None
     placement = options.Placement(dtype, device, threads)
-    how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule}
-    ensemble = _load(models, placement, mixture, draft_lens, **how)
+    how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
+    ensemble = load(context, models, placement, ensemble=mixture, draft_lens=draft_lens, **how)
     job = commands.with_chat_of(ensemble, job)
     if run is not None:
         run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
@@ -152,9 +152,16 @@ def generate(
         raise typer.Exit(INTERRUPTED)
 
 
+app.command(cls=Command, short_help="Talk with an ensemble of models.")(chat)
+
+
 @app.command(cls=Command, short_help="Measure the same job under every schedule.")
 def compare(
+    context: typer.Context,
     models: options.Models,
+    config: Config = None,
+    save_config: SaveConfig = None,
+    preset: options.Preset = None,
     weights: options.Weights = None,
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
@@ -164,7 +171,7 @@ def compare(
     tree: options.Tree = None,
     tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = None,
-    rule: options.Rules = "token",
+    rule: options.Rules = None,
     engine: options.ComparedEngines = None,
     prompt: Question = None,
     chat: options.Chat = None,
@@ -182,7 +189,8 @@ def compare(
 ) -> None:
     """Do the same job under standard, fixed, alternate and, with --tree, tree, and show what speculation gives.
 
-    With --engine, by one engine after the other: transformers,llama_cpp shows both for GGUF files.
+    With --engine, by one engine after the other: transformers,llama_cpp shows both for GGUF files. With --preset, under
+    standard and as the method says.
 
     Without --prompt, the job is to answer a question about Python.
     """
@@ -194,17 +202,27 @@ def compare(
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     placement = options.Placement(dtype, device, threads)
     trees = options.parse_tree(tree, tree_nodes)
-    ensembles = [
-        _load(named, placement, mixture, draft_lens, drafter=drafter) for named in options.by_engines(models, engine)
-    ]
-    interrupted = commands.compare(models, ensembles, job, fixed_draft_len, trees, json, rule.split(","))
+    how: dict[str, Any] = {"ensemble": mixture, "draft_lens": draft_lens, "drafter": drafter, "preset": preset}
+    rules = (rule or "token").split(",")
+    if preset is not None:
+        if fixed_draft_len is not None:
+            raise ValueError(
+                f"--fixed-draft-len: expected --draft-lens beside --preset {preset}, got {fixed_draft_len}"
+            )
+        how |= {"tree": trees, "rule": rule}
+        rules = []
+    ensembles = [load(context, named, placement, **how) for named in options.by_engines(models, engine)]
+    interrupted = commands.compare(models, ensembles, job, fixed_draft_len, trees, json, rules)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 @app.command(cls=Command, short_help="Predict which schedule is the fastest.")
 def plan(
+    context: typer.Context,
     models: options.Models,
+    config: Config = None,
+    save_config: SaveConfig = None,
     weights: options.Weights = None,
     logit_weights: options.LogitWeights = None,
     contrast: options.Contrast = None,
@@ -241,7 +259,7 @@ def plan(
     lookup = options.parse_planned(drafter, len(models))
     if plot is not None:
         commands.check_picture(plot)
-    ensemble = _load(models, placement, mixture, None, schedule="standard")
+    ensemble = load(context, models, placement, ensemble=mixture, schedule="standard")
     commands.plan(models, ensemble, job, commands.PlanFor(longest, lookup, drafter or "lookup"), plot, json)
 
 
@@ -259,7 +277,8 @@ def show(
     check_index("--output", page)
     if page.exists() and trace.exists() and page.samefile(trace):
         raise ValueError(f"--output: expected another file than the trace, got {page}")
-    html = render_page(read_trace(trace))
+    with progress(errors, f"reading {trace}", first=SILENT_SECONDS):
+        html = render_page(read_trace(trace))
     if page == STANDARD:
         sys.stdout.write(html)
         return
@@ -288,6 +307,7 @@ def vllm_config(
     contrast: options.Contrast = None,
     plausibility: options.Plausibility = None,
     dtype: options.Dtype = None,
+    json: options.Json = False,
 ) -> None:
     """Write config.json and tokenizer of an ensemble: SPECENS_VLLM=1 vllm serve FOLDER.
 
@@ -297,8 +317,12 @@ def vllm_config(
     from specens.engines.transformers.load import as_dtype
 
     ensemble = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    settings = write_ensemble(models, ensemble, out, as_dtype(dtype or "bf16", "--dtype"))
-    Output().print(f"{out}: {settings.kind} of {', '.join(settings.members)}", highlight=False, soft_wrap=True)
+    with progress(errors, f"writing {out}", first=SILENT_SECONDS):
+        settings = write_ensemble(models, ensemble, out, as_dtype(dtype or "bf16", "--dtype"))
+    if json:
+        print_json({"folder": str(out), "kind": settings.kind, "members": list(settings.members)})
+    else:
+        Output().print(f"{out}: {settings.kind} of {', '.join(settings.members)}", highlight=False, soft_wrap=True)
 
 
 @app.command(cls=Command, short_help="Show versions, backends and hardware.")
@@ -308,7 +332,8 @@ def doctor(json: options.Json = False, report: options.Report = False) -> None:
 
     if json and report:
         raise ValueError("--report: expected one of --json and --report, got both")
-    facts = examine()
+    with progress(errors, "examining", first=SILENT_SECONDS):
+        facts = examine()
     if json:
         print_json(report_dict(facts))
     elif report:
@@ -342,25 +367,3 @@ def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None
 def _settings_of_texts(context: typer.Context) -> dict[str, Any]:
     """The options that the texts depend on, as they were given."""
     return {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS | GRAMMARS}
-
-
-def _load(
-    models: list[str],
-    placement: options.Placement,
-    mixture: Any,
-    draft_lens: str | None,
-    drafter: str | None = None,
-    **settings: Any,
-) -> SpeculativeEnsemble:
-    lens = None if draft_lens is None else options.parse_draft_lens(draft_lens)
-    with loading(errors, f"loading {', '.join(models)}"):
-        from specens import SpeculativeEnsemble
-
-        return SpeculativeEnsemble(
-            models,
-            ensemble=mixture,
-            draft_lens=lens,
-            drafter=None if drafter is None else options.parse_drafter(drafter, placement),
-            **settings,
-            **placement.apply(),
-        )

@@ -50,13 +50,35 @@ Drafter = Annotated[
     ),
 ]
 Rule = Annotated[
-    str,
+    str | None,
     typer.Option(
+        autocompletion=lambda: ["token", "gumbel", "block", "traversal", "typical"],
         help="How drafts are accepted: token; gumbel (a seed is a text, whatever drafts it); under the schedule fixed "
-        "also block, of trees traversal, or typical."
+        "also block, of trees traversal, or typical. Default: token.",
     ),
 ]
-Rules = Annotated[str, typer.Option("--rule", help="token, gumbel, or both: token,gumbel.")]
+Rules = Annotated[str | None, typer.Option("--rule", help="token, gumbel, or both: token,gumbel. Default: token.")]
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=lambda: ["standard", "fixed", "alternate", "tree"],
+        help="standard, fixed, alternate or tree. Default: alternate, or what --tree and --drafter say; of a lone "
+        "member fixed, with prompt lookup.",
+    ),
+]
+
+
+def preset_names() -> list[str]:
+    """What a shell completes --preset with."""
+    from specens.presets import PRESETS
+
+    return list(PRESETS)
+
+
+PRESET_HELP = "A published method, see specens methods. --draft-lens tunes it; options that contradict it are refused."
+Preset = Annotated[str | None, typer.Option(autocompletion=preset_names, help=PRESET_HELP)]
+Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
+Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
 ComparedEngines = Annotated[
     str | None,
     typer.Option("--engine", help="Compare engines too: transformers,llama_cpp. Default: the one of each model."),
@@ -194,6 +216,12 @@ def _parse_weights(text: str, option: str, num_models: int) -> list[float]:
     return weights
 
 
+def as_settings(sampling: dict[str, float | int | None], **others: Any) -> dict[str, Any]:
+    """The settings of a generation that were given. Raises ValueError where one of the sampling is out of range."""
+    as_sampling(**sampling)
+    return {name: value for name, value in (sampling | others).items() if value is not None}
+
+
 def as_sampling(**parameters: float | int | None) -> Sampling:
     """The sampling parameters that were given. Raises ValueError where one is out of range."""
     from specens_kernels import Sampling
@@ -278,10 +306,15 @@ def parse_draft_lens(text: str) -> DraftLen | list[int]:
     return lens[0] if len(lens) == 1 else lens
 
 
-def parse_tree(tree: str | None, tree_nodes: int | None) -> TreePlan | None:
-    """The draft trees that the options name, or None. Raises ValueError where both do, or no tree is what one says."""
+def parse_tree(tree: str | None, tree_nodes: int | None, schedule: str | None = None) -> TreePlan | None:
+    """The draft trees that the options name, or None.
+
+    Raises ValueError where both do, where no tree is what one says, or where the schedule has none.
+    """
     from specens.drafters import TreePlan
 
+    if schedule not in (None, "fixed", "tree") and (tree, tree_nodes) != (None, None):
+        raise ValueError(f"--schedule: expected fixed beside --tree and --tree-nodes; got {schedule!r}")
     if tree is not None and tree_nodes is not None:
         raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")
     if tree_nodes is not None:

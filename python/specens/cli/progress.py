@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as Bar
 
 FIRST_GAP, LONGEST_GAP = 1.0, 60.0  # seconds between lines; each gap is twice the one before
+SILENT_SECONDS = 10.0  # before the first line about what is seldom worth one, where there is no terminal
 
 
 class Progress:
@@ -70,7 +71,7 @@ class _Shown(Progress):
 def loading(console: Console, text: str) -> Iterator[None]:
     """Show what the loading of models says of itself until the block ends: its steps, and its warnings for good."""
     logger = logging.getLogger("specens.engines.transformers.load")
-    with progress(console, text, first=10.0) as shown:
+    with progress(console, text, first=SILENT_SECONDS) as shown:
         handler, level = _Told(console, shown), logger.level
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

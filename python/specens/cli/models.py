@@ -1,0 +1,86 @@
+"""How the options of a command become an ensemble: of a published method, or as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specens.cli import options
+from specens.cli.config import save_config
+from specens.cli.exits import errors
+from specens.cli.progress import loading
+
+if TYPE_CHECKING:
+    from specens.generate import SpeculativeEnsemble
+
+
+def load(
+    context: typer.Context,
+    models: list[str],
+    placement: options.Placement,
+    *,
+    preset: str | None = None,
+    draft_lens: str | None = None,
+    drafter: str | None = None,
+    **settings: Any,
+) -> SpeculativeEnsemble:
+    """The ensemble, once all is checked that needs no models; then --save-config is written.
+
+    settings: arguments of SpeculativeEnsemble, those that are None left out.
+    """
+    with loading(errors, f"loading {', '.join(models)}"):
+        from specens import SpeculativeEnsemble
+
+        settings["draft_lens"] = None if draft_lens is None else options.parse_draft_lens(draft_lens)
+        settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, placement)
+        given = {name: value for name, value in settings.items() if value is not None}
+        build: Any = SpeculativeEnsemble
+        if preset is not None:
+            check_beside_preset(preset, len(models), given)
+            build = partial(SpeculativeEnsemble.from_preset, preset)
+        save_config(context)
+        return build(models, **given, **placement.apply())
+
+
+def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -> None:
+    """Raise ValueError where there is no such method, or it is for other members, or an option contradicts it.
+
+    given: what options say, as arguments of SpeculativeEnsemble. Draft lengths that are numbers may take the place of
+    the method's numbers, and what it leaves open is theirs to say: weights, who drafts.
+    """
+    from specens.presets import preset
+    from specens_kernels import Mixture
+
+    method = preset(name)
+    method.check_members(name, num_members)
+    chosen = {"rule": "token", "tree": None} | method.settings_under(None, num_members)
+    for argument, value in given.items():
+        own, option = chosen.get(argument), _option(argument, value)
+        is_tuning = argument == "draft_lens" and _are_numbers(own) and _are_numbers(value)
+        is_open = argument not in chosen and (argument != "ensemble" or isinstance(value, Mixture))
+        if not (is_tuning or is_open or argument == method.needs or _is_same(own, value)):
+            what = method.topology if argument == "tree" else own or method.target
+            raise ValueError(f"{option}: expected none that contradicts --preset {name} ({what}), got {value}")
+    if method.needs is not None and method.needs not in given:
+        option = _option(method.needs, None)
+        words = {"drafter": method.drafter, "tree": method.topology, "rule": method.acceptance}[method.needs]
+        raise ValueError(f"{option}: expected one beside --preset {name} ({words}), got none")
+
+
+def _option(argument: str, value: Any) -> str:
+    if argument == "ensemble":
+        return {"LogitMixture": "--logit-weights", "Contrastive": "--contrast"}.get(type(value).__name__, "--weights")
+    if argument == "tree" and getattr(value, "nodes", None) is not None:
+        return "--tree-nodes"
+    return "--" + argument.replace("_", "-")
+
+
+def _are_numbers(lens: Any) -> bool:
+    return all(isinstance(one, int) for one in (lens if isinstance(lens, list | tuple) else [lens]))
+
+
+def _is_same(own: Any, value: Any) -> bool:
+    return own == value or (type(own) is type(value) and hasattr(own, "__dict__") and vars(own) == vars(value))
