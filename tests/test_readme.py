@@ -77,7 +77,7 @@ def test_each_command_of_readme_runs_as_it_stands(line, there, monkeypatch):
         assert result.exit_code == 0, (result.stderr, result.exception)
         assert "Warning" not in result.stderr
         words = words[end + 1 :]
-    made = {"--output": "texts.jsonl", "--trace": "trace.html", "--plot": "speedup.png"}
+    made = {"--output": "texts.jsonl", "--trace": "trace.html", "--plot": "speedup.png", "--save-config": "run.toml"}
     assert all((there / name).stat().st_size > 0 for option, name in made.items() if option in line)
 
 
