@@ -12,14 +12,14 @@ class ToyModel:
 
     def __init__(self, width, batch, seed=0):
         numbers = torch.Generator().manual_seed(seed)
-        self.embedding, self.indices, self.output = torch.randn(3, SLOTS, 16, generator=numbers)[:, :, :width]
+        self.embedding, self.positions, self.output = torch.randn(3, SLOTS, 16, generator=numbers)[:, :, :width]
         self.query, self.key, self.value = torch.randn(3, 16, 16, generator=numbers)[:, :width, :width]
         self.cache = torch.zeros(2, batch, 1, SLOTS, width)  # keys and values, [2, batch, heads, slots, width]
 
     def forward(self, tokens, lengths, positions=None, mask=None):
         """Logits [batch, n, vocab] after each of the tokens [batch, n], whose keys go to the slots from lengths on."""
         slots = lengths[:, None] + torch.arange(tokens.shape[1])  # [batch, n]
-        hidden = self.embedding[tokens] + 0.3 * self.indices[slots if positions is None else positions]
+        hidden = self.embedding[tokens] + 0.3 * self.positions[slots if positions is None else positions]
         request = torch.arange(len(tokens))[:, None]
         self.cache[0, request, 0, slots], self.cache[1, request, 0, slots] = hidden @ self.key, hidden @ self.value
         seen = torch.arange(SLOTS) <= slots[..., None] if mask is None else mask  # [batch, n, slots]
