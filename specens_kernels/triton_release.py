@@ -61,6 +61,7 @@ def import_triton() -> tuple[str | None, bool]:
     if version < OLDEST_TRITON:
         return f"Triton {triton.__version__} cannot compile the kernels: {INSTALL}", False
     interpreted = bool(triton.knobs.runtime.interpret)
+    # interpreter: only that of Triton 3.6 needs it
     if interpreted and version == (3, 6):
         _let_interpreter_loop()
     return None, interpreted

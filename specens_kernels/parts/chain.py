@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -59,6 +59,16 @@ class Outcome(NamedTuple):
     STATE_NUMBERS: tl.constexpr
 
 
+class Odds(NamedTuple):
+    """What decides about drafts, in a kernel."""
+
+    log_target: Any  # of their probabilities under the target, float64 [steps]
+    log_draft: Any  # and under the draft distribution; 0 where the draft is one-hot
+    soft: Any  # bool [steps]: whether there is a draft distribution
+    target_status: Any  # bits of the target's row, int32 [steps]
+    draft_status: Any  # and of the draft's
+
+
 @triton.jit
 def request_is_valid(target, draft, random, rule, request, BLOCK_STEPS: tl.constexpr):
     """Whether a request's sampling parameters, weights, length and uniforms are in range."""
@@ -111,11 +121,7 @@ def draft_log_probability(statistics, target, draft, state, drafter, request, st
 
 @triton.jit
 def draft_odds(statistics, target, draft, request, step, token, tested, may_be_soft):
-    """Logs of the probabilities of draft tokens under the target and under the draft distribution, float64 [steps].
-
-    Returns them, whether there is a draft distribution (else it is one-hot), and status bits of the target's row and of
-    the draft's, int32 [steps]. may_be_soft: where a draft distribution is looked for.
-    """
+    """The Odds of draft tokens. may_be_soft: where a draft distribution is looked for."""
     rows = request * target.steps + step
     state, row_status = target_state(statistics, target, request, rows, tested)
     marks, draft_marks = row_marks(statistics, rows, tested)
@@ -124,25 +130,27 @@ def draft_odds(statistics, target, draft, request, step, token, tested, may_be_s
     soft = tested & (step < 0)
     draft_status = draft_marks & 0
     if statistics.DRAFT_PLANE >= 0:
-        own_state, soft, draft_status = draft_state(statistics, draft, request, step, rows, draft_marks, may_be_soft)
+        drafts = draft_state(statistics, draft, request, step, rows, draft_marks, may_be_soft)
+        soft = drafts.soft
+        draft_status = drafts.status
         drafter = tl.zeros_like(step)
         if draft.logits is None:
             drafter = drafter_of(draft, request, step, soft)
-        log_own = draft_log_probability(statistics, target, draft, own_state, drafter, request, step, token, soft)
+        log_own = draft_log_probability(statistics, target, draft, drafts.state, drafter, request, step, token, soft)
         log_draft = tl.where(soft, log_own, log_draft)
-    return log_target, log_draft, soft, row_status | marks, draft_status
+    return Odds(log_target, log_draft, soft, row_status | marks, draft_status)
 
 
 @triton.jit
-def stands(rule, statistics, target, request, step, token, log_target, log_draft, tested):
-    """Whether a draft is not replaced by the most likely token of its row; log_target, log_draft: of the draft."""
+def stands(rule, statistics, target, request, step, token, odds, tested):
+    """Whether a draft is not replaced by the most likely token of its row; odds: of the draft."""
     rows = request * target.steps + step
     other = top_tokens(statistics, rows, tested)
     known = tested & (other != NOWHERE)
     state, _ = target_state(statistics, target, request, rows, known)
     log_other = log_probability(statistics, target, state, request, step, other, known, tl.float64)
-    gives_way = (token != other) & replaces(rule, tl.exp(log_draft), tl.exp(log_other))
-    return known & (tl.exp(log_target) > 0) & (gives_way == 0)
+    gives_way = (token != other) & replaces(rule, tl.exp(odds.log_draft), tl.exp(log_other))
+    return known & (tl.exp(odds.log_target) > 0) & (gives_way == 0)
 
 
 @triton.jit
@@ -164,34 +172,33 @@ def test_drafts(outcome, statistics, target, draft, random, rule, request, valid
         reached = tl.where(num_accepted >= first, length, 0)
         token = load_draft_tokens(draft, request, step, step < reached)
         tested = (step < reached) & (token >= 0) & (token < tl.maximum(target.vocab, draft.vocab))
-        log_target, log_draft, _, row_status, draft_status = draft_odds(
-            statistics, target, draft, request, step, token, tested, tested & (step < soft_length)
-        )
+        may_be_soft = tested & (step < soft_length)
+        odds = draft_odds(statistics, target, draft, request, step, token, tested, may_be_soft)
         if rule.KIND == BLOCK:
             accepted = step < accepted_block
         elif rule.KIND == TYPICAL:
-            accepted = tl.exp(log_target) > typical_probability(rule, statistics, draft, request, step, tested)
+            accepted = tl.exp(odds.log_target) > typical_probability(rule, statistics, draft, request, step, tested)
         elif rule.KIND == THRESHOLD:
-            accepted = tl.exp(log_target) >= rule.threshold
+            accepted = tl.exp(odds.log_target) >= rule.threshold
         elif rule.COMPARES:
-            accepted = stands(rule, statistics, target, request, step, token, log_target, log_draft, tested)
+            accepted = stands(rule, statistics, target, request, step, token, odds, tested)
         elif rule.KIND == SYNTHETIC:
             uniforms_here = uniforms_at(random, draft, request, step, step, STREAM_ACCEPT, tested)
             accepted = uniforms_here < rate_of(rule, step)
         else:
             uniforms_here = uniforms_at(random, draft, request, step, step, STREAM_ACCEPT, tested)
-            accepted = uniforms_here * tl.exp(log_draft) < tl.exp(log_target)
+            accepted = uniforms_here * tl.exp(odds.log_draft) < tl.exp(odds.log_target)
         if statistics.TOP_PLANE >= 0 and rule.KIND != SYNTHETIC and not rule.COMPARES:
             accepted = tl.where(
                 greedy, token == top_tokens(statistics, request * target.steps + step, tested), accepted
             )
         num_accepted = tl.minimum(num_accepted, tl.min(tl.where(accepted & tested, length, step), 0))
         chain_end = tl.minimum(chain_end, tl.min(tl.where(tested, length, step), 0))
-        bits = tl.where(step < num_accepted, row_status, 0)
+        bits = tl.where(step < num_accepted, odds.target_status, 0)
         if rule.SUBTRACTS or rule.COMPARES:  # else no draft distribution is looked at
-            bits |= tl.where(tested & (step <= num_accepted), draft_status, 0)
+            bits |= tl.where(tested & (step <= num_accepted), odds.draft_status, 0)
         status |= union(bits, 0, 8)
-        emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), log_target, num_accepted)
+        emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), odds.log_target, num_accepted)
     return num_accepted, chain_end, status
 
 
@@ -230,7 +237,7 @@ def walk(outcome, statistics, target, draft, random, rule, request, BLOCK_STEPS:
     kind = tl.where(rejected & rule.SUBTRACTS, FROM_TARGET_WITHOUT_DRAFT, FROM_TARGET)
     if statistics.DRAFT_PLANE >= 0 and rule.SUBTRACTS:
         tested = everywhere(has_row & rejected & (draft_temperature(draft, request) > 0), step)
-        _, soft, _ = draft_state(statistics, draft, request, step, rows, draft_marks, tested)
+        soft = draft_state(statistics, draft, request, step, rows, draft_marks, tested).soft
         kind = tl.where(tl.max(soft.to(tl.int32), 0) > 0, FROM_RESIDUAL, kind)
     if rule.COMPARES:
         kind = tl.where(has_row, MOST_LIKELY, kind)

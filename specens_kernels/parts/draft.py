@@ -22,7 +22,7 @@ from specens_kernels.parts.sampling import (
     size_of,
     stride_of,
 )
-from specens_kernels.parts.target import TargetView, edited, row_edits, unedited_logits
+from specens_kernels.parts.target import TargetView, edited, load_logits, row_edits
 
 NO_DRAFTER = tl.constexpr(arguments.NO_DRAFTER)
 NODES_AT_ONCE = tl.constexpr(128)  # one a thread
@@ -179,7 +179,7 @@ def edited_drafts(target, draft, request, used, edits, logits):
 def drafter_logits(target, draft, member, request, step, tokens, used, logits):
     """A member's logits as those that it drew drafts from; logits: as `raw_logits` gives them."""
     if not draft.PROCESSED:
-        logits = unedited_logits(target, member, request, step, tokens, used)
+        logits = load_logits(target, member, request, step, tokens, used).to(tl.float32)
     return logits
 
 

@@ -31,12 +31,12 @@ from specens_kernels.parts.target import (
     clean,
     edited,
     everywhere,
+    load_logits,
     member_weight,
     mix_logits,
     no_logits_mixed,
     row_edits,
     target_temperature,
-    unedited_logits,
 )
 from specens_kernels.results import Status
 
@@ -91,7 +91,7 @@ def row_states(statistics, target, draft, request, step, subtracts):
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0:
         used = everywhere(subtracts, step)
-        own_state, _, _ = draft_state(statistics, draft, request, step, rows, step.to(tl.int32), used)
+        own_state = draft_state(statistics, draft, request, step, rows, step.to(tl.int32), used).state
         drafter = tl.max(drafter_of(draft, request, step, used), 0)
     return state, own_state, drafter
 
@@ -169,7 +169,7 @@ def block_probabilities(
         used = everywhere((weight != 0) | drafts, tokens)
         if not ALL_OF_DRAFT or draft.logits is not None:
             used &= kept
-        logits = unedited_logits(target, member, request, step, tokens, used)
+        logits = load_logits(target, member, request, step, tokens, used)
         logits = clean(edited(target, request, used, edits, logits))
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         draft_logits = tl.where(drafts, clean(own), draft_logits)

@@ -207,19 +207,6 @@ def edits_are_valid(edits, request):
     return valid
 
 
-@triton.jit
-def penalised(penalties, request, output, in_prompt, logits):
-    """Logits less what tokens in the prompt, and those in the output so many times, have to pay."""
-    repetition, frequency, presence = penalties_of(penalties, request)
-    rate = tl.div_rn(tl.full([], 1.0, tl.float32), repetition)
-    divided = logits * rate
-    nearer = tl.fma(tl.fma(-divided, repetition, logits), rate, divided)
-    divided = tl.where(tl.abs(divided) < INFINITY, nearer, divided)
-    repeated = tl.where(logits > 0, divided, logits * repetition)
-    logits = tl.where(in_prompt | (output > 0), repeated, logits)
-    return tl.where(output > 0, logits - (frequency * output.to(tl.float32) + presence), logits)
-
-
 class TokenEdits(NamedTuple):
     """What is done to some tokens' logits in a row, whichever member's they are, in a kernel."""
 
@@ -256,7 +243,15 @@ def processed(edits, request, token_edits, logits):
         logits = logits + token_edits.biases
     if edits.PENALISED:
         in_prompt = (token_edits.marks & IN_PROMPT) != 0
-        logits = penalised(edits.penalties, request, token_edits.marks >> OUTPUT_SHIFT, in_prompt, logits)
+        output = token_edits.marks >> OUTPUT_SHIFT  # times
+        repetition, frequency, presence = penalties_of(edits.penalties, request)
+        rate = tl.div_rn(tl.full([], 1.0, tl.float32), repetition)
+        divided = logits * rate
+        nearer = tl.fma(tl.fma(-divided, repetition, logits), rate, divided)
+        divided = tl.where(tl.abs(divided) < INFINITY, nearer, divided)
+        repeated = tl.where(logits > 0, divided, logits * repetition)
+        logits = tl.where(in_prompt | (output > 0), repeated, logits)
+        logits = tl.where(output > 0, logits - (frequency * output.to(tl.float32) + presence), logits)
     return logits
 
 

@@ -213,7 +213,8 @@ def run(launches: Iterator[Launch], device_of: Tensor) -> None:
 
 def _start(launch: Launch, device: int, known: dict[int, Hashable]) -> None:
     if not isinstance(launch.kernel, triton.JITFunction):
-        launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps)  # interpreted
+        # interpreter: it has nothing to keep compiled
+        launch.kernel[launch.grid](**launch.arguments, num_warps=launch.num_warps)
         return
     key = launch_key(launch, device, known)
     if ACTIVITY.collected is not None:

@@ -34,7 +34,6 @@ from specens_kernels.parts.target import (
     no_logits_mixed,
     row_edits,
     target_temperature,
-    unedited_logits,
 )
 
 
@@ -52,7 +51,7 @@ def _block_marks(statistics, target, draft, request, step, tokens, drafter, draf
         weight = member_weight(target, request, member)
         drafts = drafter == member
         read = everywhere(mix_reads(target, member, weight) | drafts, tokens)
-        logits = edited(target, request, read, edits, unedited_logits(target, member, request, step, tokens, read))
+        logits = edited(target, request, read, edits, load_logits(target, member, request, step, tokens, read))
         marks = _all_marks(logits)
         seen |= tl.where(weight != 0, marks, 0)
         if statistics.DRAFT_PLANE >= 0 and draft.logits is None:
@@ -119,16 +118,6 @@ def _load_members(target, request, step, tokens, drafter, CLEAN: tl.constexpr):
 
 
 @triton.jit
-def _member_logits(target, member, request, step, tokens, used, loaded, edits, CLEAN: tl.constexpr):
-    """As `raw_logits`."""
-    if CLEAN:
-        logits = unedited_logits(target, member, request, step, tokens, used)
-    else:
-        logits = loaded[member].to(tl.float32)
-    return edited(target, request, used, edits, logits)
-
-
-@triton.jit
 def _read_mixture(
     statistics, target, draft, request, step, row, block, tokens, drafter, loaded, edits, CLEAN: tl.constexpr
 ):
@@ -143,7 +132,8 @@ def _read_mixture(
         weighted = member_weight(target, request, member) != 0
         drafts = drafter == member
         read = everywhere(weighted | drafts, tokens)
-        logits = _member_logits(target, member, request, step, tokens, read, loaded, edits, CLEAN)
+        logits = load_logits(target, member, request, step, tokens, read) if CLEAN else loaded[member]
+        logits = edited(target, request, read, edits, logits)
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
             logits = clean(logits)
@@ -159,7 +149,7 @@ def _read_mixture(
         if top_is_wanted(statistics, temperature):
             if target.temperatures is not None and not statistics.ALL_TOPS:
                 # read again, from a cache: kept, they would take the registers of programs that want no such token
-                logits = unedited_logits(target, 0, request, step, tokens, tokens >= 0)
+                logits = load_logits(target, 0, request, step, tokens, tokens >= 0)
                 logits = clean(edited(target, request, tokens >= 0, edits, logits))
             _store_top_token(statistics, row, block, logits, maximum, tokens)
     return bad, draft_logits
@@ -180,7 +170,8 @@ def _read_logit_mixture(
         weight = member_weight(target, request, member)
         drafts = drafter == member
         read = everywhere(mix_reads(target, member, weight) | drafts, tokens)
-        logits = _member_logits(target, member, request, step, tokens, read, loaded, edits, CLEAN)
+        logits = load_logits(target, member, request, step, tokens, read) if CLEAN else loaded[member]
+        logits = edited(target, request, read, edits, logits)
         own = drafter_logits(target, draft, member, request, step, tokens, everywhere(drafts, tokens), logits)
         if CLEAN:
             logits = clean(logits)

@@ -231,7 +231,8 @@ def off() -> Iterator[None]:
 
 
 def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """A launcher whose calls are recorded and replayed, unless kernels are interpreted."""
+    """A launcher whose calls are recorded and replayed."""
+    # interpreter: it has no compiled kernels to call directly
     if triton.knobs.runtime.interpret:
         return launch
     recordings: dict[Hashable, Any] = {}  # a Recording, or None of what was seen once

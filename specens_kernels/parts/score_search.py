@@ -107,7 +107,7 @@ def _block_bounds(scores, statistics, target, state, request, rows, maxima, orig
 def _values(scores, statistics, target, state, request, step, tokens, origin, threshold, rate, DTYPE: tl.constexpr):
     """The value of each token, computed as DTYPE, -inf where it is excluded."""
     if scores.EXACT:
-        logits, _, _ = score_logits(scores, target, request, step, tokens, threshold)
+        logits = score_logits(scores, target, request, step, tokens, threshold).logits
         if DTYPE.primitive_bitwidth == 64:
             values = (logits.to(tl.float64) - origin) * rate
         elif scores.LONE:

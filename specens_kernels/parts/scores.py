@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,13 +19,13 @@ from specens_kernels.parts.target import (
     clean,
     edited,
     everywhere,
+    load_logits,
     marks_of,
     member_weight,
     mix_reads,
     raw_logits,
     row_edits,
     target_temperature,
-    unedited_logits,
 )
 
 TILE = 4096  # tokens that a program of the pass reads
@@ -114,6 +114,14 @@ def score_view(
     )
 
 
+class ScoreLogits(NamedTuple):
+    """Clean logits of tokens, a lone model's or mixed, in a kernel."""
+
+    logits: Any  # float32, or float64 where they are mixed
+    marks: Any  # status bits, int32
+    first: Any  # member 0's, float32
+
+
 def _float32(number: float) -> float:
     return struct.unpack("f", struct.pack("f", number))[0]
 
@@ -137,10 +145,10 @@ def _exact_weight(scores, target, request, member: tl.constexpr):
 
 @triton.jit
 def score_logits(scores, target, request, step, tokens, threshold):
-    """Clean logits of tokens int32, a lone model's or mixed: float32 or float64; their marks and member 0's logits."""
+    """The ScoreLogits of tokens, int32."""
     if scores.LONE:
         raw = raw_logits(target, 0, request, step, tokens, tokens >= 0)
-        return clean(raw), marks_of(raw), raw
+        return ScoreLogits(clean(raw), marks_of(raw), raw)
     else:
         total = tl.where(tokens < target.vocab, 0.0, -INFINITY).to(tl.float64)
         marks = tokens & 0
@@ -149,7 +157,7 @@ def score_logits(scores, target, request, step, tokens, threshold):
         for member in tl.static_range(len(target.logits)):
             weight = _exact_weight(scores, target, request, member)
             read = everywhere(mix_reads(target, member, weight), tokens)
-            raw = edited(target, request, read, edits, unedited_logits(target, member, request, step, tokens, read))
+            raw = edited(target, request, read, edits, load_logits(target, member, request, step, tokens, read))
             logits = clean(raw)
             if member == 0:
                 first = logits
@@ -160,4 +168,4 @@ def score_logits(scores, target, request, step, tokens, threshold):
             total = tl.where(excluded, -INFINITY, total + term)
             if member == 0 and target.log_plausibility is not None:
                 total = tl.where(logits.to(tl.float64) < threshold, -INFINITY, total)
-        return total, marks, first
+        return ScoreLogits(total, marks, first)

@@ -12,6 +12,8 @@ Lanes that one thread loads at once make a column. No loop over the row has to w
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -26,6 +28,31 @@ LINEAR_SPAN = tl.constexpr(1024.0)  # of such a bracket at most, in powers of 2
 FEW = tl.constexpr(16)  # with so many lanes a token, a lane seldom has three of them
 CHUNK = tl.constexpr(8)  # lanes of a column: 16 bytes of half precision
 SEARCH_BLOCK = tl.constexpr(4096)
+
+
+class Measured(NamedTuple):
+    """What a pass over the listed values finds, in a kernel."""
+
+    counts: Any  # of the values from each pivot on, a tuple of int32
+    masses: Any  # likewise, a tuple of float64
+    smallest: Any  # from the first pivot on, float32
+    largest: Any  # below the bracket's high, float32
+
+
+class End(NamedTuple):
+    """An end of a bracket, in a kernel."""
+
+    value: Any  # float32
+    count: Any  # of the values from it on, int32
+    mass: Any  # likewise, float64
+
+
+class Limits(NamedTuple):
+    """Between what a row's kept values lie, in a kernel; float32."""
+
+    lowest: Any  # the smallest value with mass
+    top: Any  # above all values
+    floor: Any  # the smallest value that min-p keeps
 
 
 @triton.jit
@@ -60,10 +87,7 @@ def _largest_values(statistics, target, draft, source, count, low, high, BLOCK: 
 
 @triton.jit
 def _measure(statistics, target, draft, source, count, pivots, high, BLOCK: tl.constexpr):
-    """The number, int32, and the mass, float64, of the listed values from each of some pivots on; the first is lowest.
-
-    After them the smallest value from there on, and the largest below `high`.
-    """
+    """Measured of the listed values from each of some pivots on; the first is lowest. high: that of the bracket."""
     counts = ()
     masses = ()
     for _ in tl.static_range(len(pivots)):
@@ -90,7 +114,7 @@ def _measure(statistics, target, draft, source, count, pivots, high, BLOCK: tl.c
     for index in tl.static_range(len(pivots)):
         total_counts += (tl.sum(counts[index], 0),)
         total_masses += (tl.sum(masses[index].to(tl.float64), 0),)
-    return total_counts, total_masses, tl.min(smallest, 0), tl.max(largest, 0)
+    return Measured(total_counts, total_masses, tl.min(smallest, 0), tl.max(largest, 0))
 
 
 @triton.jit
@@ -132,25 +156,27 @@ def _cut(statistics, source, values, low, high, above, wanted, by_mass):
 
 
 @triton.jit
-def _bracket(pivots, counts, masses, high, wanted, by_mass):
-    """What a look at some pivots leaves of a bracket: its low and its high, each with the count and mass from it on.
+def _bracket(pivots, measured, high, wanted, by_mass):
+    """What a look at some pivots leaves of a bracket: its low and its high, each an End.
 
-    high: that of the bracket before, likewise; pivots[0] is its low.
+    high: that of the bracket before; pivots[0] is its low.
     """
-    low = (pivots[0], counts[0], masses[0])
+    low = End(pivots[0], measured.counts[0], measured.masses[0])
     for index in tl.static_range(1, PIVOTS):
-        amount = tl.where(by_mass, masses[index], counts[index].to(tl.float64))
+        count = measured.counts[index]
+        mass = measured.masses[index]
+        amount = tl.where(by_mass, mass, count.to(tl.float64))
         reached = amount >= wanted
-        missed = (amount < wanted) & (pivots[index] < high[0])
-        low = (
-            tl.where(reached, pivots[index], low[0]),
-            tl.where(reached, counts[index], low[1]),
-            tl.where(reached, masses[index], low[2]),
+        missed = (amount < wanted) & (pivots[index] < high.value)
+        low = End(
+            tl.where(reached, pivots[index], low.value),
+            tl.where(reached, count, low.count),
+            tl.where(reached, mass, low.mass),
         )
-        high = (
-            tl.where(missed, pivots[index], high[0]),
-            tl.where(missed, counts[index], high[1]),
-            tl.where(missed, masses[index], high[2]),
+        high = End(
+            tl.where(missed, pivots[index], high.value),
+            tl.where(missed, count, high.count),
+            tl.where(missed, mass, high.mass),
         )
     return low, high
 
@@ -159,7 +185,7 @@ def _bracket(pivots, counts, masses, high, wanted, by_mass):
 def _narrow(statistics, target, draft, source, listed, low, high, wanted, by_mass, most, BLOCK: tl.constexpr):
     """Passes over the row, at least one, until at most so many tokens, or one value, lie in a bracket.
 
-    high: with the count and the mass from it on. Returns the mass from the bracket's low on, its low, and its high.
+    high: an End. Returns the mass from the bracket's low on, its low, and its high, an End.
     """
     high, count_high, mass_high = high
     count = count_high
@@ -167,15 +193,15 @@ def _narrow(statistics, target, draft, source, listed, low, high, wanted, by_mas
     passes = tl.full([], 0, tl.int32)
     while (passes == 0) | (apart(low, high) & (count - count_high > most)):
         pivots = _pivots(statistics, source, low, high, passes)
-        counts, masses, smallest, largest = _measure(statistics, target, draft, source, listed, pivots, high, BLOCK)
-        lower, upper = _bracket(pivots, counts, masses, (high, count_high, mass_high), wanted, by_mass)
+        measured = _measure(statistics, target, draft, source, listed, pivots, high, BLOCK)
+        lower, upper = _bracket(pivots, measured, End(high, count_high, mass_high), wanted, by_mass)
         low, count, mass = lower
         high, count_high, mass_high = upper
-        if smallest == largest:  # all in the bracket tie
-            low = smallest
-            high = next_value(smallest)
+        if measured.smallest == measured.largest:  # all in the bracket tie
+            low = measured.smallest
+            high = next_value(measured.smallest)
         passes += 1
-    return mass, low, (high, count_high, mass_high)
+    return mass, low, End(high, count_high, mass_high)
 
 
 @triton.jit
@@ -190,7 +216,7 @@ def _search_row(statistics, target, draft, source, listed, low, high, wanted, by
     most = tl.full([], BLOCK // FEW, tl.int32)
     found = low > high
     while not found:
-        upper = (high, count_high, mass_high)
+        upper = End(high, count_high, mass_high)
         mass, low, upper = _narrow(statistics, target, draft, source, listed, low, upper, wanted, by_mass, most, BLOCK)
         high, count_high, mass_high = upper
         found = not apart(low, high)
@@ -207,17 +233,14 @@ def _search_row(statistics, target, draft, source, listed, low, high, wanted, by
 
 @triton.jit
 def _limits(statistics, source, maximum, min_p, temperature):
-    """The smallest value with mass, one above all values, and the smallest value that min-p keeps.
-
-    maximum: the largest value.
-    """
+    """The Limits of a row. maximum: its largest value."""
     lowest = tl.zeros_like(maximum) - FLOAT_MAX
     log_min_p = tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
     floor = (maximum.to(tl.float64) + log_min_p * temperature.to(tl.float64)).to(tl.float32)
     if statistics.WHOLE:
         lowest = tl.where(source.slot == 0, value_of(tl.full([], 1, tl.int64)), lowest)
         floor = tl.where(source.slot == 0, maximum * min_p, floor)
-    return lowest, next_value(maximum), tl.where(min_p > 0, floor, -INFINITY)
+    return Limits(lowest, next_value(maximum), tl.where(min_p > 0, floor, -INFINITY))
 
 
 @triton.jit
@@ -227,10 +250,10 @@ def _bound(statistics, source, filters, temperature, total, lower, upper):
     lower, upper: of the largest value of each group.
     """
     top_k, top_p, min_p, min_p_first = filters
-    lowest, _, floor = _limits(statistics, source, tl.max(lower, 0), min_p, temperature)
-    bound = lowest
+    limits = _limits(statistics, source, tl.max(lower, 0), min_p, temperature)
+    bound = limits.lowest
     if min_p_first | (top_p >= 1) | (top_k <= 0):
-        bound = tl.maximum(bound, floor)
+        bound = tl.maximum(bound, limits.floor)
     if top_k > 0:
         bound = tl.maximum(bound, bound_of_rank(lower, top_k))
     elif (top_p < 1) & ((min_p_first == 0) | (min_p <= 0)):
@@ -251,22 +274,23 @@ def search(statistics, target, draft, source, filters, temperature, total, BLOCK
     listed = list_groups(statistics, source, upper, low)
     largest, rest = _largest_values(statistics, target, draft, source, listed, low, INFINITY, BLOCK)
     maximum = tl.max(tl.max(tl.max(largest, 2), 1), 0)
-    _, top, floor = _limits(statistics, source, maximum, min_p, temperature)
+    limits = _limits(statistics, source, maximum, min_p, temperature)
     mass = total  # that top-p acts on, if no other filter comes first
     for stage in range(2):
         by_mass = tl.full([], 0, tl.int32) + stage == 1
         if tl.where(by_mass, top_p < 1, top_k > 0):
             wanted = tl.where(by_mass, top_p.to(tl.float64) * mass, top_k.to(tl.float64))
-            low = _cut(statistics, source, largest, low, top, tl.full([], 0.0, tl.float64), wanted, by_mass)
+            low = _cut(statistics, source, largest, low, limits.top, tl.full([], 0.0, tl.float64), wanted, by_mass)
             mass = _amount_from(statistics, source, largest, low, True)
             if rest >= low:
-                low, mass = _search_row(statistics, target, draft, source, listed, low, top, wanted, by_mass, BLOCK)
+                low, mass = _search_row(
+                    statistics, target, draft, source, listed, low, limits.top, wanted, by_mass, BLOCK
+                )
                 largest = tl.full(largest.shape, -INFINITY, tl.float32)  # they are not kept in registers meanwhile
                 rest = tl.full([], INFINITY, tl.float32)
         if (by_mass != min_p_first) & (min_p > 0):
-            low = tl.maximum(low, floor)
+            low = tl.maximum(low, limits.floor)
             mass = _amount_from(statistics, source, largest, low, True)
             if rest >= low:
-                _, masses, _, _ = _measure(statistics, target, draft, source, listed, (low,), top, BLOCK)
-                mass = masses[0]
+                mass = _measure(statistics, target, draft, source, listed, (low,), limits.top, BLOCK).masses[0]
     return low, mass

@@ -57,14 +57,22 @@ class Left(NamedTuple):
     since: Any  # int32: the children after this row have nothing left
 
 
+class BlockLeft(NamedTuple):
+    """What is left of a block's tokens, in a kernel; float32."""
+
+    rest: Any
+    target: Any  # probabilities
+    draft: Any  # those of the draft that is looked at, but for the tokens of children
+
+
 @triton.jit
 def _source_state(call, request, row, source):
-    """That of `drafter_state`, of one row."""
+    """The DraftState of one row, as `drafter_state` gives it."""
     rows = tl.zeros([1], tl.int64) + request * call.target.steps + row
     drafter = rows * 0 + source
     if call.tree.SOURCES == 1:
         drafter = rows * 0 + call.draft.drafter
-    return drafter_state(call.drafts, call.draft, request, drafter, rows, (rows * 0).to(tl.int32), rows >= 0)[0]
+    return drafter_state(call.drafts, call.draft, request, drafter, rows, (rows * 0).to(tl.int32), rows >= 0).state
 
 
 @triton.jit
@@ -153,8 +161,7 @@ def _several_sources(call, row, left, tokens, wanted):
 
 @triton.jit
 def _left_of_block(call, row, left, block, last, wanted):
-    """What is left of a block's tokens, float32, the target's probabilities, and those of the draft `wanted` but for
-    the tokens of the children up to `last`."""
+    """The BlockLeft of a block, with the draft `wanted` and the children up to `last`."""
     tokens = block * call.statistics.BLOCK_VOCAB + tl.arange(0, call.statistics.BLOCK_VOCAB)
     if call.tree.SOURCES == 1:
         probabilities, drafted, rest = _one_source(call, row, left, tokens, wanted)
@@ -169,7 +176,7 @@ def _left_of_block(call, row, left, block, last, wanted):
         drafted = tl.where(tokens == token, 0.0, drafted)
         rest = tl.where(tokens == tl.where(child > left.since, token, -1), 0.0, rest)
         child = first_row(here, child)
-    return rest, probabilities, drafted
+    return BlockLeft(rest, probabilities, drafted)
 
 
 @triton.jit
@@ -182,9 +189,9 @@ def weigh(call, row, left, masses, first, end, last, wanted):
         mass = tl.full([], 0.0, tl.float32)
         cut = block_is_cut(call.statistics, row.request * call.target.steps + row.row, block)
         if (wanted >= 0) | (cut == 0):
-            rest, _, drafted = _left_of_block(call, row, left, block, last, wanted)
-            mass = tl.sum(rest, 0)
-            drafted_mass += tl.sum(drafted, 0).to(tl.float64)
+            of_block = _left_of_block(call, row, left, block, last, wanted)
+            mass = tl.sum(of_block.rest, 0)
+            drafted_mass += tl.sum(of_block.draft, 0).to(tl.float64)
         masses = tl.where(index == block, mass.to(tl.float64), masses)
     return masses, drafted_mass
 
@@ -196,8 +203,8 @@ def draw_left(call, row, left, masses, uniform):
     amount = uniform * tl.sum(masses, 0)
     chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
     amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
-    rest, probabilities, _ = _left_of_block(call, row, left, chosen, call.tree.ROWS, NO_DRAFTER)
+    of_block = _left_of_block(call, row, left, chosen, call.tree.ROWS, NO_DRAFTER)
     tokens = chosen * call.statistics.BLOCK_VOCAB + tl.arange(0, call.statistics.BLOCK_VOCAB)
-    likely = tl.min(tl.where(probabilities == tl.max(probabilities, 0), tokens, NOWHERE), 0)
-    token = first_exceeding(rest.to(tl.float64), amount, tokens)
+    likely = tl.min(tl.where(of_block.target == tl.max(of_block.target, 0), tokens, NOWHERE), 0)
+    token = first_exceeding(of_block.rest.to(tl.float64), amount, tokens)
     return tl.where(token >= 0, token, likely)

@@ -38,9 +38,18 @@ class Source(NamedTuple):
     state: Any  # TargetState of a whole mixture
 
 
+class SlotFilters(NamedTuple):
+    """The filters of a slot, in a kernel."""
+
+    top_k: Any  # float32, like
+    top_p: Any
+    min_p: Any
+    min_p_first: Any  # whether min-p comes first
+
+
 @triton.jit
 def slot_filters(statistics, target, draft, request, slot):
-    """top_k, top_p, min_p of a slot, float32, and whether min-p comes first."""
+    """The SlotFilters of a request."""
     top_k = tl.full([], 0.0, tl.float32)
     top_p = tl.full([], 1.0, tl.float32)
     min_p = tl.full([], 0.0, tl.float32)
@@ -56,7 +65,7 @@ def slot_filters(statistics, target, draft, request, slot):
         top_p = tl.where(own, top_p_of(target.filters, request), top_p)
         min_p = tl.where(own, min_p_of(target.filters, request), min_p)
         min_p_first = tl.where(own, (slot >= 0) & target.filters.MIN_P_FIRST, min_p_first)
-    return top_k, top_p, min_p, min_p_first
+    return SlotFilters(top_k, top_p, min_p, min_p_first)
 
 
 @triton.jit
@@ -191,8 +200,7 @@ def slot_source(statistics, target, draft, request, step, slot):
 @triton.jit
 def slot_is_filtered(statistics, target, draft, request, slot, filters, total):
     """Whether a slot's filters are in range and keep anything out; those of greedy requests do not count."""
-    top_k, top_p, min_p, _ = filters
-    filtered = ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (total > 0)
+    filtered = ((filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0)) & (total > 0)
     filtered &= target_is_valid(target, request) & (target_temperature(target, request) > 0)
     if statistics.DRAFT_SLOT >= 0:
         heat = draft_temperature(draft, request)

@@ -36,6 +36,14 @@ class DraftState(NamedTuple):
     cut: Any  # float32 [rows]
 
 
+class RowDrafts(NamedTuple):
+    """What the drafts of rows were drawn from, in a kernel."""
+
+    state: Any  # DraftState
+    soft: Any  # bool [rows]: whether it is a distribution, else the draft is one-hot
+    status: Any  # bits, int32 [rows]
+
+
 @triton.jit
 def no_draft_state():
     """Of drafts that are all one-hot: nothing looks at it."""
@@ -143,7 +151,7 @@ def target_state(statistics, target, request, rows, used):
 
 @triton.jit
 def draft_state(statistics, draft, request, step, rows, marks, used):
-    """The DraftState of rows, whether there is a distribution (else the draft is one-hot), and status bits; [rows]."""
+    """The RowDrafts of rows."""
     given = used
     drafter = tl.zeros_like(rows)
     if draft.logits is None:
@@ -173,7 +181,7 @@ def drafter_state(statistics, draft, request, drafter, rows, marks, given):
     soft = given & (powers > 0)  # the sum is 0 where the drafter is not a member, too
     offset = -tl.log2(tl.where(soft, powers, 1.0))
     status = marks | tl.where(soft, 0, INVALID_DRAFT_DISTRIBUTION)
-    return DraftState(maximum, offset, scale, cut), soft, tl.where(given, status, 0)
+    return RowDrafts(DraftState(maximum, offset, scale, cut), soft, tl.where(given, status, 0))
 
 
 @triton.jit

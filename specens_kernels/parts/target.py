@@ -140,7 +140,7 @@ def target_is_valid(target, request):
 @triton.jit
 def clean(raw):
     """NaN as -inf, +inf as the largest float."""
-    # tl.maximum is the same instruction, but passes NaN on in the interpreter of Triton 3.7 and older.
+    # interpreter: tl.maximum, which is the same instruction, passes NaN on there up to Triton 3.7
     return tl.minimum(tl.where(raw > -INFINITY, raw, -INFINITY), FLOAT_MAX)
 
 
@@ -152,7 +152,8 @@ def marks_of(raw):
 
 @triton.jit
 def everywhere(condition, like):
-    """A scalar condition as a block like `like`; the interpreter cannot broadcast a comparison itself."""
+    """A scalar condition as a block like `like`."""
+    # interpreter: it cannot broadcast a comparison itself
     return (like * 0 + condition.to(tl.int32)) != 0
 
 
@@ -180,6 +181,7 @@ def row_edits(target, request, step, tokens, used):
 @triton.jit
 def edited(target, request, used, edits, logits):
     """Logits of a member, or of the drafts, float32, with what `row_edits` says; -inf where `used` is false."""
+    logits = logits.to(tl.float32)
     if target.EDITED:
         logits = tl.where(used, processed(target.edits, request, edits, logits), -INFINITY)
     if target.EDITED or target.mask is not None:
@@ -191,18 +193,12 @@ def edited(target, request, used, edits, logits):
 def raw_logits(target, member, request, step, tokens, used):
     """A member's logits as float32, edited, -inf where `used` is false or its vocabulary ends."""
     edits = row_edits(target, request, step, tokens, used)
-    return edited(target, request, used, edits, unedited_logits(target, member, request, step, tokens, used))
-
-
-@triton.jit
-def unedited_logits(target, member, request, step, tokens, used):
-    """The same, as they are."""
-    return load_logits(target, member, request, step, tokens, used).to(tl.float32)
+    return edited(target, request, used, edits, load_logits(target, member, request, step, tokens, used))
 
 
 @triton.jit
 def load_logits(target, member, request, step, tokens, used):
-    """The same in the type in which they lie, which takes fewer registers while others are loaded."""
+    """The same unedited, in the type in which they lie, which takes fewer registers while others are loaded."""
     row = row_index(target, request, step)
     row_ptr = target.logits[member] + request * target.strides_batch[member] + row * target.strides_step[member]
     used = used & (tokens < target.vocabs[member])
@@ -242,15 +238,17 @@ def part_logits(target, part, request, step, tokens, used, threshold):
     threshold: of plausibility, as `statistics.plausible_threshold` gives it.
     """
     if target.MIXTURE:
-        weighted = everywhere(member_weight(target, request, part) != 0, tokens)
-        return clean(raw_logits(target, part, request, step, tokens, used & weighted))
+        read = used & everywhere(member_weight(target, request, part) != 0, tokens)
+        edits = row_edits(target, request, step, tokens, read)
+        logits = load_logits(target, part, request, step, tokens, read)
+        return clean(edited(target, request, read, edits, logits))
     else:
         mixed = no_logits_mixed(target, tokens, used)
         edits = row_edits(target, request, step, tokens, used)
         for member in tl.static_range(len(target.logits)):
             weight = member_weight(target, request, member)
             read = used & everywhere(mix_reads(target, member, weight), tokens)
-            logits = unedited_logits(target, member, request, step, tokens, read)
+            logits = load_logits(target, member, request, step, tokens, read)
             logits = clean(edited(target, request, read, edits, logits))
             mixed = tl.minimum(mix_logits(target, member, mixed, logits, weight, threshold), FLOAT_MAX)
         return mixed

@@ -55,9 +55,17 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
+class Slot(NamedTuple):
+    """Where nodes lie, in a kernel."""
+
+    block: Any  # int64
+    offset: Any  # int64
+    exists: Any
+
+
 @triton.jit
 def _slot_of(moves, request, prefix_len, node, used):
-    """The block and the offset of nodes whose prefix_len is in range, and whether they have one. No sum overflows."""
+    """The Slot of nodes whose prefix_len is in range. No sum overflows."""
     known = used & (node >= 0)
     columns, block_size = size_of(moves.columns), size_of(moves.block_size)
     if moves.slot_mapping is not None:
@@ -78,7 +86,7 @@ def _slot_of(moves, request, prefix_len, node, used):
             column = position // block_size
             block = tl.load(moves.block_table + request * columns + column, mask=known, other=-1)
             offset = position % block_size
-    return block, offset, known & (block >= 0) & (block < size_of(moves.blocks))
+    return Slot(block, offset, known & (block >= 0) & (block < size_of(moves.blocks)))
 
 
 @triton.jit
@@ -113,9 +121,9 @@ def _judge_kernel(
         used = index < tl.where(sound, count, 0)
         node = tl.load(moves.kept + request * moves.width + index, mask=used, other=-1)
         before = tl.load(moves.kept + request * moves.width + index - 1, mask=used & (index > 0), other=-1)
-        _, _, has_source = _slot_of(moves, request, inside, node, used)
-        _, _, has_target = _slot_of(moves, request, inside, index, used)
-        wrong |= (used & ((node <= before) | (has_source == 0) | (has_target == 0))).to(tl.int32)
+        source = _slot_of(moves, request, inside, node, used)
+        target = _slot_of(moves, request, inside, index, used)
+        wrong |= (used & ((node <= before) | (source.exists == 0) | (target.exists == 0))).to(tl.int32)
     sound &= tl.max(wrong, 0) == 0
     tl.store(moves.lengths + request, prefix_len + tl.where(sound, count, 0))
     tl.store(moves.status + request, tl.where(sound, 0, INVALID_PARAMETER))
@@ -148,13 +156,13 @@ def _move_kernel(
     count = tl.load(moves.lengths + request) - prefix_len  # 0 where the request is refused
     for index in range(count):
         node = tl.load(moves.kept + request * moves.width + index)
-        from_block, from_offset, _ = _slot_of(moves, request, prefix_len, node, node >= 0)
-        to_block, to_offset, _ = _slot_of(moves, request, prefix_len, request * 0 + index, node >= 0)
-        source = from_block * layout.stride_block + from_offset * layout.stride_slot
-        target = to_block * layout.stride_block + to_offset * layout.stride_slot
-        if source != target:
-            words = tl.load(cache + source + position, mask=used)
-            tl.store(cache + target + position, words, mask=used)
+        source = _slot_of(moves, request, prefix_len, node, node >= 0)
+        target = _slot_of(moves, request, prefix_len, request * 0 + index, node >= 0)
+        first = source.block * layout.stride_block + source.offset * layout.stride_slot
+        first_target = target.block * layout.stride_block + target.offset * layout.stride_slot
+        if first != first_target:
+            words = tl.load(cache + first + position, mask=used)
+            tl.store(cache + first_target + position, words, mask=used)
 
 
 def layout_of(cache: Tensor, batch_dim: int, slot_dim: int) -> tuple[int, Layout]:

@@ -8,7 +8,7 @@ first, as for a draw; blocks are theirs then.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -129,15 +129,15 @@ def _maxima_kernel(
         raw = raw_logits(target, 0, request, step, tokens, tokens >= 0)
         maxima = _block_maxima(scores, tl.where(raw == raw, raw, INFINITY))
     else:
-        logits, marks, first = score_logits(scores, target, request, step, tokens, -INFINITY)
-        maxima = _block_maxima(scores, logits)
+        found = score_logits(scores, target, request, step, tokens, -INFINITY)
+        maxima = _block_maxima(scores, found.logits)
         nearest = maxima.to(tl.float32)
         upwards = nearest + tl.abs(nearest) * 1.3e-7 + 1e-37
         maxima = tl.where(nearest.to(tl.float64) < maxima, upwards, nearest)
         index = row.to(tl.int64) * scores.tiles + tile
-        tl.store(scores.marks + index, tl.reduce_or(marks, 0).to(tl.int8))
+        tl.store(scores.marks + index, tl.reduce_or(found.marks, 0).to(tl.int8))
         if target.log_plausibility is not None:
-            tl.store(scores.first_maxima + index, tl.max(first, 0))
+            tl.store(scores.first_maxima + index, tl.max(found.first, 0))
     block = tile * (scores.TILE // NOISE_BLOCK) + tl.arange(0, scores.TILE // NOISE_BLOCK)
     tl.store(scores.maxima + row.to(tl.int64) * scores.blocks + block, maxima, mask=block < scores.blocks)
 
@@ -152,15 +152,23 @@ def _target_logprob(statistics, target, request, step, token):
     return tl.where(token >= 0, tl.max(own, 0), 0.0).to(tl.float32)
 
 
+class ChainRows(NamedTuple):
+    """What there is of a request, in a kernel; nothing where it is not valid."""
+
+    length: Any  # of its drafts, int64
+    count: Any  # of its rows, int64
+    valid: Any
+
+
 @triton.jit
 def _chain_rows(target, draft, request):
-    """A request's number of drafts and of rows, 0 where it is not valid, and whether it is."""
+    """The ChainRows of a request."""
     heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
     valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
     valid &= (length >= 0) & (length <= draft.draft_len)
     length = tl.where(valid, length, 0)
-    return length, tl.where(valid, row_count(target, draft, request, length), 0), valid
+    return ChainRows(length, tl.where(valid, row_count(target, draft, request, length), 0), valid)
 
 
 @triton.jit
@@ -205,8 +213,7 @@ def _row_kernel(
     row = tl.program_id(0).to(tl.int64)
     request = row // found.steps
     step = row % found.steps
-    _, rows, _ = _chain_rows(target, draft, request)
-    if step < rows:
+    if step < _chain_rows(target, draft, request).count:
         position = step
         if scores.HAS_SEEDS:
             position += tl.load(scores.positions + request)

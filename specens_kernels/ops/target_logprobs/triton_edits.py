@@ -21,7 +21,7 @@ from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import size_of
 
 ENTRIES = tl.constexpr(128)
-WARPS = 4
+WARPS = 4  # an entry a thread
 
 
 @triton.jit

@@ -40,7 +40,7 @@ from specens_kernels.parts.target import (
     target_view,
 )
 
-WARPS, HALF_WARPS = 8, 4  # of a program that reads a block: four loads of 16 bytes a thread, also of half precision
+BLOCK_WARPS, HALF_WARPS = 8, 4  # of what reads a block: four loads of 16 bytes a thread, also of half precision
 PROCESSED_WARPS = 16  # where edits of logits are looked up, which takes twice the registers a token
 HALF_REGISTERS = 128  # of its threads, so that a multiprocessor holds four such programs
 MOST_HALVES = 3  # members and drafts that these hold
@@ -180,12 +180,12 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
     if target.edits is not None:
         yield edit_launch(target.edits)
     if target.log_plausibility is not None:
-        yield Launch(_plausible_kernel, grid, arguments, WARPS)
+        yield Launch(_plausible_kernel, grid, arguments, BLOCK_WARPS)
     yield _statistics_launch(statistics, target, draft)
     if statistics.cuts is not None:
         yield filter_launch(statistics, target, draft)
     if statistics.TOP_PLANE.value > 0:
-        yield Launch(_mixture_top_kernel, grid[:1], arguments, WARPS)
+        yield Launch(_mixture_top_kernel, grid[:1], arguments, BLOCK_WARPS)
 
 
 def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
@@ -197,7 +197,7 @@ def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftV
         return Launch(_statistics_kernel, grid, arguments, PROCESSED_WARPS)
     processed = target.edits is not None or target.mask is not None or not target.MIXTURE.value
     if processed or len(read) > MOST_HALVES or any(logits.element_size() > 2 for logits in read):
-        return Launch(_statistics_kernel, grid, arguments, WARPS)
+        return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS)
     limit = HALF_REGISTERS if statistics.cuts is None else None  # the maxima of groups take more
     return Launch(_statistics_kernel, grid, arguments, HALF_WARPS, limit)
 
@@ -219,7 +219,7 @@ def launches(logprobs: Tensor, target: TargetView) -> Iterator[Launch]:
     yield from statistics_launches(statistics, target, DraftView())
     grid = (logprobs.shape[0] * logprobs.shape[1], statistics.blocks)
     arguments = {"logprobs_ptr": logprobs, "statistics": statistics, "target": target}
-    yield Launch(_target_logprobs_kernel, grid, arguments, WARPS)
+    yield Launch(_target_logprobs_kernel, grid, arguments, BLOCK_WARPS)
 
 
 def launch(

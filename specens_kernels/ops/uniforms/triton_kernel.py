@@ -12,7 +12,7 @@ from torch import Tensor
 from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
 from specens_kernels.parts.philox import uniform
 
-BLOCK_BATCH, WARPS = 256, 4
+BLOCK_BATCH, WARPS = 256, 4  # two requests a thread
 
 
 @triton.jit(do_not_specialize=["uniform_stream", "batch"])

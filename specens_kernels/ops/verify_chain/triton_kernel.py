@@ -26,7 +26,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
-from specens_kernels.ops.target_logprobs.triton_kernel import PROCESSED_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, PROCESSED_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
     emitted_rows,
@@ -65,8 +65,8 @@ from specens_kernels.parts.uniforms import RandomView, uniforms_at
 from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = 1
-WALK_WARPS = 4  # some steps each
-RESIDUAL_WARPS, DRAW_WARPS = 8, 16
+WALK_WARPS = 4  # a plane's TESTED_NUMBERS are eight a thread
+DRAW_WARPS = 16  # a block is eight tokens a thread: a program a request leaves room on a multiprocessor
 LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, statistics of a plane read for them
 
 
@@ -237,7 +237,7 @@ def launches(
     if outcome.kinds is not None:
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
-        warps = RESIDUAL_WARPS if target.edits is None else PROCESSED_WARPS
+        warps = BLOCK_WARPS if target.edits is None else PROCESSED_WARPS
         yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS)
         yield Launch(_residual_kernel, (batch, blocks), shared | {"masses_ptr": masses}, warps)
     drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}

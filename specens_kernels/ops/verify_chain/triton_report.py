@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import NO_LOGPROBS, RAW_LOGPROBS, Report, Target
 from specens_kernels.ops.target_logprobs.reference import raw
-from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.examples import example_targets
 from specens_kernels.parts.launches import Launch, wait_for_launch_before
@@ -21,7 +21,6 @@ from specens_kernels.parts.states import keep_part, log_power, log_probability, 
 from specens_kernels.parts.statistics import NOWHERE, Statistics, load_plane, new_statistics
 from specens_kernels.parts.target import LN_2, TargetView, batch_of, target_temperature, target_view
 
-WARPS = 8
 SLACK = tl.constexpr(1e-4)  # of a bound, wider than what float32 rounds
 
 
@@ -140,7 +139,7 @@ def new_results(batch: int, columns: int, report: Report, device: torch.device) 
 def report_launches(report: ReportView, statistics: Statistics, target: TargetView) -> Iterator[Launch]:
     """A program for each column. statistics: of the rows of emitted tokens."""
     grid = (report.tokens.shape[0] * report.columns,)
-    yield Launch(_report_kernel, grid, {"report": report, "statistics": statistics, "target": target}, WARPS)
+    yield Launch(_report_kernel, grid, {"report": report, "statistics": statistics, "target": target}, BLOCK_WARPS)
 
 
 def raw_report_launches(report: ReportView, target: TargetView, emitted: DraftView) -> Iterator[Launch]:

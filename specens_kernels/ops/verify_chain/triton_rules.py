@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS
 from specens_kernels.parts.chain import draft_odds, load_draft_tokens, request_is_valid
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature
 from specens_kernels.parts.draw import block_probabilities, row_states
@@ -16,7 +17,7 @@ from specens_kernels.parts.statistics import NO_TOKEN, Statistics
 from specens_kernels.parts.target import TargetView, target_temperature
 from specens_kernels.parts.uniforms import RandomView
 
-SHARES_WARPS, SUMS_WARPS = 4, 8
+SHARES_WARPS = 4  # a draft at a time, whose row has fewer blocks than these have threads
 
 
 @triton.jit
@@ -39,14 +40,13 @@ def shares_kernel(
         step = tl.zeros([1], tl.int64) + index
         token = load_draft_tokens(draft, request, step, step < length)
         tested = (share >= 0) & (token >= 0) & (token < tl.maximum(target.vocab, draft.vocab))
-        log_target, log_draft, soft, row_status, _ = draft_odds(
-            statistics, target, draft, request, step, token, tested, tested & (step < soft_length)
-        )
-        probability = tl.exp(log_target)
-        rest = tl.where((row_status & NO_TOKEN) == 0, 1.0, 0.0) - probability
-        mass = tl.where(soft & (share > 0), IN_SUMS, share * tl.maximum(rest, 0.0))
+        may_be_soft = tested & (step < soft_length)
+        odds = draft_odds(statistics, target, draft, request, step, token, tested, may_be_soft)
+        probability = tl.exp(odds.log_target)
+        rest = tl.where((odds.target_status & NO_TOKEN) == 0, 1.0, 0.0) - probability
+        mass = tl.where(odds.soft & (share > 0), IN_SUMS, share * tl.maximum(rest, 0.0))
         possible = tested & (share > 0) & (probability > 0)
-        ratio = tl.exp(tl.where(possible, log_target, 0.0) - tl.where(possible, log_draft, 0.0))
+        ratio = tl.exp(tl.where(possible, odds.log_target, 0.0) - tl.where(possible, odds.log_draft, 0.0))
         share = tl.where(tested, tl.where(possible, tl.minimum(share * ratio, 1.0), 0.0), NO_SHARE)
         position = rule.shares + request * 2 * draft.draft_len + step
         tl.store(position, share)
@@ -116,4 +116,4 @@ def rule_launches(
     if rule.sums is not None:
         batch, draft_len, blocks = rule.sums.shape
         kernel = entropy_kernel if rule.shares is None else prefix_masses_kernel
-        yield Launch(kernel, (batch * draft_len, blocks), arguments, SUMS_WARPS)
+        yield Launch(kernel, (batch * draft_len, blocks), arguments, BLOCK_WARPS)

@@ -72,16 +72,16 @@ def _offer(call, row, child, token):
             marks = target_marks
             if tl.max(target_marks, 0) != 0:
                 marks = target_marks * 0 + _member_marks(call, row, tl.max(drafter, 0))
-        _, soft, status = drafter_state(call.drafts, call.draft, row.request, drafter, rows, marks, given)
+        drafts = drafter_state(call.drafts, call.draft, row.request, drafter, rows, marks, given)
         source = tl.max(drafter, 0)
         if call.tree.SOURCES == 1:
             source = source * 0
         log = tl.zeros([1], tl.float64) - INFINITY
         for own in tl.static_range(call.tree.SOURCES):
             if source == own:
-                log = draft_log(call, row, own, drafter, token, soft)
-        drawn = tl.max(soft.to(tl.int32), 0) > 0
-        return Offer(drawn, source, tl.where(drawn, tl.max(log, 0), 0.0), tl.max(status, 0))
+                log = draft_log(call, row, own, drafter, token, drafts.soft)
+        drawn = tl.max(drafts.soft.to(tl.int32), 0) > 0
+        return Offer(drawn, source, tl.where(drawn, tl.max(log, 0), 0.0), tl.max(drafts.status, 0))
     else:
         return Offer(child < 0, child.to(tl.int64) * 0, tl.full([], 0.0, tl.float64), child * 0)
 
