@@ -190,6 +190,12 @@ def test_texts_of_several_drafters_follow_the_law(target, plan):
     assert min(accepted) > 20
 
 
+@pytest.mark.parametrize("given", ["12", [], [1.5], [None], [PromptLookup]], ids=str)
+def test_several_of_something_else_than_drafters_is_refused(given):
+    with pytest.raises(ValueError, match="drafters: expected"):
+        Several(given)
+
+
 def test_chosen_paths_of_several_drafters_are_merged(pair):
     """As often as both find the same token likely; and a twin of the drafter adds nothing."""
     rounds = []

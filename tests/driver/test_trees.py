@@ -166,7 +166,7 @@ def test_logits_at_the_nodes_are_those_of_each_path_read_afresh(kind, cache):
             whole = model.model(torch.tensor([PROMPT + settled + [tokens[node] for node in path]])).logits[0]
             torch.testing.assert_close(logits[[0, *(node + 1 for node in path)]], whole[-4:], **TOLERANCE)
         accepted = generator.choice(paths)[: number % 4]
-        reader.keep_path(accepted)
+        reader.keep_path(len(settled), accepted)
         settled = settled + [tokens[node] for node in accepted]
         assert int(reader.texts[0].cache.get_seq_length()) == len(PROMPT) + len(settled)
         settled.append(generator.randrange(61))
@@ -213,6 +213,7 @@ def test_trees_that_outgrow_a_sliding_window_are_read_path_by_path():
         ((), "tree: expected a number of children >= 1 for each level"),
         ((2, 0), "tree: expected a number of children >= 1 for each level"),
         ("4,2", "tree: expected the number of children on each level, a TokenTree or a TreePlan, got '4,2'"),
+        (b"42", "tree: expected the number of children on each level, a TokenTree or a TreePlan, got b'42'"),
     ],
 )
 def test_a_wrong_tree_is_refused(pair, tree, message):
@@ -230,6 +231,9 @@ def test_a_wrong_tree_is_refused(pair, tree, message):
         {"order": "widest"},
         {"width": True},
         {"threshold": 0.0},
+        {"threshold": "0.1"},
+        {"gain": float("nan")},
+        {"branches": 4},
         {"shape": (4, 2)},
         {"shape": TokenTree([-1]), "nodes": 4},
     ],

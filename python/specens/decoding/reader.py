@@ -66,16 +66,18 @@ class Reader:
             for text in self.texts:
                 text.keep_nodes(nodes)
             self.num_nodes, self._last = sum(node < self.num_nodes for node in nodes), ((), ())
-        elif self.num_read > first + len(nodes):
+        elif self.num_read > first + _num_same(nodes):
             self.roll_back(first)
 
-    def keep_path(self, path: Sequence[int]) -> None:
-        """The drafts of an accepted path become tokens, the other nodes are forgotten."""
-        for text in self.texts:
-            text.keep_path(path)
+    def keep_path(self, first: int, path: Sequence[int]) -> None:
+        """Of the drafts after the first `first` tokens an accepted path becomes tokens, the others are forgotten."""
         if self.num_nodes:
-            self._last = ((), ())
-        self.num_read, self.num_nodes = self.num_read + sum(node < self.num_nodes for node in path), 0
+            for text in self.texts:
+                text.keep_path(path)
+            kept = sum(node < self.num_nodes for node in path)
+            self.num_read, self.num_nodes, self._last = self.num_read + kept, 0, ((), ())
+        elif self.num_read > first + _num_same(path):  # of drafts that it read as a chain
+            self.roll_back(first + _num_same(path))
 
     def holds_tree(self, num_tokens: int) -> bool:
         """Whether the texts take the nodes of a tree, with which they have so many generated tokens."""
@@ -117,6 +119,11 @@ class Reader:
         """Remember what is known after a read."""
         self.num_read, self.num_nodes, self.hidden = num_read, num_nodes, hidden
         self._last = [rows[-1] for rows in logits], [rows[-1] for rows in hidden]
+
+
+def _num_same(nodes: Sequence[int]) -> int:
+    """How many of the first nodes of a chain are the first of these, which ascend."""
+    return sum(index == node for index, node in enumerate(nodes))
 
 
 def open_reader(

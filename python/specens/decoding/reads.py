@@ -49,11 +49,17 @@ def read_together(
     parts: dict[int, _Part] = {}
     for index, (reader, own, above, rows) in enumerate(zip(readers, tokens, parents, num_rows, strict=True)):
         split = len(own) - len(above)
-        if above and not reader.holds_tree(len(own)):
-            if list(above) != list(range(-1, len(above) - 1)):
-                found[index] = _read_paths(reader, own[:split], own[split:], above, rows)
-                continue
-            split, above = len(own), ()  # a chain is read as one, and may stay
+        if above:
+            is_chain = list(above) == list(range(-1, len(above) - 1))
+            if not is_chain and reader.num_read > split:  # drafts that it has as a chain, of which a tree became
+                reader.roll_back(split)
+            if reader.num_read > split or not reader.holds_tree(len(own)):
+                if not is_chain:
+                    found[index] = _read_paths(reader, own[:split], own[split:], above, rows)
+                    continue
+                if reader.num_nodes:  # held as a tree as long as it was smaller
+                    reader.roll_back(split)
+                split, above = len(own), ()  # a chain is read as one, and may stay
         parts[index] = _Part(reader, own[:split], own[split:], above, rows)
     found |= dict(zip(parts, _read(list(parts.values())), strict=True))
     return [found[index] for index in range(len(readers))]

@@ -331,8 +331,9 @@ class Request:
             for rows in self.rows:
                 rows.forget_all()
             self._reduce(path)
-            for reader in self.readers.values():
-                reader.keep_path(path)
+        for reader in self.readers.values():
+            if is_tree or reader.num_nodes:  # which a chain has too, where trees are drafted
+                reader.keep_path(first, path)
         known = first + len(path) - self.is_unreadable(len(path) - 1)
         left = self.sequence[first + len(path) :]
         num_next = len(tokens) - len(path)

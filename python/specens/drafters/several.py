@@ -29,9 +29,11 @@ class Several(Drafter):
     """
 
     def __init__(self, drafters: Sequence[int | Drafter]) -> None:
-        if not isinstance(drafters, Sequence) or not drafters:
+        if not isinstance(drafters, Sequence) or isinstance(drafters, str) or not drafters:
             raise ValueError(f"drafters: expected a list of drafters, got {drafters!r}")
         for drafter in drafters:
+            if isinstance(drafter, type) or not isinstance(drafter, int | Drafter):
+                raise ValueError(f"drafters: expected indices of members and drafters, got {drafter!r}")
             if not isinstance(drafter, int) and (drafter.models or drafter.has_probabilities or drafter.indices):
                 raise ValueError(
                     "drafters: expected indices of members, of weight 0 where they only draft, and drafters without a "

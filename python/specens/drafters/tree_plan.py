@@ -45,8 +45,9 @@ class TreePlan:
     threshold: float = 0.02
 
     def __post_init__(self) -> None:
-        if not self.branches or not all(_is_positive(count) for count in self.branches):
-            raise ValueError(f"tree: expected a number of children >= 1 for each level, got {self.branches}")
+        listed = isinstance(self.branches, Sequence) and not isinstance(self.branches, str | bytes)
+        if not listed or not self.branches or not all(_is_positive(count) for count in self.branches):
+            raise ValueError(f"tree: expected a number of children >= 1 for each level, got {self.branches!r}")
         for name in ("nodes", "width", "levels"):
             value = getattr(self, name)
             if not _is_positive(value) and not (name == "nodes" and value is None):
@@ -60,7 +61,8 @@ class TreePlan:
             raise ValueError(f"tree: expected children {expected}, got {self.children!r}")
         if self.order not in ORDERS:
             raise ValueError(f"tree: expected order {' or '.join(map(repr, ORDERS))}, got {self.order!r}")
-        if not 0 < self.threshold < 1 or self.gain < 0:
+        numbers = all(isinstance(value, int | float) for value in (self.threshold, self.gain))
+        if not numbers or not 0 < self.threshold < 1 or not self.gain >= 0:
             got = f"{self.threshold!r} and {self.gain!r}"
             raise ValueError(f"tree: expected a threshold in (0, 1) and a gain >= 0, got {got}")
 
@@ -120,7 +122,7 @@ def as_tree_plan(tree: Any) -> TreePlan | None:
     """A TreePlan from what a user may give for one, or None. Raises ValueError where it is something else."""
     if isinstance(tree, TokenTree):
         return TreePlan(shape=tree)
-    if isinstance(tree, Sequence) and not isinstance(tree, str):
+    if isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
         return TreePlan(branches=tuple(tree))
     if tree is not None and not isinstance(tree, TreePlan):
         raise ValueError(

@@ -11,6 +11,7 @@ import ray
 import torch
 from driver.tiny_models import tiny_llama
 from specens import SpeculativeEnsemble
+from specens.engines.protocol import Needs, Read
 from specens.engines.ray import RayEngine
 from specens.engines.transformers.causal_lm import CausalLM
 
@@ -76,3 +77,24 @@ def test_an_actor_that_is_killed_is_started_again_and_the_texts_are_the_same(act
 def test_what_an_engine_refuses_there_is_refused_here(actors):
     with pytest.raises(ValueError, match=r"prompt|token"):
         SpeculativeEnsemble(actors, schedule="standard").generate([10**6], **JOB)
+
+
+def refuse():
+    raise ValueError("model: expected another")
+
+
+def test_what_loading_there_refuses_is_a_value_error_here(actors):  # noqa: ARG001
+    with pytest.raises(ValueError, match="model: expected another"):
+        RayEngine(refuse)
+
+
+def test_nothing_waits_to_be_told_of_texts_that_were_never_read(actors):
+    context = actors[0].open(Needs(2))
+    read = context.add([1])
+    context.read([Read(read, [])])
+    unread = context.add([3])
+    unread.roll_back(0)
+    context.remove(unread)
+    assert context._waiting == []
+    context.remove(read)
+    assert [name for name, *_ in context._waiting] == ["remove"]

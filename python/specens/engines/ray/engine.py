@@ -161,7 +161,10 @@ class RayContext(Context):
     def remove(self, text: Text) -> None:
         assert isinstance(text, RayText)
         del self._texts[text.number]
-        self.change("remove", text, None)
+        is_new = any(name == "add" and number == text.number for name, number, _ in self._waiting)
+        self._waiting = [change for change in self._waiting if change[1] != text.number]
+        if not is_new:  # a member of weight 0 may never be read, and its actor need not hear of its texts
+            self.change("remove", text, None)
 
     def change(self, name: str, text: RayText, argument: Any) -> None:
         self._waiting.append((name, text.number, argument))

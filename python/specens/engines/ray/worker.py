@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -36,10 +37,15 @@ class Worker:
     """The actor. life: of this process; an actor that Ray has started again has another, and holds nothing."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
-        self.engine = load()
+        self._load = load
         self.life = uuid.uuid4().hex
         self._contexts: dict[int, tuple[Context, dict[int, Text]]] = {}
         self._last: dict[int, tuple[int, Answer]] = {}  # of each context, the turn and its answer
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Loaded when it is asked for: what a call raises comes to its owner, an error in making an actor ends it."""
+        return self._load()
 
     def facts(self) -> dict[str, Any]:
         """What an engine says of itself, and which life this is."""
