@@ -56,8 +56,9 @@ class RayEngine(Engine):
             self._ray.init(log_to_driver=False, **own)
         if isinstance(load, str):
             load = SpecLoader(load, dtype=dtype, device=device, revision=revision)
-        # Ray calls again what a lost actor did not answer; a new life knows nothing, and says so
-        settings = {"num_cpus": 1, "max_restarts": LIVES - 1, "max_task_retries": -1, **(options or {})}
+        # Ray calls again what a lost actor did not answer; a new life knows nothing, and says so. It reserves no CPU
+        # unless told to: of more members than CPUs the last would wait for ever.
+        settings = {"max_restarts": LIVES - 1, "max_task_retries": -1, **(options or {})}
         self._actor = self._ray.remote(Worker).options(**settings).remote(load)
         weakref.finalize(self, _end, self._ray, self._actor)
         self.contexts, self._turns = itertools.count(), itertools.count()
