@@ -31,6 +31,7 @@ COUNTS = {
     "model": "bench.gpu.model",
 }  # processes of their own
 CONSOLE_WIDTH = 240  # of a table that goes to a file or a pipe
+OWN_OPTIONS = ("model",)  # counts that have options
 INTERRUPTED = 130
 
 
@@ -55,7 +56,7 @@ def main(
         console.print(f"counts, without a GPU: {', '.join(COUNTS)}")
         return
     if name in COUNTS:
-        raise typer.Exit(subprocess.run([sys.executable, "-m", COUNTS[name]], check=False).returncode)
+        raise typer.BadParameter(f"{name} counts, and takes no option of the benches", param_hint="NAME")
     if name != EVERYTHING and name not in operations:
         raise typer.BadParameter(f"expected {', '.join(operations)} or {EVERYTHING}, got {name}", param_hint="NAME")
     dtypes = tuple(dtype or ["fp32"])
@@ -93,4 +94,7 @@ def _run(console: Console, names: list[str], options: Options, json: Path | None
 
 
 if __name__ == "__main__":
+    count, own = sys.argv[1:2], sys.argv[2:]
+    if count and count[0] in COUNTS and (not own or count[0] in OWN_OPTIONS):
+        sys.exit(subprocess.run([sys.executable, "-m", COUNTS[count[0]], *own], check=False).returncode)
     typer.run(main)

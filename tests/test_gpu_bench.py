@@ -123,3 +123,16 @@ def test_the_whole_script_runs_where_a_stub_stands_for_the_gpu(tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
     passed = [line.split(":")[0] for line in run.stdout.splitlines() if ": passed, " in line]
     assert sorted(passed) == ["checks", "compile", "dependent", "kernels", "memcheck", "racecheck", "times"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("model --device nope", "expected one of h200, got nope"),
+        ("traffic --quick", "traffic counts, and takes no option of the benches"),
+    ],
+)
+def test_a_count_takes_its_own_options_and_refuses_those_of_the_benches(arguments, told):
+    command = [sys.executable, "-m", "bench", *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True)
+    assert (done.returncode, told in done.stderr) == (2, True)

@@ -1,9 +1,12 @@
-/* examples/batched_decoder.py in C: the same text from the same weights and seeds.
+/* examples/batched_decoder.py in C: the same text from the same weights and seeds. In a shell:
 
-       batched_decoder FILE
+       at() { python -c "import specens_kernels; print(specens_kernels.get_$1())"; }
+       use="-I$(at include) -L$(at library) -Wl,-rpath,$(at library) -lspecens -lm"
+       python examples/c/write_weights.py weights
+       cc examples/c/batched_decoder.c $use -o decoder && ./decoder weights
 
-   FILE has, one after the other, the target's and the drafter's tables in float32 (embedding, places, output, query,
-   key, value), then the text [batch, slots], its lengths and the lengths wanted [batch], in int64. */
+   The file has, one after the other, the target's and the drafter's tables in float32 (embedding, positions, output,
+   query, key, value), then the text [batch, slots], its lengths and the lengths wanted [batch], in int64. */
 #include <math.h>
 #include <specens.h>
 #include <stdio.h>
@@ -13,7 +16,7 @@ enum { VOCAB = 48, SLOTS = 256, BATCH = 4, DRAFT_LEN = 4, ROWS = DRAFT_LEN + 1, 
 
 typedef struct {
     int width;
-    float embedding[SLOTS][MOST_WIDTH], places[SLOTS][MOST_WIDTH], output[SLOTS][MOST_WIDTH];
+    float embedding[SLOTS][MOST_WIDTH], positions[SLOTS][MOST_WIDTH], output[SLOTS][MOST_WIDTH];
     float query[MOST_WIDTH][MOST_WIDTH], key[MOST_WIDTH][MOST_WIDTH], value[MOST_WIDTH][MOST_WIDTH];
     float keys[BATCH][SLOTS][MOST_WIDTH], values[BATCH][SLOTS][MOST_WIDTH];
 } toy_model;
@@ -22,8 +25,8 @@ static toy_model target, drafter;
 static int64_t text[BATCH][SLOTS], lengths[BATCH], ends[BATCH], seeds[BATCH];
 
 static void read_model(FILE* file, toy_model* model, int width) {
-    float (*tables[])[MOST_WIDTH] = {model->embedding, model->places, model->output,
-                                     model->query,     model->key,    model->value};
+    float (*tables[])[MOST_WIDTH] = {model->embedding, model->positions, model->output,
+                                     model->query,     model->key,       model->value};
     model->width = width;
     for (int table = 0; table < 6; ++table) {
         for (int row = 0; row < (table < 3 ? SLOTS : width); ++row) {
@@ -48,7 +51,7 @@ static void forward(toy_model* model, int request, int64_t token, int64_t slot, 
     float hidden[MOST_WIDTH], query[MOST_WIDTH], weights[SLOTS], mixed[MOST_WIDTH] = {0};
     float largest = -INFINITY, sum = 0;
     for (int column = 0; column < model->width; ++column) {
-        hidden[column] = model->embedding[token][column] + 0.3f * model->places[slot][column];
+        hidden[column] = model->embedding[token][column] + 0.3f * model->positions[slot][column];
     }
     multiply(model, hidden, model->key, model->keys[request][slot]);
     multiply(model, hidden, model->value, model->values[request][slot]);
