@@ -150,6 +150,8 @@ def with_weight_of_drafter(plan: Plan, ensemble: Ensemble | None) -> Plan:
 
 def check_rule(plan: Plan, schedule: str) -> None:
     """Raise ValueError where a schedule cannot accept by the rule of its plan."""
+    if plan.tree is None and plan.rule == "traversal":
+        raise ValueError("rule: expected draft trees, tree=, beside 'traversal', which is 'block' of chains; got none")
     if plan.rule not in EVERY_SCHEDULE and schedule != "fixed":
         raise ValueError(
             f"rule: expected {' or '.join(map(repr, EVERY_SCHEDULE))} under schedule {schedule!r}, got {plan.rule!r}; "
@@ -160,8 +162,6 @@ def check_rule(plan: Plan, schedule: str) -> None:
         raise ValueError(
             f"rule: expected one of {', '.join(OF_TREES)} or a Typical with draft trees; got {plan.rule!r}"
         )
-    if plan.tree is None and plan.rule == "traversal":
-        raise ValueError("rule: expected draft trees, tree=, beside 'traversal', which is 'block' of chains; got none")
     own = plan.drafter
     if not isinstance(own, int):
         own.check_topology(plan.tree)
