@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.worker import gpu_model_runner
 
 from specens.adapters.vllm.arguments import Target
@@ -62,7 +63,10 @@ def _checking_weights(original: Callable) -> Callable:
     def verify(self: Any, model_config: Any, *others: Any, **named: Any) -> None:
         """What an ensemble cannot do for a request is refused where the request comes in."""
         if is_ensemble(model_config):
-            check_request(settings_of(model_config), self)
+            try:
+                check_request(settings_of(model_config), self)
+            except ValueError as error:  # the server answers 400 to errors of vLLM's own class alone
+                raise VLLMValidationError(str(error)) from error
         original(self, model_config, *others, **named)
 
     return verify
