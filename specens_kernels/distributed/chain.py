@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specens_kernels.arguments import (
     NO_LOGPROBS,
-    TARGET_LOGPROBS,
     ChainArguments,
     Draft,
     RandomSource,
@@ -17,33 +16,30 @@ from specens_kernels.arguments import (
     Rule,
     Target,
 )
-from specens_kernels.distributed.draw import Drawn, Noise, best_steps, draw_steps, report_steps
+from specens_kernels.distributed.draw import Drawn, draw_steps, report_steps
+from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.steps import Steps, together
+from specens_kernels.distributed.steps import Steps
 from specens_kernels.distributed.target import (
     DraftRows,
     Looked,
     Rows,
     always_greedy,
-    direct_steps,
     draft_steps,
-    first_if_greedy,
     invalid_draft,
-    no_draft_rows,
     probabilities,
     scores_need_no_sums,
-    target_steps,
 )
-from specens_kernels.ops.target_logprobs.reference import one_hot, parameters, raw
+from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
 from specens_kernels.ops.verify_chain.layout import padded
 from specens_kernels.ops.verify_chain.reference import (
+    as_verdict,
     bad_uniforms,
     chain_uniforms,
-    emitted_tokens,
     pick_row,
     prefix_status,
 )
-from specens_kernels.ops.verify_chain.rules import walk_tree
+from specens_kernels.ops.verify_chain.rules import TESTS, Tested, entropy, leading, typical_limit
 from specens_kernels.results import Status
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
@@ -117,60 +113,33 @@ def chain_steps(shard: Shard, arguments: ChainArguments) -> Steps[list[Tensor]]:
     return [*verdict, *told]
 
 
-def noise_of_rows(call: Call) -> Noise:
-    positions = call.random.positions
-    if call.kind != RuleKind.GUMBEL or positions is None:
-        return Noise(None, None)
-    steps = call.target.member_logits[0].shape[1]
-    return Noise(call.random.seeds, positions[:, None] + torch.arange(steps, device=positions.device))
-
-
 def read_steps(call: Call) -> Steps[Seen]:
     """The rows of target and drafts; side by side, so that they take as many collectives as the longer of them."""
     shard, tokens, before, n = call.shard, call.tokens, call.here, call.draft_len
     looked = Looked(before, torch.arange(n, device=tokens.device).expand_as(tokens))
-    draft, raw_logprobs = no_draft_rows(tokens, looked, shard.width), None
-    if call.direct:
-        rows, _ = yield from direct_steps(shard, call.target, before, noise_of_rows(call))
-        picked = rows.most_likely
-    else:
-        parts: list[Steps[Any]] = [target_steps(shard, call.target, before, looked, call.kind.compares)]
-        reads_draft = call.kind.reads_draft and not always_greedy(call.target)
-        if reads_draft:
-            of_drafts = call.target._replace(
-                member_logits=[logits[:, :n] for logits in call.target.member_logits],
-                allowed=None if call.target.allowed is None else call.target.allowed[:, :n],
-            )
-            greedy = parameters(call.target.sampling, tokens).greedy
-            parts.append(draft_steps(shard, of_drafts, call.draft, greedy, before, looked))
-        if call.report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-            parts.append(target_steps(shard, raw(call.target), before, looked))
-        rows, *others = yield from together(*parts)
-        draft = others.pop(0) if reads_draft else draft
-        raw_logprobs = others[0].logprobs if others else None
-        picked = rows.most_likely
-        if call.kind == RuleKind.GUMBEL:
-            scores = first_if_greedy(shard, rows)
-            best = yield from best_steps(shard, scores, None, rows.greedy, noise_of_rows(call), 1, rows.status)
-            picked = best.tokens[..., 0]
-    is_picked = ((tokens == picked[:, :n]) & rows.alive[:, :n]).double()
+    drafts = None
+    if call.kind.reads_draft and not always_greedy(call.target) and not call.direct:
+        of_drafts = call.target._replace(
+            member_logits=[logits[:, :n] for logits in call.target.member_logits],
+            allowed=None if call.target.allowed is None else call.target.allowed[:, :n],
+        )
+        greedy = parameters(call.target.sampling, tokens).greedy
+        drafts = draft_steps(shard, of_drafts, call.draft, greedy, before, looked)
+    noise = noise_at(call.kind, call.random, torch.arange(call.target.member_logits[0].shape[1], device=tokens.device))
+    how: dict[str, Any] = {"direct": call.direct, "drafts": drafts}
+    read = yield from read_rows(shard, call.target, tokens, before, looked, noise, call.kind, call.report, **how)
+    is_picked = ((tokens == read.picked[:, :n]) & read.rows.alive[:, :n]).double()
     at_target = is_picked
     if not call.by_best:
-        at_target = torch.where(rows.greedy[:, None], is_picked, rows.looked_up.exp())
-    return Seen(rows, draft, raw_logprobs, picked, at_target, torch.where(draft.drawn, draft.looked_up.exp(), 1.0))
-
-
-def leading(accepted: Tensor, call: Call) -> Tensor:
-    """The number of accepted drafts before the first that is not."""
-    index = torch.arange(accepted.shape[1], device=accepted.device)
-    return (accepted & (index < call.end[:, None])).int().cumprod(1).sum(1)
+        at_target = torch.where(read.rows.greedy[:, None], is_picked, read.rows.looked_up.exp())
+    return Seen(*read, at_target, torch.where(read.draft.drawn, read.draft.looked_up.exp(), 1.0))
 
 
 def accept_steps(call: Call, seen: Seen) -> Steps[tuple[Tensor, Tensor]]:
     """The number of accepted drafts, and the target's share of the residual after a rejection, each [batch]."""
     kind, rule, rows = call.kind, call.rule, seen.rows
     share = torch.ones_like(rows.greedy, dtype=torch.float64)
-    most_likely = leading(seen.at_target > 0, call)
+    most_likely = leading(seen.at_target > 0, call.end)
     if call.by_best:
         return most_likely, share
     uniforms = tested_uniforms(call, rows)
@@ -179,10 +148,9 @@ def accept_steps(call: Call, seen: Seen) -> Steps[tuple[Tensor, Tensor]]:
     else:
         limit = None
         if kind == RuleKind.TYPICAL:
-            probs = probabilities(call.shard, rows)[:, : call.draft_len]
-            heard = yield -torch.where(probs > 0, probs * probs.log(), 0.0).sum(-1)
-            limit = torch.clamp(rule.alpha * (-heard.sum(0)).exp(), max=rule.threshold)
-        num_accepted = leading(accepted_drafts(call, seen, uniforms, limit), call)
+            heard = yield entropy(probabilities(call.shard, rows)[:, : call.draft_len])
+            limit = typical_limit(heard.sum(0), rule)
+        num_accepted = leading(TESTS[kind](tested_drafts(call, seen, uniforms, limit), rule), call.end)
     if kind.tests_greedy:
         return num_accepted, share
     return torch.where(rows.greedy, most_likely, num_accepted), share
@@ -196,23 +164,11 @@ def tested_uniforms(call: Call, rows: Rows) -> Tensor:
     return torch.where(without[:, None], 0.0, chain_uniforms(call.random, None, call.tokens))
 
 
-def accepted_drafts(call: Call, seen: Seen, uniforms: Tensor, limit: Tensor | None) -> Tensor:
-    """bool [batch, draft_len]: whether each draft passes a rule that looks at one row."""
-    kind, rule, target, draft = call.kind, call.rule, seen.at_target, seen.at_draft
-    if kind == RuleKind.TOKEN:
-        return uniforms * draft < target
-    if limit is not None:
-        return target > limit
-    if kind == RuleKind.THRESHOLD:
-        return target >= rule.threshold
-    if kind == RuleKind.SYNTHETIC:
-        return uniforms < torch.tensor(rule.table, dtype=torch.float64, device=uniforms.device)
+def tested_drafts(call: Call, seen: Seen, uniforms: Tensor, limit: Tensor | None) -> Tested:
+    """What rules look at that judge each draft by itself."""
     best = torch.where(seen.rows.alive, seen.rows.best.exp(), 0.0)[:, : call.draft_len]
-    if kind == RuleKind.REPLACEMENT:
-        replaced = (draft < rule.threshold) & (best > rule.alpha * draft)
-    else:
-        replaced = walk_tree(rule.table, draft, best)
-    return (target > 0) & ((call.tokens == seen.picked[:, : call.draft_len]) | ~replaced)
+    is_picked = call.tokens == seen.picked[:, : call.draft_len]
+    return Tested(seen.at_target, seen.at_draft, uniforms, is_picked, best, limit)
 
 
 def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[tuple[Tensor, Tensor]]:
@@ -284,8 +240,4 @@ def finish_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor) ->
     status = status | drawn.empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == call.end) & (call.end < call.lens)) * Status.INVALID_DRAFT_TOKEN
     invalid = call.invalid | rows.invalid | bad_uniforms(tested_uniforms(call, rows), uniform, call.lens)
-    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
-    num_accepted = torch.where(invalid, 0, num_accepted)
-    next_token = torch.where(invalid, -1, drawn.tokens)
-    tokens = emitted_tokens(call.tokens, num_accepted, next_token)
-    return [tokens, num_accepted, num_accepted + (next_token >= 0), next_token, status.int()]
+    return as_verdict(call.tokens, num_accepted, drawn.tokens, status, invalid)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specens_kernels.arguments import (
     NO_LOGPROBS,
-    TARGET_LOGPROBS,
     Draft,
     RandomSource,
     Report,
@@ -18,32 +17,35 @@ from specens_kernels.arguments import (
     Tree,
     TreeArguments,
 )
-from specens_kernels.distributed.draw import Noise, best_steps, draw_steps, report_steps
+from specens_kernels.distributed.draw import draw_steps, report_steps
+from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.steps import Steps, together
+from specens_kernels.distributed.steps import Steps
 from specens_kernels.distributed.target import (
     DraftRows,
     Looked,
     Rows,
     always_greedy,
-    direct_steps,
     draft_steps,
-    first_if_greedy,
     has_source,
     invalid_draft,
-    no_draft_rows,
     probabilities,
     scores_need_no_sums,
-    target_steps,
 )
-from specens_kernels.ops.target_logprobs.processing import Paths
-from specens_kernels.ops.target_logprobs.reference import one_hot, parameters, raw
+from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
 from specens_kernels.ops.tree_mask.reference import descent
-from specens_kernels.ops.verify_chain.reference import bad_uniforms, chain_uniforms, emitted_tokens
+from specens_kernels.ops.verify_chain.reference import as_verdict, bad_uniforms, chain_uniforms
+from specens_kernels.ops.verify_chain.rules import entropy, typical_limit
 from specens_kernels.ops.verify_tree import parents_of_trees
-from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT, at_path, used_status
+from specens_kernels.ops.verify_tree.reference import (
+    LEAST_MASS_LEFT,
+    at_parents,
+    at_path,
+    earlier_siblings,
+    used_status,
+)
 from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, first_kept, first_passing, longest
-from specens_kernels.ops.verify_tree.shape import Shape, path_to, paths, rows_of_parents, tree_shape
+from specens_kernels.ops.verify_tree.shape import Shape, path_to, paths, tree_shape
 from specens_kernels.results import Status
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
@@ -121,51 +123,24 @@ def prepare(shard: Shard, arguments: TreeArguments) -> Call:
     return Call(shard, kind, rule, report, source, target, draft, arguments.tree, shape, tokens, own, usable)
 
 
-def noise_of_rows(call: Call) -> Noise:
-    positions = call.random.positions
-    if call.kind != RuleKind.GUMBEL or positions is None:
-        return Noise(None, None)
-    return Noise(call.random.seeds, positions[:, None] + call.shape.depth)
-
-
 def read_steps(call: Call) -> Steps[Seen]:
     shard, shape, tokens = call.shard, call.shape, call.tokens
     batch, nodes = tokens.shape
-    before = paths(call.here, shape)
-    looked = Looked(call.here, shape.parent_row)
-    draft, raw_logprobs = no_draft_rows(tokens, looked, shard.width), None
-    if call.direct:
-        rows, _ = yield from direct_steps(shard, call.target, before, noise_of_rows(call))
-        picked = rows.most_likely
-    else:
-        parts: list[Steps[Any]] = [target_steps(shard, call.target, before, looked)]
-        reads_draft = call.offers and has_source(call.draft)
-        if reads_draft:
-            node = torch.arange(nodes, device=tokens.device)
-            pairs = Looked(call.here.repeat(1, nodes), node.repeat_interleave(nodes).expand(batch, -1))
-            of_nodes = call.target._replace(
-                member_logits=[rows_of_parents(logits, shape) for logits in call.target.member_logits],
-                allowed=None if call.target.allowed is None else rows_of_parents(call.target.allowed, shape),
-            )
-            own = call.draft
-            own = own if own.logits is None else own._replace(logits=rows_of_parents(own.logits, shape))
-            above = Paths(call.here, rows_of_parents(shape.above, shape))
-            greedy = parameters(call.target.sampling, tokens).greedy
-            parts.append(draft_steps(shard, of_nodes, own, greedy, above, pairs))
-        if call.report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-            parts.append(target_steps(shard, raw(call.target), before, looked))
-        rows, *others = yield from together(*parts)
-        draft = others.pop(0) if reads_draft else draft
-        raw_logprobs = others[0].logprobs if others else None
-        picked = rows.most_likely
-        if call.kind == RuleKind.GUMBEL:
-            scores = first_if_greedy(shard, rows)
-            best = yield from best_steps(shard, scores, None, rows.greedy, noise_of_rows(call), 1, rows.status)
-            picked = best.tokens[..., 0]
-    at_target = ((tokens == picked.gather(1, shape.parent_row)) & rows.alive.gather(1, shape.parent_row)).double()
+    looked, drafts = Looked(call.here, shape.parent_row), None
+    if call.offers and has_source(call.draft) and not call.direct:
+        node = torch.arange(nodes, device=tokens.device)
+        pairs = Looked(call.here.repeat(1, nodes), node.repeat_interleave(nodes).expand(batch, -1))
+        of_nodes, own, above = at_parents(call.target, call.draft, call.here, shape)
+        greedy = parameters(call.target.sampling, tokens).greedy
+        drafts = draft_steps(shard, of_nodes, own, greedy, above, pairs)
+    before, noise = paths(call.here, shape), noise_at(call.kind, call.random, shape.depth)
+    how: dict[str, Any] = {"direct": call.direct, "drafts": drafts}
+    read = yield from read_rows(shard, call.target, tokens, before, looked, noise, call.kind, call.report, **how)
+    rows, above_row = read.rows, shape.parent_row
+    at_target = ((tokens == read.picked.gather(1, above_row)) & rows.alive.gather(1, above_row)).double()
     if not call.by_best:
         at_target = torch.where(rows.greedy[:, None], at_target, rows.looked_up.exp())
-    return Seen(rows, draft, raw_logprobs, picked, at_target)
+    return Seen(*read, at_target)
 
 
 def accept_steps(call: Call, seen: Seen, rounds: int | None) -> Steps[tuple[Acceptance, Tensor]]:
@@ -179,8 +154,8 @@ def accept_steps(call: Call, seen: Seen, rounds: int | None) -> Steps[tuple[Acce
         reads = call.kind != RuleKind.GUMBEL and call.kind != RuleKind.TYPICAL
         return Acceptance(most_likely, target, empty, reads), no_status
     if call.kind == RuleKind.TYPICAL:
-        heard = yield -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
-        limit = torch.clamp(call.rule.alpha * (-heard.sum(0)).exp(), max=call.rule.threshold)
+        heard = yield entropy(target)
+        limit = typical_limit(heard.sum(0), call.rule)
         passes = call.usable & (seen.at_target > limit.gather(1, shape.parent_row))
         last = torch.where(rows.greedy, most_likely, longest(passes, shape))
         return Acceptance(last, target, empty, False), no_status
@@ -217,9 +192,7 @@ def node_steps(call: Call, seen: Seen) -> Steps[NodeDrafts]:
         return NodeDrafts(taken, ones, draft.drawn, same.double(), draft.status)
     at, drawn, status, mass = draft.looked_up.exp().view(batch, nodes, nodes), draft.drawn, draft.status, ones
     if call.tree.without_replacement:
-        node = torch.arange(nodes, device=tokens.device)
-        siblings = (shape.parent_row[:, :, None] == shape.parent_row[:, None]) & shape.used[:, None]
-        before = siblings & (node < node[:, None])
+        before = earlier_siblings(shape)
         taken = (before.double() @ same.double()) > 0
         probs = torch.where(drawn[..., None], draft.logprobs.exp(), 0.0)
         heard = yield torch.where(taken_here(call, before), 0.0, probs).sum(-1)
@@ -388,14 +361,11 @@ def finish_steps(call: Call, seen: Seen, accepted: Acceptance, draft_status: Ten
     nodes = torch.full_like(num_accepted, tokens.shape[1]) if call.draft.lens is None else call.draft.lens.long()
     invalid = rows.invalid | shape.invalid | invalid_draft(call.shard, call.draft)
     invalid = invalid | bad_uniforms(uniforms, uniform, nodes)
-    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
-    num_accepted, path = torch.where(invalid, 0, num_accepted), torch.where(invalid[:, None], -1, path)
-    next_token = torch.where(invalid, -1, next_token)
-    emitted = emitted_tokens(at_path(tokens, path), num_accepted, next_token)
-    verdict = [emitted, num_accepted, num_accepted + (next_token >= 0), next_token, status.int(), path]
+    path = torch.where(invalid[:, None], -1, path)
+    verdict = [*as_verdict(at_path(tokens, path), num_accepted, next_token, status, invalid), path]
     if call.report.logprobs == NO_LOGPROBS:
         return verdict
     logprobs = rows.logprobs if seen.raw is None else seen.raw
     columns = torch.nn.functional.pad(path + 1, (1, 0))
-    told = yield from report_steps(call.shard, logprobs, columns, emitted, call.report.top)
+    told = yield from report_steps(call.shard, logprobs, columns, verdict[0], call.report.top)
     return [*verdict, *told]

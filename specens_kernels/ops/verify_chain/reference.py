@@ -34,7 +34,7 @@ from specens_kernels.ops.target_logprobs.reference import (
 )
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.ops.verify_chain.layout import padded
-from specens_kernels.ops.verify_chain.rules import RULES, Chain, token_rule
+from specens_kernels.ops.verify_chain.rules import Chain, apply_rule, at_tokens, leading
 from specens_kernels.results import Status
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
@@ -161,10 +161,10 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     tested = without_random & (not kind.tests_greedy)
     random_numbers = torch.where(tested[:, None], 0.0, chain_uniforms(arguments.random_numbers, None, draft_tokens))
     chain = Chain(target, draft, draft_tokens, random_numbers, end, picked)
-    accepted = RULES[kind](chain, arguments.rule)
+    accepted = apply_rule(chain, arguments.rule)
     num_accepted = accepted.num_accepted
     if not kind.tests_greedy:  # greedy requests take the most likely token, whatever the rule
-        num_accepted = torch.where(rows.greedy, token_rule(chain, arguments.rule).num_accepted, num_accepted)
+        num_accepted = torch.where(rows.greedy, leading(at_tokens(target, draft_tokens) > 0, end), num_accepted)
 
     # the next token: from the residual after a rejection, from the target after the whole chain, or what the row picks
     if kind.picks:
@@ -186,18 +186,29 @@ def verify_chain(*given: Any, **options: Any) -> list[Tensor]:
     status = status | ((num_accepted == end) & (end < lens)) * Status.INVALID_DRAFT_TOKEN
     invalid = invalid | rows.invalid | parameters(chain_draft.sampling, draft_tokens).invalid
     invalid = invalid | bad_uniforms(random_numbers, uniform, lens)
-    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
-    num_accepted = torch.where(invalid, 0, num_accepted)
-    next_token = torch.where(invalid, -1, next_token)
-    tokens = emitted_tokens(draft_tokens, num_accepted, next_token)
-    verdict = [tokens, num_accepted, num_accepted + (next_token >= 0), next_token, status.int()]
+    verdict = as_verdict(draft_tokens, num_accepted, next_token, status, invalid)
     if arguments.report.logprobs == NO_LOGPROBS:
         return verdict
     logprobs = rows.logprobs
     if arguments.report.logprobs != TARGET_LOGPROBS:
         logprobs = ensemble_logprobs(raw(chain_target)).logprobs
+    tokens = verdict[0]
     logprobs = torch.nn.functional.pad(logprobs, (0, 0, 0, tokens.shape[1] - logprobs.shape[1]))
     return [*verdict, *most_likely(logprobs, arguments.report.top, tokens)]
+
+
+def as_verdict(
+    drafts: Tensor, num_accepted: Tensor, next_token: Tensor, status: Tensor, invalid: Tensor
+) -> list[Tensor]:
+    """tokens, num_accepted, num_tokens, next_token, status; of a request with a wrong parameter nothing is emitted.
+
+    drafts: int64 [batch, n], those that are accepted first.
+    """
+    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
+    num_accepted = torch.where(invalid, 0, num_accepted)
+    next_token = torch.where(invalid, -1, next_token)
+    tokens = emitted_tokens(drafts, num_accepted, next_token)
+    return [tokens, num_accepted, num_accepted + (next_token >= 0), next_token, status.int()]
 
 
 def empty_verdict(*given: Any, **options: Any) -> list[Tensor]:

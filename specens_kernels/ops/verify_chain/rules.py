@@ -50,16 +50,20 @@ def at_tokens(probs: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(known, picked, 0.0)
 
 
-def typical_limit(target: Tensor, rule: Rule) -> Tensor:
-    """What the probability of a typical token exceeds, at each row of target [..., vocab]."""
-    entropy = -torch.where(target > 0, target * target.log(), 0.0).sum(-1)
-    return torch.clamp(rule.alpha * (-entropy).exp(), max=rule.threshold)
+def entropy(probs: Tensor) -> Tensor:
+    """Of each row of probs [..., vocab]; of a part of the vocabulary that part's share of it."""
+    return -torch.where(probs > 0, probs * probs.log(), 0.0).sum(-1)
 
 
-def leading(accepted: Tensor, chain: Chain) -> Tensor:
-    """The number of accepted drafts before the first that is not."""
+def typical_limit(entropies: Tensor, rule: Rule) -> Tensor:
+    """What the probability of a typical token exceeds, at rows of the target with these entropies."""
+    return torch.clamp(rule.alpha * (-entropies).exp(), max=rule.threshold)
+
+
+def leading(accepted: Tensor, chain_end: Tensor) -> Tensor:
+    """The number of accepted drafts before the first that is not, int64 [batch]."""
     index = torch.arange(accepted.shape[1], device=accepted.device)
-    return (accepted & (index < chain.chain_end[:, None])).int().cumprod(1).sum(1)
+    return (accepted & (index < chain_end[:, None])).int().cumprod(1).sum(1)
 
 
 def whole(chain: Chain) -> Tensor:
@@ -67,13 +71,7 @@ def whole(chain: Chain) -> Tensor:
     return torch.ones_like(chain.chain_end, dtype=torch.float64)
 
 
-def token_rule(chain: Chain, _rule: Rule) -> Acceptance:
-    """Accept while uniform * draft < target, strictly: a token of target probability 0 is never accepted."""
-    accepted = chain.random_numbers * at_tokens(chain.draft, chain.tokens) < at_tokens(chain.target, chain.tokens)
-    return Acceptance(leading(accepted, chain), whole(chain))
-
-
-def block_rule(chain: Chain, _rule: Rule) -> Acceptance:
+def block_rule(chain: Chain) -> Acceptance:
     """Accept the longest prefix whose last uniform is below the chance that its block, as a whole, is kept."""
     target, draft = at_tokens(chain.target, chain.tokens), at_tokens(chain.draft, chain.tokens)
     ratio = torch.where(target > 0, target / draft, 0.0)  # infinite where the draft could not be drawn
@@ -93,21 +91,44 @@ def block_rule(chain: Chain, _rule: Rule) -> Acceptance:
     return Acceptance(num_accepted, accepted_share)
 
 
-def typical_rule(chain: Chain, rule: Rule) -> Acceptance:
+class Tested(NamedTuple):
+    """What a rule that judges each draft by itself looks at, [batch, draft_len]."""
+
+    target: Tensor  # float64, the target probability of each draft
+    draft: Tensor  # float64, the probability that it was drawn with
+    random_numbers: Tensor  # float64
+    is_picked: Tensor  # bool, it is the token that the row picks
+    picked: Tensor  # float64, the target probability of that
+    limit: Tensor | None  # float64, what a typical token exceeds; None: not looked at
+
+
+def tested(chain: Chain, rule: Rule) -> Tested:
+    """Of whole rows."""
+    rows, own = chain.target[:, : chain.tokens.shape[1]], chain.picked[:, : chain.tokens.shape[1]]
+    limit = typical_limit(entropy(rows), rule) if rule.kind == RuleKind.TYPICAL else None
+    at_target, at_draft = at_tokens(rows, chain.tokens), at_tokens(chain.draft, chain.tokens)
+    return Tested(at_target, at_draft, chain.random_numbers, chain.tokens == own, at_tokens(rows, own), limit)
+
+
+def token_test(drafts: Tested, _rule: Rule) -> Tensor:
+    """Accept while uniform * draft < target, strictly: a token of target probability 0 is never accepted."""
+    return drafts.random_numbers * drafts.draft < drafts.target
+
+
+def typical_test(drafts: Tested, _rule: Rule) -> Tensor:
     """Accept while the target probability exceeds min(threshold, alpha * exp(-entropy of the target))."""
-    target = chain.target[:, : chain.tokens.shape[1]]
-    return Acceptance(leading(at_tokens(target, chain.tokens) > typical_limit(target, rule), chain), whole(chain))
+    assert drafts.limit is not None
+    return drafts.target > drafts.limit
 
 
-def threshold_rule(chain: Chain, rule: Rule) -> Acceptance:
+def threshold_test(drafts: Tested, rule: Rule) -> Tensor:
     """Accept while the target probability is at least the threshold."""
-    return Acceptance(leading(at_tokens(chain.target, chain.tokens) >= rule.threshold, chain), whole(chain))
+    return drafts.target >= rule.threshold
 
 
-def synthetic_rule(chain: Chain, rule: Rule) -> Acceptance:
+def synthetic_test(drafts: Tested, rule: Rule) -> Tensor:
     """Accept while the uniform number is below the position's rate, whatever the draft is."""
-    rate = torch.tensor(rule.table, dtype=torch.float64, device=chain.random_numbers.device)
-    return Acceptance(leading(chain.random_numbers < rate, chain), whole(chain))
+    return drafts.random_numbers < torch.tensor(rule.table, dtype=torch.float64, device=drafts.target.device)
 
 
 def walk_tree(table: tuple[float, ...], draft: Tensor, assistant: Tensor) -> Tensor:
@@ -120,40 +141,40 @@ def walk_tree(table: tuple[float, ...], draft: Tensor, assistant: Tensor) -> Ten
     return nodes[index][..., -1] > 0
 
 
-def comparing_rule(chain: Chain, replaces: Callable[[Tensor, Tensor], Tensor]) -> Acceptance:
-    """Accept while the draft token is the target's most likely one, or is not replaced by it.
-
-    replaces(draft, assistant): of the draft token's draft probability and the most likely token's target probability.
-    """
-    own = chain.picked[:, : chain.tokens.shape[1]]
-    replaced = replaces(at_tokens(chain.draft, chain.tokens), at_tokens(chain.target, own))
-    possible = at_tokens(chain.target, chain.tokens) > 0
-    return Acceptance(leading(possible & ((chain.tokens == own) | ~replaced), chain), whole(chain))
+def comparing_test(drafts: Tested, replaced: Tensor) -> Tensor:
+    """Accept while the draft token is the target's most likely one, or is not replaced by it."""
+    return (drafts.target > 0) & (drafts.is_picked | ~replaced)
 
 
-def replacement_rule(chain: Chain, rule: Rule) -> Acceptance:
+def replacement_test(drafts: Tested, rule: Rule) -> Tensor:
     """Replace what has a draft probability below alpha, by what has a target probability above beta times that."""
     alpha, beta = rule.threshold, rule.alpha
-    return comparing_rule(chain, lambda draft, assistant: (draft < alpha) & (assistant > beta * draft))
+    return comparing_test(drafts, (drafts.draft < alpha) & (drafts.picked > beta * drafts.draft))
 
 
-def decision_tree_rule(chain: Chain, rule: Rule) -> Acceptance:
+def decision_tree_test(drafts: Tested, rule: Rule) -> Tensor:
     """Replace what the tree says."""
-    return comparing_rule(chain, lambda draft, assistant: walk_tree(rule.table, draft, assistant))
+    return comparing_test(drafts, walk_tree(rule.table, drafts.draft, drafts.picked))
 
 
-def gumbel_rule(chain: Chain, _rule: Rule) -> Acceptance:
+def gumbel_test(drafts: Tested, _rule: Rule) -> Tensor:
     """Accept while the draft token is the one of the best score."""
-    return Acceptance(leading(chain.tokens == chain.picked[:, : chain.tokens.shape[1]], chain), whole(chain))
+    return drafts.is_picked
 
 
-RULES: dict[RuleKind, Callable[[Chain, Rule], Acceptance]] = {
-    RuleKind.TOKEN: token_rule,
-    RuleKind.BLOCK: block_rule,
-    RuleKind.TYPICAL: typical_rule,
-    RuleKind.SYNTHETIC: synthetic_rule,
-    RuleKind.THRESHOLD: threshold_rule,
-    RuleKind.REPLACEMENT: replacement_rule,
-    RuleKind.DECISION_TREE: decision_tree_rule,
-    RuleKind.GUMBEL: gumbel_rule,
+TESTS: dict[RuleKind, Callable[[Tested, Rule], Tensor]] = {
+    RuleKind.TOKEN: token_test,
+    RuleKind.TYPICAL: typical_test,
+    RuleKind.SYNTHETIC: synthetic_test,
+    RuleKind.THRESHOLD: threshold_test,
+    RuleKind.REPLACEMENT: replacement_test,
+    RuleKind.DECISION_TREE: decision_tree_test,
+    RuleKind.GUMBEL: gumbel_test,
 }
+
+
+def apply_rule(chain: Chain, rule: Rule) -> Acceptance:
+    """How many drafts a rule accepts."""
+    if rule.kind == RuleKind.BLOCK:
+        return block_rule(chain)
+    return Acceptance(leading(TESTS[RuleKind(rule.kind)](tested(chain, rule), rule), chain.chain_end), whole(chain))

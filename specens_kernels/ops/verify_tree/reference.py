@@ -28,10 +28,10 @@ from specens_kernels.ops.target_logprobs.reference import (
     target_probs,
 )
 from specens_kernels.ops.verify_chain.reference import (
+    as_verdict,
     bad_uniforms,
     chain_uniforms,
     draft_rows,
-    emitted_tokens,
     status_of,
 )
 from specens_kernels.ops.verify_tree.rules import Acceptance, Drafts, apply_rule
@@ -49,24 +49,37 @@ def node_drafts(target: Target, draft: Draft, tree: Tree, shape: Shape, greedy: 
     """
     tokens = draft.tokens.long()
     vocab = max(logits.shape[-1] for logits in target.member_logits)
-    members = [rows_of_parents(logits, shape) for logits in target.member_logits]
-    allowed = None if target.allowed is None else rows_of_parents(target.allowed, shape)
     if draft.logits is not None:
         vocab = max(vocab, draft.logits.shape[-1])
-        draft = draft._replace(logits=rows_of_parents(draft.logits, shape))
-    before = Paths(tokens, rows_of_parents(shape.above, shape))
-    rows = draft_rows(target._replace(member_logits=members, allowed=allowed), draft, vocab, greedy, before)
+    of_nodes, draft, before = at_parents(target, draft, tokens, shape)
+    rows = draft_rows(of_nodes, draft, vocab, greedy, before)
     if not tree.without_replacement:
         return rows.probs, rows.status
-    node = torch.arange(tokens.shape[1], device=tokens.device)
-    siblings = (shape.parent_row[:, :, None] == shape.parent_row[:, None]) & shape.used[:, None]
-    taken = (siblings & (node < node[:, None])).double() @ one_hot(tokens, vocab) > 0
+    taken = earlier_siblings(shape).double() @ one_hot(tokens, vocab) > 0
     remaining = torch.where(taken, 0.0, rows.probs)
     mass = remaining.sum(-1)
     drawn = rows.drawn & (mass > LEAST_MASS_LEFT)
     probs = torch.where(rows.drawn[..., None], one_hot(tokens, vocab), rows.probs)
     probs = torch.where(drawn[..., None], remaining / mass[..., None], probs)
     return probs, rows.status | (rows.drawn & ~drawn) * Status.INVALID_DRAFT_DISTRIBUTION
+
+
+def at_parents(target: Target, draft: Draft, tokens: Tensor, shape: Shape) -> tuple[Target, Draft, Paths]:
+    """What nodes were drawn from: the rows of their parents, and the tokens before them."""
+    of_nodes = target._replace(
+        member_logits=[rows_of_parents(logits, shape) for logits in target.member_logits],
+        allowed=None if target.allowed is None else rows_of_parents(target.allowed, shape),
+    )
+    if draft.logits is not None:
+        draft = draft._replace(logits=rows_of_parents(draft.logits, shape))
+    return of_nodes, draft, Paths(tokens, rows_of_parents(shape.above, shape))
+
+
+def earlier_siblings(shape: Shape) -> Tensor:
+    """bool [batch, node, other]: whether the other node has the same parent and comes before."""
+    node = torch.arange(shape.parent_row.shape[1], device=shape.parent_row.device)
+    siblings = (shape.parent_row[:, :, None] == shape.parent_row[:, None]) & shape.used[:, None]
+    return siblings & (node < node[:, None])
 
 
 def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
@@ -95,18 +108,15 @@ def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
     num_nodes = torch.full_like(num_accepted, tokens.shape[1]) if draft.lens is None else draft.lens.long()
     invalid = rows.invalid | shape.invalid | parameters(draft.sampling, tokens).invalid
     invalid = invalid | bad_uniforms(random_numbers, uniform, num_nodes)
-    status = torch.where(invalid, Status.INVALID_PARAMETER, status)
-    num_accepted, path = torch.where(invalid, 0, num_accepted), torch.where(invalid[:, None], -1, path)
-    next_token = torch.where(invalid, -1, next_token)
-    emitted = emitted_tokens(at_path(tokens, path), num_accepted, next_token)
-    verdict = [emitted, num_accepted, num_accepted + (next_token >= 0), next_token, status.int(), path]
+    path = torch.where(invalid[:, None], -1, path)
+    verdict = [*as_verdict(at_path(tokens, path), num_accepted, next_token, status, invalid), path]
     if arguments.report.logprobs == NO_LOGPROBS:
         return verdict
     logprobs = rows.logprobs
     if arguments.report.logprobs != TARGET_LOGPROBS:
         logprobs = ensemble_logprobs(raw(target)).logprobs
     logprobs = logprobs[request[:, None], torch.nn.functional.pad(path + 1, (1, 0))]
-    return [*verdict, *most_likely(logprobs, arguments.report.top, emitted)]
+    return [*verdict, *most_likely(logprobs, arguments.report.top, verdict[0])]
 
 
 def best_scores(source: RandomSource, rows: Distributions, shape: Shape) -> Tensor:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Rule
-from specens_kernels.ops.verify_chain.rules import at_tokens, typical_limit
+from specens_kernels.ops.verify_chain.rules import at_tokens, entropy, typical_limit
 from specens_kernels.ops.verify_tree.shape import Shape, rows_of_parents
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
@@ -120,7 +120,7 @@ def longest(passes: Tensor, shape: Shape) -> Tensor:
 
 def typical(drafts: Drafts, rule: Rule) -> Tensor:
     """bool [batch, nodes]: whether the target probability exceeds what the rule typical of a chain asks for."""
-    limit = rows_of_parents(typical_limit(drafts.target, rule), drafts.shape)
+    limit = rows_of_parents(typical_limit(entropy(drafts.target), rule), drafts.shape)
     return drafts.usable & (at_tokens(rows_of_parents(drafts.target, drafts.shape), drafts.tokens) > limit)
 
 

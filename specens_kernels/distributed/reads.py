@@ -1,0 +1,77 @@
+"""All rows of a call, read side by side: those of the target, what drafts were drawn from, and what is reported."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from specens_kernels.arguments import NO_LOGPROBS, TARGET_LOGPROBS, RandomSource, Report, Target
+from specens_kernels.distributed.draw import Noise, best_steps
+from specens_kernels.distributed.shard import Shard
+from specens_kernels.distributed.steps import Steps, together
+from specens_kernels.distributed.target import (
+    DraftRows,
+    Looked,
+    Rows,
+    direct_steps,
+    first_if_greedy,
+    no_draft_rows,
+    target_steps,
+)
+from specens_kernels.ops.target_logprobs.processing import Paths
+from specens_kernels.ops.target_logprobs.reference import raw
+from specens_kernels.rules import RuleKind
+
+
+class Read(NamedTuple):
+    """What all ranks know of the rows, but for their local log-probabilities."""
+
+    rows: Rows
+    draft: DraftRows
+    raw: Tensor | None  # float64 [batch, rows, width], log-probabilities of the raw ensemble
+    picked: Tensor  # int64 [batch, rows], the most likely token or that of the best score
+
+
+def noise_at(kind: RuleKind, random: RandomSource, depth: Tensor) -> Noise:
+    """The noise of rows that come so many tokens after `positions`."""
+    if kind != RuleKind.GUMBEL or random.positions is None:
+        return Noise(None, None)
+    return Noise(random.seeds, random.positions[:, None] + depth)
+
+
+def read_rows(
+    shard: Shard,
+    target: Target,
+    tokens: Tensor,
+    before: Tensor | Paths,
+    looked: Looked,
+    noise: Noise,
+    kind: RuleKind,
+    report: Report,
+    *,
+    direct: bool,
+    drafts: Steps[DraftRows] | None,
+) -> Steps[Read]:
+    """In as many collectives as the longest of the parts takes.
+
+    tokens: int64, the drafts. drafts: what they were drawn from, None where that is not looked at. direct:
+        whether the best tokens are all that is told of the rows.
+    """
+    draft = no_draft_rows(tokens, looked, shard.width)
+    if direct:
+        rows, _ = yield from direct_steps(shard, target, before, noise)
+        return Read(rows, draft, None, rows.most_likely)
+    parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares)]
+    if drafts is not None:
+        parts.append(drafts)
+    if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
+        parts.append(target_steps(shard, raw(target), before, looked))
+    rows, *others = yield from together(*parts)
+    draft = draft if drafts is None else others.pop(0)
+    picked = rows.most_likely
+    if kind == RuleKind.GUMBEL:
+        scores = first_if_greedy(shard, rows)
+        best = yield from best_steps(shard, scores, None, rows.greedy, noise, 1, rows.status)
+        picked = best.tokens[..., 0]
+    return Read(rows, draft, others[0].logprobs if others else None, picked)
