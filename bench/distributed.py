@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from bench.counts import print_counts
 from specens_kernels import LogitMixture, Mixture, Sampling, TokenTree, distributed
 
 BATCH, DRAFT_LEN, VOCAB, RANKS = 4, 5, 131072, 8
@@ -126,11 +126,7 @@ def main() -> int:
         table.add_row(*count.words)
         if count.collectives > count.most or count.size > MOST_BYTES:
             missed.append(f"{count.name}: at most {count.most} collectives and {MOST_BYTES} bytes a row expected")
-    console = Console(width=TABLE_WIDTH)
-    console.print(table)
-    for line in missed or ["every bar is met"]:
-        console.print(line, highlight=False)
-    return len(missed)
+    return print_counts(table, missed, TABLE_WIDTH)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from bench.counts import print_counts
 
 ARCHITECTURES = (80, 90, 100)
 WARP_SIZE = 32
@@ -241,11 +242,7 @@ def main() -> int:
     """Print the table and the missed bars; the number of missed bars."""
     binaries = compile_operations(OPERATIONS)
     table, missed = report(binaries)
-    console = Console(width=TABLE_WIDTH)
-    console.print(table)
-    for line in missed or ["every bar is met"]:
-        console.print(line, highlight=False)
-    return len(missed)
+    return print_counts(table, missed, TABLE_WIDTH)
 
 
 if __name__ == "__main__":

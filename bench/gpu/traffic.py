@@ -20,12 +20,12 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 import numpy as np
 import torch
 import triton.language as tl
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
+from bench.counts import print_counts
 from specens_kernels import (
     Contrastive,
     LogitMixture,
@@ -324,11 +324,7 @@ def main() -> int:
     missed: list[str] = []
     for setting in settings():
         missed += add_row(table, setting)
-    console = Console(width=TABLE_WIDTH)
-    console.print(table)
-    for line in missed or ["every bar is met"]:
-        console.print(line, highlight=False)
-    return len(missed)
+    return print_counts(table, missed, TABLE_WIDTH)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 ROOT = -1  # the parent of nodes below the settled text
-NO_NODE = -2  # the parent that `verify_tree` takes for padding
 
 
 class Drafts:

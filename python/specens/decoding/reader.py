@@ -8,7 +8,7 @@ from threading import Lock
 from torch import Tensor
 
 from specens.decoding.statistics import Statistics
-from specens.engines.protocol import Context, Engine, Forward, Needs, Text
+from specens.engines.protocol import Context, Engine, Forward, Needs, Text, check_tokens
 
 COUNTING = Lock()  # statistics are a request's, whose members may be read at the same time
 
@@ -86,11 +86,7 @@ class Reader:
 
     def check(self, tokens: Sequence[int]) -> None:
         """Raise ValueError where the engine cannot read a token."""
-        if tokens and max(tokens) >= self._vocab_size:
-            raise ValueError(
-                f"members: token {max(tokens)} was generated, but member {self.indices[0]} has embeddings only for ids "
-                f"below {self._vocab_size}; do the members share one tokenizer?"
-            )
+        check_tokens(tokens, self._vocab_size, f"member {self.indices[0]}")
 
     def num_new(self, num_tokens: int) -> list[tuple[Text, int]]:
         """How many tokens each text reads, of so many generated ones and nodes."""

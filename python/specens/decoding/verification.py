@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specens.decoding.drafts import NO_NODE
 from specens.decoding.draws import on_host, report_arguments, seeds_of_uniforms, told
 from specens.decoding.logit_rows import joined
 from specens.decoding.request import OUTSIDE, Request
@@ -16,6 +15,7 @@ from specens.decoding.settings import alike, edits, padded, row_masks, sampling_
 from specens.targets import DenseTarget
 from specens_kernels import Verdict, verify_chain, verify_tree
 from specens_kernels.backend import backend_for
+from specens_kernels.ops.verify_tree import PADDING
 
 NO_TOKEN = -1
 TREE_RULES = ("traversal",)  # which a chain is tested by as a tree
@@ -69,8 +69,7 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
 
 
 def _verify_trees(group: list[Request]) -> None:
-    counted = list(group[0].counted)
-    origin = _tree_origin(group, counted)
+    counted, origin = _tree_origin(group)
     counts = [len(request.drafts) for request in group]
     logits = [_tree_rows(group, index) for index in counted]
     logits = [rows.to(logits[0].device) for rows in logits]
@@ -83,7 +82,7 @@ def _verify_trees(group: list[Request]) -> None:
     verdict = verify_tree(
         **target_arguments(group, counted, logits, [logits[0].shape[1]] * len(group)),
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
-        parents=padded([request.drafts.parents for request in group], NO_NODE, device),
+        parents=padded([request.drafts.parents for request in group], PADDING, device),
         max_levels=max(max(request.drafts.depths) for request in group),
         **_on_device(origin, device),
         **edits(group, device),
@@ -133,20 +132,29 @@ def _rows_after(request: Request, index: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, 0, 0, last - first - len(rows)))
 
 
-def _tree_origin(group: list[Request], indices: list[int]) -> dict[str, Any]:
-    """Whose the nodes are, as `_origin` says of chains; members without a weight that drew them are added."""
+def _tree_origin(group: list[Request]) -> tuple[list[int], dict[str, Any]]:
+    """The members whose rows are read, and whose the nodes are, as `_origin` says of chains.
+
+    Beside those that count they are the members without a weight that drew nodes.
+    """
+    indices = list(group[0].counted)
     proposers = [request.drafts.proposers for request in group]
     drafters = sorted({proposer for line in proposers for proposer in line})
     siblings = {"siblings": group[0].drafts.siblings}
     if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
-        return {}
+        return indices, {}
     if len(drafters) == 1 and (drafters[0] not in indices or isinstance(group[0].task.ensemble, DenseTarget)):
-        return siblings | {"draft_logits": _tree_rows(group, drafters[0])}
+        return indices, siblings | {"draft_logits": _tree_rows(group, drafters[0])}
     indices += [index for index in drafters if index not in (OUTSIDE, *indices)]
+    return indices, siblings | {"drafter": _drafter(proposers, indices)}
+
+
+def _drafter(proposers: Sequence[Sequence[int]], indices: Sequence[int]) -> int | Tensor:
+    """Who proposed drafts, as the number of a member among those that are read, or of each draft, -1 for nobody."""
     numbers = {index: number for number, index in enumerate(indices)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]
-    drafter = lines[0][0] if len(drafters) == 1 else padded(lines, OUTSIDE, torch.device("cpu"))
-    return siblings | {"drafter": drafter}
+    alone = len({number for line in lines for number in line}) == 1
+    return lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))
 
 
 def _are_drawn(group: list[Request], drafters: Collection[int]) -> bool:
@@ -169,10 +177,7 @@ def _origin(group: list[Request], counts: list[int]) -> dict[str, Any]:
         return lens
     if has_rows or not drafters <= {OUTSIDE, *counted} or isinstance(group[0].task.ensemble, DenseTarget):
         return lens | {"draft_logits": _draft_logits(group, proposers)}
-    numbers = {index: number for number, index in enumerate(counted)} | {OUTSIDE: OUTSIDE}
-    lines = [[numbers[proposer] for proposer in line] for line in proposers]
-    alone = len(drafters) == 1
-    return lens | {"drafter": lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))}
+    return lens | {"drafter": _drafter(proposers, counted)}
 
 
 def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:

@@ -16,6 +16,14 @@ from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec
 
 
+def as_engine(model: Any, dtype: str | torch.dtype | None, device: str | torch.device | None) -> Engine:
+    """The engine of a drafter's model: a causal LM, an Engine, or a spec, to which alone dtype and device belong."""
+    if is_spec(model):
+        return load_engine(model, dtype, device)
+    check_unused(dtype=dtype, device=device)
+    return model if isinstance(model, Engine) else CausalLM(model)
+
+
 class DraftModel(MemberDrafter):
     """A smaller model drafts chains from its own distribution, with a cache of its own; it has no part in the target.
 
@@ -35,11 +43,7 @@ class DraftModel(MemberDrafter):
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__(OUTSIDE)
-        if is_spec(model):
-            model = load_engine(model, dtype, device)
-        else:
-            check_unused(dtype=dtype, device=device)
-        self.model = model if isinstance(model, Engine) else CausalLM(model)
+        self.model = as_engine(model, dtype, device)
         self.prompt_of = index
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:

@@ -21,8 +21,6 @@ from specens_kernels import NgramIndex
 if TYPE_CHECKING:
     from specens.decoding.batch import Batch
 
-    pass
-
 
 @dataclass
 class Guesses:

@@ -21,11 +21,9 @@ from specens.decoding.reader import Reader, open_reader
 from specens.decoding.reads import read
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.statistics import Statistics
+from specens.drafters.draft_model import as_engine
 from specens.drafters.drafter import Drafter
-from specens.engines.loading import load_engine
 from specens.engines.protocol import Engine, Needs
-from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.load import check_unused, is_spec
 from specens_kernels import sample, target_logprobs
 
 if TYPE_CHECKING:
@@ -69,16 +67,11 @@ class OtherTokenizer(Drafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        if is_spec(model):
-            model = load_engine(model, dtype, device)
-        else:
-            check_unused(dtype=dtype, device=device)
-        if tokenizer is None and isinstance(model, Engine):
-            tokenizer = model.tokenizer
+        self._model = as_engine(model, dtype, device)
+        tokenizer = self._model.tokenizer if tokenizer is None else tokenizer
         if tokenizer is None:
             raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")
         self.has_probabilities = self.estimates = probabilities
-        self._model = model if isinstance(model, Engine) else CausalLM(model)
         self._own = tokenizer
         self._members: Any = None
         self._num_ids = 0

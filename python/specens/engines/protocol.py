@@ -164,6 +164,15 @@ class Engine(ABC):
         raise ValueError(f"heads: expected a member with an output layer, got {type(self).__name__}")
 
 
+def check_tokens(tokens: Sequence[int], vocab_size: int, member: str) -> None:
+    """Raise ValueError where a model cannot read a token."""
+    if tokens and max(tokens) >= vocab_size:
+        raise ValueError(
+            f"members: token {max(tokens)} was generated, but {member} has embeddings only for ids below {vocab_size}; "
+            "do the members share one tokenizer?"
+        )
+
+
 @contextmanager
 def running(engines: Iterable[Engine]) -> Iterator[None]:
     """What has to surround reads of these engines."""

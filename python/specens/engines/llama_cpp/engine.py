@@ -15,7 +15,7 @@ from specens.engines.llama_cpp.context import LlamaContext
 from specens.engines.llama_cpp.lora import write_lora
 from specens.engines.llama_cpp.model import GGUFModel
 from specens.engines.llama_cpp.tokenizer import GGUFTokenizer
-from specens.engines.protocol import Context, Engine, Needs, Read, Text
+from specens.engines.protocol import Context, Engine, Needs, Read, Text, check_tokens
 
 
 class LlamaCpp(Engine):
@@ -167,7 +167,7 @@ class GGUFContext(Context):
             text = each.text
             assert isinstance(text, GGUFText)
             new, nodes = text.new_tokens(each.sequence), each.nodes[len(text.paths) :]
-            self._check([*new, *nodes])
+            check_tokens([*new, *nodes], self._vocab_size, "a member")
             through = text.grow(each.parents[len(text.paths) :])
             depths = text.depths[len(text.depths) - len(nodes) :]
             end = text.num_cells + len(new)
@@ -179,10 +179,3 @@ class GGUFContext(Context):
             text.num_cells = end
         rows = self._cells.read(tokens, positions, owners, wanted).clone()
         return list(torch.split(rows, [each.num_rows for each in reads]))
-
-    def _check(self, tokens: Sequence[int]) -> None:
-        if tokens and max(tokens) >= self._vocab_size:
-            raise ValueError(
-                f"members: token {max(tokens)} was generated, but a member has embeddings only for ids below "
-                f"{self._vocab_size}; do the members share one tokenizer?"
-            )

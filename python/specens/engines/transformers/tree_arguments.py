@@ -11,8 +11,7 @@ from torch import Tensor
 from specens.engines.transformers.model import Model
 from specens_kernels import tree_mask
 from specens_kernels.backend import backend_for
-
-NO_NODE = -2  # the parent that `tree_mask` takes for padding
+from specens_kernels.ops.verify_tree import PADDING
 
 
 def tree_arguments(
@@ -55,12 +54,12 @@ def tree_indices(
 ) -> tuple[Tensor, Tensor]:
     """The same, places [rows, extent], of rows with nodes of a tree after so many tokens. trees: their parents."""
     most = max(map(len, trees))
-    table = torch.tensor([[*parents, *[NO_NODE] * (most - len(parents))] for parents in trees])
+    table = torch.tensor([[*parents, *[PADDING] * (most - len(parents))] for parents in trees])
     prefix = torch.tensor(prefixes)[:, None]
     ancestors, positions = tree_mask(table, prefix[:, 0], layout="tree", backend=backend_for("tree_mask", table))
     seen, indices = line_indices(slots, extent)
     node = indices - prefix  # [rows, extent]
-    is_node = (node >= 0) & (table != NO_NODE).sum(1, keepdim=True).gt(node)
+    is_node = (node >= 0) & (table != PADDING).sum(1, keepdim=True).gt(node)
     node, own = node.clamp(0, most - 1), (slots - prefix).clamp(0, most - 1)
     above = ancestors.gather(1, own[:, :, None].expand(-1, -1, most)).gather(
         2, node[:, None].expand(-1, own.shape[1], -1)
