@@ -8,16 +8,21 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from cases import operator_arguments
 from problems import LOGPROBS, Judge, Problem, random_problem
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 import specens_kernels.ops.verify_chain as operation
 import specens_kernels.ops.verify_chain.triton_kernel as kernels
 from specens_kernels import Contrastive, Mixture, Processing, Sampling, Status, sample, target_logprobs, verify_chain
+from specens_kernels.parts.edits import quotient
 
 EVERYTHING = {
     "logit_bias": (torch.tensor([[4, 4, -1], [0, 33, 8]]), torch.tensor([[1.5, -0.5, 9.0], [-math.inf, 9.0, 2.0]])),
@@ -225,3 +230,42 @@ def test_a_processed_call_makes_no_copy_of_the_logits():
     with Allocations() as allocations, patch.object(kernels, "run", lambda launches, _: list(launches)):
         kernels.launch(*given, **options)
     assert 0 < allocations.total < 0.01 * sum(2 * values.numel() for values in logits)
+
+
+def fused(left: np.ndarray, right: np.ndarray, added: np.ndarray) -> np.ndarray:
+    """left * right + added in float32, rounded once: float64 holds the products, and sums are first rounded to odd."""
+    products, added = left.astype(np.float64) * right.astype(np.float64), np.float64(added)
+    sums = products + added
+    of_added = sums - products
+    errors = (products - (sums - of_added)) + (added - of_added)
+    next_to_it = np.nextafter(sums, np.where(errors > 0, np.inf, -np.inf))
+    return np.where((errors != 0) & (sums.view(np.int64) % 2 == 0), next_to_it, sums).astype(np.float32)
+
+
+@triton.jit
+def divide_kernel(numerators_ptr, divisors_ptr, quotients_ptr, block: tl.constexpr):
+    offsets = tl.program_id(0) * block + tl.arange(0, block)
+    divided = quotient(tl.load(numerators_ptr + offsets), tl.load(divisors_ptr + tl.program_id(0)))
+    tl.store(quotients_ptr + offsets, divided)
+
+
+def test_logits_are_divided_by_a_penalty_as_ieee_says():
+    """Where multiply-add is fused, as on GPUs; among the divisors those whose reciprocals are off by most."""
+    generator = np.random.default_rng(0)
+    divisors = np.linspace(1, 2, 2**23, endpoint=False, dtype=np.float32)
+    errors = np.abs(divisors.astype(np.float64) * (1 / divisors) - 1)
+    divisors = np.concatenate([divisors[np.argsort(errors)[-8:]], generator.uniform(0.01, 100, 8).astype(np.float32)])
+    numerators = (generator.standard_normal((16, 2**18)) * 10 ** generator.uniform(-3, 3, (16, 1))).astype(np.float32)
+    numerators[:, :3] = [0.0, np.inf, np.finfo(np.float32).max]
+    quotients = torch.empty(numerators.shape)
+    with (
+        patch.object(
+            InterpreterBuilder,
+            "create_fma",
+            lambda _, *factors: TensorHandle(fused(*(factor.data for factor in factors)), factors[0].dtype.scalar),
+        ),
+        np.errstate(all="ignore"),
+    ):
+        divide_kernel[(16,)](torch.from_numpy(numerators), torch.from_numpy(divisors), quotients, block=2**18)
+        assert np.array_equal(quotients.numpy(), numerators / divisors[:, None])
+        assert not np.array_equal(numerators * (1 / divisors)[:, None], numerators / divisors[:, None])
