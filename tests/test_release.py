@@ -28,6 +28,15 @@ def test_the_version_is_one():
     assert re.search(rf"^## {re.escape(version)}", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
+def test_the_page_on_a_package_index_holds_no_relative_link():
+    page = metadata.metadata("specens-kernels").get_payload()
+    readme = (ROOT / "README.md").read_text()
+    assert page.startswith("# specens-kernels")
+    assert re.findall(r"\]\((?!https?://)|\]\[", page) == []
+    assert re.findall(r"^#+ .*", page, re.M) == re.findall(r"^#+ .*", readme, re.M)
+    assert 0.8 * len(readme) < len(page) < len(readme)
+
+
 def test_there_are_workflows_for_lint_tests_wheels_and_docs():
     assert {path.stem for path in WORKFLOWS} == {"lint", "tests", "wheels", "docs"}
 
