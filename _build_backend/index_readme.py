@@ -1,4 +1,4 @@
-"""README as a package index shows it: what it links to in this repository is not there, so its words stay without links."""
+"""README as a package index shows it: what it links to in this repository is not there, so only the words stay."""
 
 from __future__ import annotations
 
