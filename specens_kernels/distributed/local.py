@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Target
-from specens_kernels.backend import CHOSEN_BACKEND
+from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.gumbel import BLOCK
@@ -32,10 +32,27 @@ class Part(NamedTuple):
     before: Tensor | Paths | None
 
 
+def empty_best(member_logits: list[Tensor], **_: Any) -> list[Tensor]:
+    """Tensors of the shapes that `best_of_shard` gives."""
+    shape = member_logits[0].shape[:2]
+    types = (torch.float64, torch.int64, torch.int32)
+    return [member_logits[0].new_empty(shape, dtype=dtype) for dtype in types]
+
+
+def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
+    """A tensor of the shape that `gumbel_noise` gives."""
+    return tokens.new_empty(tokens.shape, dtype=torch.float64)
+
+
+HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
+if HAS_OPERATORS:
+    OPERATORS.trace("best_of_shard", empty_best)
+    OPERATORS.trace("gumbel_noise", empty_noise)
+
+
 def has_operators(like: Tensor) -> bool:
     """Whether the C++ is there for a tensor like this."""
-    usable = like.is_cpu and CHOSEN_BACKEND != "reference" and not torch.compiler.is_compiling()
-    return usable and hasattr(torch.ops.specens, "best_of_shard")
+    return HAS_OPERATORS and like.is_cpu
 
 
 def has_kernel(target: Target, before: Tensor | Paths | None) -> bool:

@@ -332,3 +332,14 @@ def test_the_best_tokens_of_slices_are_found_in_cpp_as_in_torch(vocab, monkeypat
         with monkeypatch.context() as torch_alone:
             torch_alone.setattr(target, "has_kernel", lambda *_: False)
             assert_equal(on_random_shards(case, choice), expected, seed)
+
+
+def test_the_operators_of_slices_keep_their_contract_by_opcheck():
+    seeds, positions = torch.arange(2), torch.arange(6).view(2, 3)
+    options = {"seeds": seeds, "positions": positions, "first_token": 256, "draft_tokens": positions[:, :2]}
+    calls: list[Any] = [
+        (torch.ops.specens.best_of_shard.default, ([torch.randn(2, 3, 300)],), options),
+        (torch.ops.specens.gumbel_noise.default, (seeds, positions, torch.arange(30).view(2, 3, 5)), {}),
+    ]
+    for operator, given, own in calls:
+        assert set(torch.library.opcheck(operator, given, own).values()) == {"SUCCESS"}
