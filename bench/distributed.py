@@ -65,6 +65,7 @@ def tree(**arguments: Any) -> Callable[[Counted], Any]:
 def settings() -> Iterator[Setting]:
     half, two = Mixture((0.5, 0.5)), {"members": 2}
     top_k, top_p = Sampling(top_k=50, top_p=0.95), Sampling(top_p=0.95)
+    report = {"logprobs": True, "top_logprobs": 5}
     nodes = BATCH * (len(TokenTree.branching([3, 2])) + 1)
     yield Setting("rule gumbel", 1, chain(rule="gumbel"))
     yield Setting("greedy", 1, chain(sampling=Sampling(temperature=0.0)))
@@ -77,17 +78,24 @@ def settings() -> Iterator[Setting]:
     yield Setting("rule gumbel, top-p", 3, chain(rule="gumbel", sampling=top_p))
     yield Setting("rule gumbel, top-p, float32", 5, chain(torch.float32, rule="gumbel", sampling=top_p))
     yield Setting("rule token", 3, chain())
-    yield Setting("rule block", 4, chain(rule="block"))
-    yield Setting("rule typical", 4, chain(rule="typical"))
+    yield Setting("rule token, top_logprobs 5", 3, chain(**report))
+    yield Setting("rule block", 3, chain(rule="block"))
+    yield Setting("rule typical", 3, chain(rule="typical"))
     yield Setting("rule token, mixture", 3, chain(ensemble=half, **two), **two)
     yield Setting("rule token, top-k 50, top-p", 3, chain(sampling=top_k))
     yield Setting("rule token, min-p", 4, chain(sampling=Sampling(min_p=0.05)))
     yield Setting("rule token, top-p", 4, chain(sampling=top_p))
+    yield Setting(
+        "rule token, top-p, min-p, top_logprobs 5", 4, chain(sampling=Sampling(top_p=0.95, min_p=0.05), **report)
+    )
+    yield Setting("rule block, top-p", 4, chain(rule="block", sampling=top_p))
+    yield Setting("rule token, mixture, top-k 50, top-p", 4, chain(ensemble=half, sampling=top_k, **two), **two)
+    yield Setting("rule token, mixture, min-p", 5, chain(ensemble=half, sampling=Sampling(min_p=0.05), **two), **two)
     yield Setting("rule token, top-p, float32", 6, chain(torch.float32, sampling=top_p))
     yield Setting("tree of 9 nodes, rule gumbel", 1, tree(rule="gumbel"), nodes)
     yield Setting("tree of 9 nodes, chosen", 3, tree(), nodes)
     drawn = tree(drafter=0, siblings="without_replacement")
-    yield Setting("tree of 9 nodes, drawn", 7, drawn, nodes)
+    yield Setting("tree of 9 nodes, drawn", 5, drawn, nodes)
 
 
 class Count(NamedTuple):

@@ -16,10 +16,19 @@ from specens_kernels.arguments import (
     Rule,
     Target,
 )
-from specens_kernels.distributed.draw import Drawn, draw_steps, report_steps
+from specens_kernels.distributed.draw import (
+    Choice,
+    Drawn,
+    Masses,
+    draw_steps,
+    look_up_steps,
+    mass_steps,
+    reported,
+    top_steps,
+)
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.steps import Steps
+from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
     Looked,
@@ -81,8 +90,9 @@ class Seen(NamedTuple):
 
     rows: Rows
     draft: DraftRows
-    raw: Tensor | None  # float64 [batch, rows, width], log-probabilities of the raw ensemble
+    told: Rows  # whose log-probabilities are reported
     picked: Tensor  # int64 [batch, rows], the most likely token or that of the best score
+    of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities
     at_target: Tensor  # float64 [batch, draft_len], probabilities of the drafts
     at_draft: Tensor  # likewise
 
@@ -103,14 +113,17 @@ def chain_steps(shard: Shard, arguments: ChainArguments) -> Steps[list[Tensor]]:
     """What `verify_chain` of the whole vocabulary gives, on every rank."""
     call = prepare(shard, arguments)
     seen = yield from read_steps(call)
-    num_accepted, share = yield from accept_steps(call, seen)
-    verdict = yield from finish_steps(call, seen, num_accepted, share)
+    accepted = yield from accept_steps(call, seen)
     if call.report.logprobs == NO_LOGPROBS:
+        verdict, _ = yield from finish_steps(call, seen, accepted)
         return verdict
-    logprobs = seen.rows.logprobs if seen.raw is None else seen.raw
-    columns = torch.arange(call.draft_len + 1, device=call.tokens.device).expand_as(verdict[0])
-    told = yield from report_steps(shard, logprobs, columns, verdict[0], call.report.top)
-    return [*verdict, *told]
+    missing = max(0, call.draft_len + 1 - seen.told.logprobs.shape[1])
+    of_rows = torch.nn.functional.pad(seen.told.logprobs, (0, 0, 0, missing), value=-torch.inf)
+    parts = finish_steps(call, seen, accepted), top_steps(shard, of_rows[:, : call.draft_len + 1], call.report.top)
+    (verdict, of_next), top = yield from together(*parts)
+    is_next = torch.arange(call.draft_len + 1, device=of_next.device) == accepted.drafts[:, None]
+    of_drafts = torch.nn.functional.pad(seen.told.looked_up, (0, 1))
+    return [*verdict, *reported(torch.where(is_next, of_next[:, None], of_drafts), verdict[0], top)]
 
 
 def read_steps(call: Call) -> Steps[Seen]:
@@ -135,25 +148,33 @@ def read_steps(call: Call) -> Steps[Seen]:
     return Seen(*read, at_target, torch.where(read.draft.drawn, read.draft.looked_up.exp(), 1.0))
 
 
-def accept_steps(call: Call, seen: Seen) -> Steps[tuple[Tensor, Tensor]]:
-    """The number of accepted drafts, and the target's share of the residual after a rejection, each [batch]."""
+class Accepted(NamedTuple):
+    drafts: Tensor  # int64 [batch], how many
+    share: Tensor  # float64 [batch], the target's part in the residual after a rejection
+    masses: Masses | None  # of all rows, where ranks have told them
+
+
+def accept_steps(call: Call, seen: Seen) -> Steps[Accepted]:
+    """How many drafts are accepted. Where ranks tell each other more of the rows for it, they tell all masses."""
     kind, rule, rows = call.kind, call.rule, seen.rows
     share = torch.ones_like(rows.greedy, dtype=torch.float64)
     most_likely = leading(seen.at_target > 0, call.end)
     if call.by_best:
-        return most_likely, share
-    uniforms = tested_uniforms(call, rows)
+        return Accepted(most_likely, share, None)
+    uniforms, masses = tested_uniforms(call, rows), None
     if kind == RuleKind.BLOCK:
-        num_accepted, share = yield from block_steps(call, seen, uniforms)
+        num_accepted, share, masses = yield from block_steps(call, seen, uniforms)
     else:
         limit = None
         if kind == RuleKind.TYPICAL:
-            heard = yield entropy(probabilities(call.shard, rows)[:, : call.draft_len])
-            limit = typical_limit(heard.sum(0), rule)
+            target = probabilities(call.shard, rows)
+            own, none = target.sum(-1), target.new_zeros(len(target), 0)
+            masses, entropies = yield from mass_steps(call.shard, none, own, entropy(target[:, : call.draft_len]))
+            limit = typical_limit(entropies, rule)
         num_accepted = leading(TESTS[kind](tested_drafts(call, seen, uniforms, limit), rule), call.end)
-    if kind.tests_greedy:
-        return num_accepted, share
-    return torch.where(rows.greedy, most_likely, num_accepted), share
+    if not kind.tests_greedy:
+        num_accepted = torch.where(rows.greedy, most_likely, num_accepted)
+    return Accepted(num_accepted, share, masses)
 
 
 def tested_uniforms(call: Call, rows: Rows) -> Tensor:
@@ -171,26 +192,30 @@ def tested_drafts(call: Call, seen: Seen, uniforms: Tensor, limit: Tensor | None
     return Tested(seen.at_target, seen.at_draft, uniforms, is_picked, best, limit)
 
 
-def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[tuple[Tensor, Tensor]]:
-    """`block_rule`, whose masses of residuals are summed over the shards: a collective."""
+def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[Accepted]:
+    """`block_rule`, whose masses of residuals are summed over the shards: a collective.
+
+    These are also the masses that the next token is drawn by.
+    """
     n = call.draft_len
     ratio = torch.where(seen.at_target > 0, seen.at_target / seen.at_draft, 0.0)
     shares = [torch.ones_like(call.end, dtype=torch.float64)]
     for length in range(1, n + 1):
         own = torch.where(shares[-1] > 0, shares[-1] * ratio[:, length - 1], 0.0)
         shares.append(own.clamp(max=1))
-    masses = [residual(call, seen, shares[length], torch.full_like(call.end, length)).sum(-1) for length in range(1, n)]
-    heard = yield torch.stack([*masses, torch.zeros_like(shares[0])], 1)
-    mass = heard.sum(0)
+    left = [residual(call, seen, shares[length], torch.full_like(call.end, length)).sum(-1) for length in range(n)]
+    own = torch.stack([*left, torch.zeros_like(shares[0])], 1)
+    masses, _ = yield from mass_steps(call.shard, own, probabilities(call.shard, seen.rows).sum(-1))
+    mass = masses.residual.sum(0)
     num_accepted, accepted_share = torch.zeros_like(call.end), shares[0]
     for length in range(1, n + 1):
-        rest = mass[:, length - 1] + 1 - shares[length]
-        keeps = torch.where(rest > EMPTY_RESIDUAL_MASS, mass[:, length - 1] / rest, 1.0)
+        rest = mass[:, length] + 1 - shares[length]
+        keeps = torch.where(rest > EMPTY_RESIDUAL_MASS, mass[:, length] / rest, 1.0)
         keeps = torch.where((call.end == length) | (length == n), shares[length], keeps)
         longer = (uniforms[:, length - 1] < keeps) & (length <= call.end)
         num_accepted = torch.where(longer, length, num_accepted)
         accepted_share = torch.where(longer, shares[length], accepted_share)
-    return num_accepted, accepted_share
+    return Accepted(num_accepted, accepted_share, masses)
 
 
 def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:
@@ -208,31 +233,38 @@ def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:
     return (share[:, None] * target - draft).clamp(min=0)
 
 
-def next_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor, uniform: Tensor) -> Steps[Drawn]:
+def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> Steps[Drawn]:
     """From the residual after a rejection, from the target after the whole chain, or what the row picks."""
-    rows = seen.rows
+    rows, num_accepted, reports = seen.rows, accepted.drafts, call.report.logprobs != NO_LOGPROBS
     row = num_accepted.clamp(max=rows.alive.shape[1])
     alive = pick_row(rows.alive[..., None], row)[:, 0] & (num_accepted < call.num_rows)
     picked = torch.where(alive, pick_row(seen.picked[..., None], row)[:, 0], -1)
     nothing = torch.zeros_like(rows.greedy)
     if call.kind.picks or always_greedy(call.target):
-        return Drawn(picked, nothing)
+        of_picked = nothing.double()
+        if reports and seen.of_picked is None:
+            of_row = pick_row(seen.told.logprobs, row)[:, None]
+            of_picked = (yield from look_up_steps(call.shard, of_row, picked[:, None]))[:, 0]
+        elif seen.of_picked is not None:
+            of_picked = pick_row(seen.of_picked[..., None], row)[:, 0]
+        return Drawn(picked, nothing, of_picked)
     subtracts = (num_accepted < call.end) & call.kind.subtracts & ~rows.greedy
     target = pick_row(probabilities(call.shard, rows), num_accepted)
-    left = residual(call, seen, share, num_accepted) if call.kind.subtracts else target
-    drawn = yield from draw_steps(call.shard, left, target, subtracts, uniform)
-    tokens = torch.where(num_accepted < call.num_rows, drawn.tokens, -1)
-    return Drawn(tokens, drawn.empty)
+    left = residual(call, seen, accepted.share, num_accepted) if call.kind.subtracts else target
+    logprobs = pick_row(seen.told.logprobs, num_accepted) if reports else None
+    masses = None if accepted.masses is None else accepted.masses.at(num_accepted)
+    drawn = yield from draw_steps(call.shard, Choice(left, target, subtracts, uniform, logprobs), masses)
+    return drawn._replace(tokens=torch.where(num_accepted < call.num_rows, drawn.tokens, -1))
 
 
-def finish_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor) -> Steps[list[Tensor]]:
-    """The next token, the status, and what is emitted."""
-    rows = seen.rows
-    uniform = torch.zeros_like(share)
+def finish_steps(call: Call, seen: Seen, accepted: Accepted) -> Steps[tuple[list[Tensor], Tensor]]:
+    """What is emitted, with its status, and the next token's reported log-probability [batch]."""
+    rows, num_accepted = seen.rows, accepted.drafts
+    uniform = torch.zeros_like(accepted.share)
     if not call.by_best or call.random.uniforms is not None:
         uniform = chain_uniforms(call.random, num_accepted, call.tokens)
         uniform = torch.where(rows.greedy | call.kind.picks, 0.0, uniform)
-    drawn = yield from next_steps(call, seen, num_accepted, share, uniform)
+    drawn = yield from next_steps(call, seen, accepted, uniform)
     has_row, rejected = num_accepted < call.num_rows, num_accepted < call.end
     status = prefix_status(rows.status, torch.where(has_row, num_accepted, num_accepted - 1))
     if call.kind.reads_draft:
@@ -240,4 +272,4 @@ def finish_steps(call: Call, seen: Seen, num_accepted: Tensor, share: Tensor) ->
     status = status | drawn.empty * Status.EMPTY_RESIDUAL
     status = status | ((num_accepted == call.end) & (call.end < call.lens)) * Status.INVALID_DRAFT_TOKEN
     invalid = call.invalid | rows.invalid | bad_uniforms(tested_uniforms(call, rows), uniform, call.lens)
-    return as_verdict(call.tokens, num_accepted, drawn.tokens, status, invalid)
+    return as_verdict(call.tokens, num_accepted, drawn.tokens, status, invalid), drawn.logprobs

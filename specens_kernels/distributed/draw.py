@@ -22,30 +22,81 @@ STATUS = 2**32  # a row's status is told in multiples of it, beside a token
 class Drawn(NamedTuple):
     tokens: Tensor  # int64 [batch], -1 where no token has mass
     empty: Tensor  # bool [batch], the residual is nothing but rounding: drawn from the target
+    logprobs: Tensor  # float64 [batch], of the tokens, where they are reported
 
 
-def draw_steps(shard: Shard, residual: Tensor, target: Tensor, subtracts: Tensor, uniform: Tensor) -> Steps[Drawn]:
+class Choice(NamedTuple):
+    """A row of each request to draw a token from, of this rank's tokens."""
+
+    residual: Tensor  # masses float64 [batch, width]
+    target: Tensor  # likewise
+    subtracts: Tensor  # bool [batch], draw from the residual
+    uniform: Tensor  # float64 [batch]
+    logprobs: Tensor | None  # float64 [batch, width], reported of the drawn token; None: nothing is reported
+
+
+class Masses(NamedTuple):
+    """The masses of all ranks, of the rows that a token may be drawn from."""
+
+    starts: Tensor  # float64 [ranks, batch], the first token of each
+    residual: Tensor  # float64 [ranks, batch, rows], or [ranks, batch]
+    target: Tensor  # likewise; where residuals have fewer rows, nothing is subtracted from the others
+
+    def at(self, row: Tensor) -> Masses:
+        """Those of one row of each request, int64 [batch]; zero where it is not there."""
+        return Masses(self.starts, _at_row(self.residual, row), _at_row(self.target, row))
+
+
+def _at_row(values: Tensor, row: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(values, (0, 1))
+    return padded.gather(-1, row.clamp(max=values.shape[-1]).expand(len(values), -1)[..., None])[..., 0]
+
+
+def mass_steps(shard: Shard, residual: Tensor, target: Tensor, *more: Tensor) -> Steps[tuple[Masses, Tensor]]:
+    """Masses of this rank [batch, rows] of each to those of all ranks, and more [batch, n] to its sum: a collective."""
+    start = target.new_full((len(target), 1), float(shard.start))
+    heard = yield torch.cat([start, residual, target, *more], 1)
+    widths = (1, residual.shape[1], target.shape[1])
+    starts, residuals, targets, others = heard.split((*widths, heard.shape[-1] - sum(widths)), -1)
+    return Masses(starts[..., 0], residuals, targets), others.sum(0)
+
+
+def draw_steps(shard: Shard, choice: Choice, masses: Masses | None = None) -> Steps[Drawn]:
     """Draw from the residual where it is asked for, else from the target: two collectives.
 
-    The lowest token whose cumulative mass, over all shards in order, exceeds uniform * total mass. residual, target:
-    masses float64 [batch, width]. subtracts: bool [batch]. uniform: float64 [batch].
+    The lowest token whose cumulative mass, over all shards in order, exceeds uniform * total mass. masses: those of the
+    rows, where ranks have told them, which leaves one collective.
     """
-    start = torch.full_like(uniform, float(shard.start))
-    heard = yield torch.stack([start, residual.sum(-1), target.sum(-1)], 1)
-    starts, residuals, targets = heard.unbind(-1)  # [ranks, batch]
+    residual, target, subtracts, uniform, logprobs = choice
+    if masses is None:
+        told, _ = yield from mass_steps(shard, residual.sum(-1, keepdim=True), target.sum(-1, keepdim=True))
+        masses = told.at(torch.zeros_like(subtracts, dtype=torch.int64))
+    starts, residuals, targets = masses
     empty = subtracts & (residuals.sum(0) <= EMPTY_RESIDUAL_MASS) & (targets.sum(0) > 0)
     from_residual = subtracts & ~empty
-    masses = torch.where(from_residual[:, None], residual, target)
+    masses_here = torch.where(from_residual[:, None], residual, target)
     totals = torch.where(from_residual, residuals, targets)
     before = torch.where(starts < shard.start, totals, 0.0).sum(0)
-    has_mass = masses > 0
-    reached = has_mass & (before[:, None] + masses.cumsum(-1) > (uniform * totals.sum(0))[:, None])
-    tokens = torch.arange(shard.start, shard.start + masses.shape[-1], device=masses.device).double()
+    has_mass = masses_here > 0
+    reached = has_mass & (before[:, None] + masses_here.cumsum(-1) > (uniform * totals.sum(0))[:, None])
+    tokens = torch.arange(shard.start, shard.start + target.shape[-1], device=target.device).double()
     first = torch.where(reached, tokens, NO_ID).amin(-1)
     last = torch.where(has_mass, tokens, -1.0).amax(-1)  # where rounding reaches none
-    heard = yield torch.stack([first, last], 1)
+    own = torch.stack([first, last], 1)
+    reports = [] if logprobs is None else [_at_tokens(logprobs, own - shard.start)]
+    heard = yield torch.cat([own, *reports], 1)
     first, last = heard[..., 0].amin(0), heard[..., 1].amax(0)
-    return Drawn(torch.where(first < NO_ID, first, last).long(), empty)
+    drawn = torch.where(first < NO_ID, first, last)
+    if logprobs is None:
+        return Drawn(drawn.long(), empty, uniform)
+    of_token = torch.where(heard[..., :2] == drawn[:, None], heard[..., 2:], -math.inf)
+    return Drawn(drawn.long(), empty, of_token.amax((0, 2)))
+
+
+def _at_tokens(values: Tensor, tokens: Tensor) -> Tensor:
+    """values[..., tokens], [..., n] of each, -inf where a token lies elsewhere."""
+    here = (tokens >= 0) & (tokens < values.shape[-1])
+    return torch.where(here, values.gather(-1, torch.where(here, tokens, 0).long()), -math.inf)
 
 
 class Noise(NamedTuple):
@@ -58,18 +109,21 @@ class Noise(NamedTuple):
 class Best(NamedTuple):
     tokens: Tensor  # int64 [batch, rows, count], best first, then -1
     status: Tensor  # int64 [batch, rows]
+    logprobs: Tensor  # float64 [batch, rows, count], of the tokens, where they are reported
 
 
 def best_steps(
-    shard: Shard, scores: Tensor, temperature: Tensor | None, greedy: Tensor, noise: Noise, count: int, status: Tensor
+    shard: Shard, scores: Tensor, greedy: Tensor, noise: Noise, count: int, status: Tensor, logprobs: Tensor | None
 ) -> Steps[Best]:
-    """The tokens of the best scores / temperature + noise, the lowest id on a tie: a collective of 16 bytes a row.
+    """The tokens of the best scores + noise, the lowest id on a tie: a collective of 16 bytes a row.
 
     Each rank tells its best tokens with their scores as they are, to which every rank adds the noise again: so nothing
     is rounded that the whole row would not round. scores: float64 [batch, rows, width]. Greedy requests have no noise.
+    logprobs: float64 [batch, rows, width], reported of the tokens: 8 bytes more.
     """
-    values, tokens = best_here(shard, scores, temperature, greedy, noise, count)
-    return (yield from winner_steps(values, tokens, temperature, greedy, noise, status))
+    values, tokens = best_here(shard, scores, None, greedy, noise, count)
+    of_tokens = None if logprobs is None else _at_tokens(logprobs, tokens - shard.start)
+    return (yield from winner_steps(values, tokens, None, greedy, noise, status, of_tokens))
 
 
 def best_here(
@@ -98,17 +152,29 @@ def ranked(
 
 
 def winner_steps(
-    values: Tensor, tokens: Tensor, temperature: Tensor | None, greedy: Tensor, noise: Noise, status: Tensor
+    values: Tensor,
+    tokens: Tensor,
+    temperature: Tensor | None,
+    greedy: Tensor,
+    noise: Noise,
+    status: Tensor,
+    logprobs: Tensor | None = None,
 ) -> Steps[Best]:
-    """Of the candidates of all ranks, [batch, rows, count] of each, the best."""
-    batch, rows, count = values.shape
-    told = torch.stack([values, (tokens + status[..., None] * STATUS).double()], -1)
+    """Of the candidates of all ranks, [batch, rows, count] of each, the best; logprobs: what is reported of them."""
+    count = values.shape[-1]
+    reports = [] if logprobs is None else [logprobs]
+    told = torch.stack([values, (tokens + status[..., None] * STATUS).double(), *reports], -1)
     heard = yield told.flatten(1)
-    heard = heard.view(len(heard), batch, rows, count, 2)
+    heard = heard.view(len(heard), *told.shape)
     codes = heard[..., 1].long()
     all_values, all_tokens = (part.movedim(0, 2).flatten(2) for part in (heard[..., 0], codes % STATUS))
     _, best = ranked(all_values, all_tokens, temperature, greedy, noise)  # of [batch, rows, ranks * count]
-    return Best(best[..., :count], union(codes[..., 0] // STATUS))
+    best, own_status = best[..., :count], union(codes[..., 0] // STATUS)
+    if logprobs is None:
+        return Best(best, own_status, torch.zeros_like(best, dtype=torch.float64))
+    of_all = heard[..., 2].movedim(0, 2).flatten(2)[..., None, :]
+    same = all_tokens[..., None, :] == best[..., None]
+    return Best(best, own_status, torch.where(same, of_all, -math.inf).amax(-1))
 
 
 def _with_noise(
@@ -137,35 +203,44 @@ def noise_of_tokens(seeds: Tensor, positions: Tensor, tokens: int | Tensor, like
     return noise_of(seeds, positions, tokens)
 
 
-def report_steps(shard: Shard, logprobs: Tensor, rows: Tensor, emitted: Tensor, count: int) -> Steps[list[Tensor]]:
-    """What is told of emitted tokens [batch, columns], -1 for none, as `most_likely` tells it: a collective.
+class Top(NamedTuple):
+    """The likeliest tokens of rows, most likely first, the lowest id on a tie; -1 and -inf where fewer have mass."""
 
-    logprobs: float64 [batch, rows, width]. rows: int64 [batch, columns], where each was drawn.
-    """
-    batch, columns = emitted.shape
-    own = shard.own(emitted)
-    here = (own >= 0) & (own < logprobs.shape[-1])
-    request = torch.arange(batch, device=emitted.device)[:, None]
-    values = (
-        logprobs[request, rows.clamp(0, logprobs.shape[1] - 1)]
-        if logprobs.shape[1] > 0
-        else logprobs.new_full((batch, columns, logprobs.shape[-1]), -math.inf)
-    )
-    chosen = torch.where(here, values.gather(-1, torch.where(here, own, 0)[..., None])[..., 0], -math.inf)
-    ordered, tokens = values.sort(dim=-1, descending=True, stable=True)
-    missing = max(0, count - ordered.shape[-1])
-    ordered = torch.nn.functional.pad(ordered[..., :count], (0, missing), value=-math.inf)
-    tokens = torch.nn.functional.pad(tokens[..., :count] + shard.start, (0, missing))
-    told = torch.cat([chosen[..., None], ordered, tokens.double()], -1)
-    heard = yield told.flatten(1)
-    heard = heard.view(len(heard), batch, columns, 1 + 2 * count)
-    is_emitted = emitted >= 0
-    reported = [torch.where(is_emitted, heard[..., 0].amax(0), 0.0).float()]
+    tokens: Tensor  # int64 [batch, columns, count]
+    logprobs: Tensor  # float64 likewise
+
+
+def top_steps(shard: Shard, logprobs: Tensor, count: int) -> Steps[Top]:
+    """Of rows float64 [batch, columns, width]: a collective, unless count is 0."""
+    shape = (*logprobs.shape[:2], count)
     if count == 0:
-        return reported
-    values = heard[..., 1 : 1 + count].movedim(0, 2).flatten(2)
-    tokens, order = heard[..., 1 + count :].movedim(0, 2).flatten(2).sort(dim=-1)
+        return Top(logprobs.new_zeros(shape, dtype=torch.int64), logprobs.new_zeros(shape))
+    ordered, tokens = logprobs.sort(dim=-1, descending=True, stable=True)
+    missing = (0, max(0, count - ordered.shape[-1]))
+    ordered = torch.nn.functional.pad(ordered[..., :count], missing, value=-math.inf)
+    tokens = torch.nn.functional.pad(tokens[..., :count] + shard.start, missing)
+    heard = yield torch.stack([ordered, tokens.double()], -1).flatten(1)
+    values, ids = heard.view(len(heard), *shape, 2).movedim(0, 2).flatten(2, 3).unbind(-1)
+    ids, order = ids.sort(dim=-1)
     values, best = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    values = torch.where(is_emitted[..., None], values[..., :count], -math.inf)
-    tokens = torch.where(values > -math.inf, tokens.gather(-1, best)[..., :count].long(), -1)
-    return [*reported, tokens, values.float()]
+    values = values[..., :count]
+    return Top(torch.where(values > -math.inf, ids.gather(-1, best)[..., :count].long(), -1), values)
+
+
+def look_up_steps(shard: Shard, logprobs: Tensor, tokens: Tensor) -> Steps[Tensor]:
+    """The log-probabilities of tokens [batch, columns] in rows [batch, columns, width]: a collective."""
+    heard = yield _at_tokens(logprobs, shard.own(tokens)[..., None])[..., 0]
+    return heard.amax(0)
+
+
+def reported(chosen: Tensor, emitted: Tensor, top: Top) -> list[Tensor]:
+    """What is told of emitted tokens [batch, columns], -1 for none, as `most_likely` tells it.
+
+    chosen: their log-probabilities. top: of rows of theirs, or of one.
+    """
+    there = emitted >= 0
+    own = torch.where(there, chosen, 0.0).float()
+    if top.tokens.shape[-1] == 0:
+        return [own]
+    there = there[:, : top.tokens.shape[1], None]
+    return [own, torch.where(there, top.tokens, -1), torch.where(there, top.logprobs, -math.inf).float()]

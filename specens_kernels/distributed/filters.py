@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import SamplingArguments
 from specens_kernels.distributed.shard import Shard
-from specens_kernels.distributed.steps import Steps
+from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.ops.target_logprobs.reference import Filters
 from specens_kernels.values import fail
 
@@ -39,6 +39,10 @@ class Filter(NamedTuple):
     def candidates(self) -> int:
         """So many of a rank's largest scores are told."""
         return self.most if self.most <= MOST_CANDIDATES else 0
+
+    @property
+    def without_top_k(self) -> Filter:
+        return self._replace(most=0, top_k=torch.zeros_like(self.top_k))
 
     @property
     def cuts_first(self) -> bool:
@@ -106,10 +110,14 @@ def histogram(keys: Tensor, weights: Tensor, prefix: Tensor, shift: int) -> Tens
     return sums.scatter_add(2, digit, torch.where(inside, weights, 0.0))
 
 
-def find_key(
-    keys: Tensor, weights: Tensor, needed: Tensor, bits: int, first: Tensor | None
-) -> Steps[tuple[Tensor, Tensor]]:
-    """The largest key such that those not below it have the needed weight; and the weight they have, [batch, rows].
+class Search(NamedTuple):
+    key: Tensor  # int64 [batch, rows], the largest such that those not below it have the needed weight
+    weight: Tensor  # float64 [batch, rows], that they have
+    total: Tensor  # float64 [batch, rows], of all keys
+
+
+def find_key(keys: Tensor, weights: Tensor, needed: Tensor, bits: int, first: Tensor | None) -> Steps[Search]:
+    """Find a key by sums of weights: a collective a digit, but for a first that ranks have told.
 
     needed: [batch, rows], or [batch], the share of the whole. first: what ranks have told of the first digit.
     """
@@ -122,8 +130,10 @@ def find_key(
             heard = yield told.flatten(1)
             first = heard.view(len(heard), *told.shape)
         falling, first = first.sum(0).flip(-1), None
+        if shift == bits - DIGIT:
+            total = falling.sum(-1)
         if needed.dim() == 1:
-            needed = needed[:, None] * falling.sum(-1)
+            needed = needed[:, None] * total
         reached = above[..., None] + falling.cumsum(-1) >= needed[..., None]
         last = torch.where(falling > 0, value, 0).amax(-1)  # where rounding reaches none
         index = torch.where(reached.any(-1), reached.int().argmax(-1), last)[..., None]
@@ -131,7 +141,7 @@ def find_key(
         above = above + before.gather(-1, index)[..., 0]
         prefix = prefix * BUCKETS + (BUCKETS - 1 - index[..., 0])
         own = falling.gather(-1, index)[..., 0]
-    return prefix, above + own
+    return Search(prefix, above + own, total)
 
 
 def first_of_filter(own: Filter, scores: Tensor, masses: Tensor) -> list[Tensor]:
@@ -145,7 +155,8 @@ def first_of_filter(own: Filter, scores: Tensor, masses: Tensor) -> list[Tensor]
         last = values[..., -1:]
         ties = (scores == last).sum(-1) - (values == last).sum(-1)
         values = torch.nn.functional.pad(values, (0, own.candidates - count), value=-math.inf)
-        return [values, torch.where(last[..., 0] > -math.inf, ties, 0).double()[..., None]]
+        others = [] if own.always else first_of_filter(own.without_top_k, scores, masses)
+        return [values, torch.where(last[..., 0] > -math.inf, ties, 0).double()[..., None], *others]
     if own.cuts_first or (own.most == 0 and not own.has_top_p):
         return []
     keys = keys_of(scores, own.bits)
@@ -168,41 +179,63 @@ class FilteredRows(NamedTuple):
 def filter_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[tuple[Least, Tensor | None]]:
     """What is kept, and its mass relative to that of the largest score; None where that is still to be summed.
 
-    told: what ranks have told of `first_of_filter`, each [ranks, batch, rows, numbers].
+    told: what ranks have told of `first_of_filter`, each [ranks, batch, rows, numbers]. Requests with a top-k are
+    settled by candidates, where these are told; the others are searched.
     """
-    scaled, keys = rows.scaled, keys_of(rows.scores, own.bits)
-    least = Least(torch.full_like(rows.total, -math.inf), torch.zeros_like(keys[..., 0]))
+    if own.candidates == 0:
+        return (yield from search_steps(own, rows, told))
+    has_top_k = (own.top_k > 0)[:, None]
+    threshold, own_mass = by_candidates(own, rows, *told[:2])
+    least = everything(rows)
     mass: Tensor | None = rows.total
+    if not own.always:  # else those without one are greedy, and not filtered
+        least, mass = yield from search_steps(own.without_top_k, rows, told[2:])
+    least = Least(torch.where(has_top_k, threshold, least.scaled), torch.where(has_top_k, 0, least.key))
+    return least, None if mass is None else torch.where(has_top_k, own_mass, mass)
+
+
+def everything(rows: FilteredRows) -> Least:
+    """The threshold that all tokens reach."""
+    return Least(torch.full_like(rows.total, -math.inf), torch.zeros_like(rows.total, dtype=torch.int64))
+
+
+def search_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[tuple[Least, Tensor | None]]:
+    """The same by sums of buckets."""
+    scaled, keys = rows.scaled, keys_of(rows.scores, own.bits)
+    least, mass = everything(rows), rows.total
     log_min_p = own.min_p.log()[:, None].expand_as(rows.total)
     has_top_k, has_top_p = (own.top_k > 0)[:, None], (own.top_p < 1)[:, None]
+    cuts_last, is_summed = own.has_min_p and not own.min_p_first, True
     if own.cuts_first:
-        least, mass = least._replace(scaled=log_min_p), None
-    if own.candidates > 0:
-        threshold, own_mass = by_candidates(own, rows, *told)
-        least, told = least._replace(scaled=torch.where(has_top_k, threshold, least.scaled)), []
-        if own.always:
-            return least, torch.where(has_top_k, own_mass, rows.total)  # greedy requests are not filtered
-        mass = None if mass is None else torch.where(has_top_k, own_mass, mass)
-    elif own.most > 0:
+        least, is_summed = least._replace(scaled=log_min_p), False
+    if own.most > 0:
         kept = least.keeps(scaled, keys).double()
         count = torch.where(own.top_k > 0, own.top_k, UNLIMITED).double()[:, None].expand_as(rows.total)
-        key, _ = yield from find_key(keys, kept, count, own.bits, told[0] if told else None)
-        least, mass, told = least._replace(key=torch.where(has_top_k, key, least.key)), None, []
-    if own.has_top_p:
-        masses = torch.where(least.keeps(scaled, keys), scaled.exp(), 0.0)
-        first = told[0] * rows.ratios[..., None] if told else None
-        key, own_mass = yield from find_key(keys, masses, own.top_p, own.bits, first)
-        least = least._replace(key=torch.where(has_top_p, torch.maximum(key, least.key), least.key))
-        mass = None if mass is None else torch.where(has_top_p, own_mass, mass)
-    if own.has_min_p and not own.min_p_first:
-        least, mass = least._replace(scaled=torch.maximum(least.scaled, log_min_p)), None
-    return least, mass
+        found = yield from find_key(keys, kept, count, own.bits, told[0] if told else None)
+        least, is_summed, told = least._replace(key=torch.where(has_top_k, found.key, least.key)), False, []
+    kept, cut = least.keeps(scaled, keys), torch.maximum(least.scaled, log_min_p) if cuts_last else least.scaled
+    if not own.has_top_p:
+        return least._replace(scaled=cut), mass if is_summed and not cuts_last else None
+    first = told[0] * rows.ratios[..., None] if told else None
+    parts: list[Steps[Any]] = [find_key(keys, torch.where(kept, scaled.exp(), 0.0), own.top_p, own.bits, first)]
+    if cuts_last:  # of two thresholds the one that keeps less
+        parts.append(sum_steps(torch.where(least._replace(scaled=cut).keeps(scaled, keys), scaled.exp(), 0.0).sum(-1)))
+    found, *others = yield from together(*parts)
+    mass = torch.where(has_top_p, found.weight, found.total)
+    least = least._replace(key=torch.where(has_top_p, torch.maximum(found.key, least.key), least.key), scaled=cut)
+    return least, torch.minimum(mass, others[0]) if others else mass
+
+
+def sum_steps(told: Tensor) -> Steps[Tensor]:
+    """The sum over all ranks, [batch, n]: a collective."""
+    heard = yield told
+    return heard.sum(0)
 
 
 def by_candidates(own: Filter, rows: FilteredRows, values: Tensor, ties: Tensor) -> tuple[Tensor, Tensor]:
-    """What top-k keeps at least, of requests that have one, from the largest scores of each rank; and its mass.
+    """What is kept at least of requests that have a top-k, from the largest scores of each rank; and its mass.
 
-    Where all have one, after top-p and min-p. values: [ranks, batch, rows, candidates]. ties: [ranks, batch, rows, 1],
+    values: [ranks, batch, rows, candidates]. ties: [ranks, batch, rows, 1],
     how often more the last of them comes.
     """
     counts = torch.cat([torch.ones_like(values[..., 1:]), ties + 1], -1)
@@ -216,12 +249,12 @@ def by_candidates(own: Filter, rows: FilteredRows, values: Tensor, ties: Tensor)
     wanted = torch.where(own.top_k > 0, own.top_k, UNLIMITED).double()[:, None, None]
     least = _lowest(scaled, counts, counts.cumsum(-1) - counts < wanted)
     counts = torch.where(scaled >= least[..., None], counts, 0.0)
-    if own.always and own.has_top_p:
+    if own.has_top_p:
         masses = torch.where(counts > 0, counts * scaled.exp(), 0.0)
         top_p = own.top_p[:, None, None]
         inside = (masses.cumsum(-1) - masses < top_p * masses.sum(-1, keepdim=True)) | (top_p >= 1)
         least = _lowest(scaled, counts, inside)
-    if own.always and not own.min_p_first:
+    if not own.min_p_first:
         least = torch.maximum(least, log_min_p[..., 0].expand_as(least))
     counts = torch.where(scaled >= least[..., None], counts, 0.0)
     return least, torch.where(counts > 0, counts * scaled.exp(), 0.0).sum(-1)

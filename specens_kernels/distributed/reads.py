@@ -29,8 +29,9 @@ class Read(NamedTuple):
 
     rows: Rows
     draft: DraftRows
-    raw: Tensor | None  # float64 [batch, rows, width], log-probabilities of the raw ensemble
+    told: Rows  # whose log-probabilities are reported: the same rows, or those of the raw ensemble
     picked: Tensor  # int64 [batch, rows], the most likely token or that of the best score
+    of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities; None: not known
 
 
 def noise_at(kind: RuleKind, random: RandomSource, depth: Tensor) -> Noise:
@@ -61,7 +62,7 @@ def read_rows(
     draft = no_draft_rows(tokens, looked, shard.width)
     if direct:
         rows, _ = yield from direct_steps(shard, target, before, noise)
-        return Read(rows, draft, None, rows.most_likely)
+        return Read(rows, draft, rows, rows.most_likely, None)
     parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares)]
     if drafts is not None:
         parts.append(drafts)
@@ -69,9 +70,9 @@ def read_rows(
         parts.append(target_steps(shard, raw(target), before, looked))
     rows, *others = yield from together(*parts)
     draft = draft if drafts is None else others.pop(0)
-    picked = rows.most_likely
-    if kind == RuleKind.GUMBEL:
-        scores = first_if_greedy(shard, rows)
-        best = yield from best_steps(shard, scores, None, rows.greedy, noise, 1, rows.status)
-        picked = best.tokens[..., 0]
-    return Read(rows, draft, others[0].logprobs if others else None, picked)
+    told = others[0] if others else rows
+    if kind != RuleKind.GUMBEL:
+        return Read(rows, draft, told, rows.most_likely, None if others else rows.best)
+    of_tokens = None if report.logprobs == NO_LOGPROBS else told.logprobs
+    best = yield from best_steps(shard, first_if_greedy(shard, rows), rows.greedy, noise, 1, rows.status, of_tokens)
+    return Read(rows, draft, told, best.tokens[..., 0], best.logprobs[..., 0])

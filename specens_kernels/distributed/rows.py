@@ -17,7 +17,7 @@ from specens_kernels.arguments import (
     target_of,
     uniforms_of,
 )
-from specens_kernels.distributed.draw import Noise, best_steps, draw_steps, report_steps
+from specens_kernels.distributed.draw import Choice, Noise, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
@@ -63,16 +63,21 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
     if stream.best > 0 and source.positions is not None:
         noise = Noise(source.seeds, (source.positions + stream.step)[:, None])
     by_best = stream.best > 0 or always_greedy(target)
-    raw_logprobs: Tensor | None = None
     if by_best and scores_need_no_sums(target) and report.logprobs == NO_LOGPROBS:
         rows, tokens = yield from direct_steps(shard, target, None, noise, count)
+        told: list[Any] = []
     else:
         parts = [target_steps(shard, target, None, looked)]
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
             parts.append(target_steps(shard, raw(target), None, looked))
         rows, *others = yield from together(*parts)
-        raw_logprobs = others[0].logprobs if others else None
-        tokens = yield from chosen_steps(shard, rows, source, stream, noise)
+        logprobs = (others[0] if others else rows).logprobs if report.logprobs != NO_LOGPROBS else None
+        chosen = chosen_steps(shard, rows, source, stream, noise, logprobs)
+        if logprobs is None:
+            (tokens, _), told = (yield from chosen), []
+        else:
+            (tokens, of_tokens), top = yield from together(chosen, top_steps(shard, logprobs, report.top))
+            told = [of_tokens[:, 0], top]
     tokens = tokens[:, 0]
     invalid = rows.invalid
     if stream.best == 0:
@@ -80,11 +85,10 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
     status = torch.where(invalid, Status.INVALID_PARAMETER, rows.status[:, 0])
     tokens = torch.where(invalid[:, None], -1, tokens)
     shaped = tokens if stream.best > 0 else tokens[:, 0]
-    if report.logprobs == NO_LOGPROBS:
+    if not told:
         return [shaped, status.int()]
-    logprobs = rows.logprobs if raw_logprobs is None else raw_logprobs
-    own, *top = yield from report_steps(shard, logprobs, torch.zeros_like(tokens), tokens, report.top)
-    return [shaped, status.int(), own.view_as(shaped), *[values[:, 0] for values in top]]
+    own, *of_rows = reported(told[0], tokens, told[1])
+    return [shaped, status.int(), own.view_as(shaped), *[values[:, 0] for values in of_rows]]
 
 
 def uniforms_of_draw(source: RandomSource, stream: Stream, rows: Rows) -> Tensor:
@@ -95,13 +99,16 @@ def uniforms_of_draw(source: RandomSource, stream: Stream, rows: Rows) -> Tensor
     return torch.zeros_like(rows.greedy, dtype=torch.float64)
 
 
-def chosen_steps(shard: Shard, rows: Rows, source: RandomSource, stream: Stream, noise: Noise) -> Steps[Tensor]:
-    """Tokens int64 [batch, 1, count]."""
+def chosen_steps(
+    shard: Shard, rows: Rows, source: RandomSource, stream: Stream, noise: Noise, logprobs: Tensor | None
+) -> Steps[tuple[Tensor, Tensor]]:
+    """Tokens int64 [batch, 1, count], and what logprobs [batch, 1, width], where they are given, say of them."""
     if stream.best > 0:
         scores = first_if_greedy(shard, rows)
-        best = yield from best_steps(shard, scores, None, rows.greedy, noise, stream.best, rows.status)
-        return best.tokens
+        best = yield from best_steps(shard, scores, rows.greedy, noise, stream.best, rows.status, logprobs)
+        return best.tokens, best.logprobs
     masses = probabilities(shard, rows)[:, 0]
     uniform = torch.where(rows.greedy, 0.0, uniforms_of_draw(source, stream, rows))
-    drawn = yield from draw_steps(shard, masses, masses, torch.zeros_like(rows.greedy), uniform)
-    return drawn.tokens[:, None, None]
+    own = None if logprobs is None else logprobs[:, 0]
+    drawn = yield from draw_steps(shard, Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, own))
+    return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]

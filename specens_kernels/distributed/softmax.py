@@ -15,6 +15,7 @@ from specens_kernels.distributed.filters import (
     first_of_filter,
     keys_of,
     relative_to,
+    sum_steps,
 )
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.steps import Steps
@@ -84,8 +85,7 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
         kept_looked = kept_looked & (looked_scaled >= by_rows(least.scaled, source))
         kept_looked = kept_looked & (keys_of(looked, source.filter.bits) >= by_rows(least.key, source))
         if mass is None:
-            heard = yield torch.where(kept, scaled.exp(), 0.0).sum(-1)
-            mass = heard.sum(0)
+            mass = yield from sum_steps(torch.where(kept, scaled.exp(), 0.0).sum(-1))
         total = mass
     log_total = total.log()
     logprobs = torch.where(kept, scaled - log_total[..., None], -math.inf).clamp(max=0)

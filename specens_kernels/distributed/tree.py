@@ -17,10 +17,19 @@ from specens_kernels.arguments import (
     Tree,
     TreeArguments,
 )
-from specens_kernels.distributed.draw import draw_steps, report_steps
+from specens_kernels.distributed.draw import (
+    Choice,
+    Drawn,
+    Masses,
+    draw_steps,
+    look_up_steps,
+    mass_steps,
+    reported,
+    top_steps,
+)
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.steps import Steps
+from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
     Looked,
@@ -86,30 +95,39 @@ class Seen(NamedTuple):
 
     rows: Rows
     draft: DraftRows
-    raw: Tensor | None
+    told: Rows  # whose log-probabilities are reported
     picked: Tensor  # int64 [batch, rows]
+    of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities
     at_target: Tensor  # float64 [batch, nodes], the probability of each node at its parent's row
 
 
 class NodeDrafts(NamedTuple):
     """What nodes were drawn from, given the siblings before them."""
 
-    taken: Tensor  # bool [batch, node, token of a node]: it cannot be drawn any more
     mass: Tensor  # float64 [batch, nodes], what is left of the distribution
     drawn: Tensor  # bool [batch, nodes], False: one-hot
     at: Tensor  # float64 [batch, node, token of a node], probabilities
     status: Tensor  # int64 [batch, nodes]
 
 
-def tree_steps(shard: Shard, arguments: TreeArguments, rounds: int | None) -> Steps[list[Tensor]]:
+class Accepted(NamedTuple):
+    acceptance: Acceptance
+    draft_status: Tensor  # int64 [batch, nodes]
+    masses: Masses | None  # of all rows of `acceptance.left`, where ranks have told them
+
+
+Rounds = list[list[int]]  # the nodes that are offered in each turn
+
+
+def tree_steps(shard: Shard, arguments: TreeArguments, rounds: Rounds | None) -> Steps[list[Tensor]]:
     """What `verify_tree` of the whole vocabulary gives, on every rank.
 
-    rounds: in how many turns all nodes are offered; None: each node has one of its own.
+    rounds: None: each node has a turn of its own.
     """
     call = prepare(shard, arguments)
     seen = yield from read_steps(call)
-    accepted, draft_status = yield from accept_steps(call, seen, rounds)
-    return (yield from finish_steps(call, seen, accepted, draft_status))
+    accepted = yield from accept_steps(call, seen, rounds)
+    return (yield from finish_steps(call, seen, accepted))
 
 
 def prepare(shard: Shard, arguments: TreeArguments) -> Call:
@@ -143,7 +161,7 @@ def read_steps(call: Call) -> Steps[Seen]:
     return Seen(*read, at_target)
 
 
-def accept_steps(call: Call, seen: Seen, rounds: int | None) -> Steps[tuple[Acceptance, Tensor]]:
+def accept_steps(call: Call, seen: Seen, rounds: Rounds | None) -> Steps[Accepted]:
     """The last accepted row of each request, and the status of the nodes."""
     rows, shape = seen.rows, call.shape
     target = probabilities(call.shard, rows)
@@ -152,23 +170,28 @@ def accept_steps(call: Call, seen: Seen, rounds: int | None) -> Steps[tuple[Acce
     most_likely = longest(call.usable & (seen.at_target > 0), shape)
     if call.by_best:
         reads = call.kind != RuleKind.GUMBEL and call.kind != RuleKind.TYPICAL
-        return Acceptance(most_likely, target, empty, reads), no_status
+        return Accepted(Acceptance(most_likely, target, empty, reads), no_status, None)
     if call.kind == RuleKind.TYPICAL:
-        heard = yield entropy(target)
-        limit = typical_limit(heard.sum(0), call.rule)
+        own, none = target.sum(-1), target.new_zeros(len(target), 0)
+        masses, entropies = yield from mass_steps(call.shard, none, own, entropy(target))
+        limit = typical_limit(entropies, call.rule)
         passes = call.usable & (seen.at_target > limit.gather(1, shape.parent_row))
         last = torch.where(rows.greedy, most_likely, longest(passes, shape))
-        return Acceptance(last, target, empty, False), no_status
-    drafts = yield from node_steps(call, seen)
+        return Accepted(Acceptance(last, target, empty, False), no_status, masses)
     uniforms = tested_uniforms(call, rows)
-    offers = yield from offer_steps(call, seen, drafts, uniforms, target, rounds)
+    offers = yield from offer_steps(call, seen, uniforms, target, rounds)
     if call.kind == RuleKind.TRAVERSAL:
         last = first_kept(offers.share, as_drafts(call, uniforms))
     else:
         last = first_passing(offers.passes, shape)
     left = torch.where(rows.greedy[:, None, None], target, offers.left)
     last = torch.where(rows.greedy, most_likely, last)
-    return Acceptance(last, left, offers.empty & ~rows.greedy[:, None], True), drafts.status
+    of_ranks = offers.masses
+    if of_ranks is not None:
+        own = torch.where(rows.greedy[:, None], of_ranks.target, of_ranks.residual)
+        of_ranks = of_ranks._replace(residual=own, target=own)
+    acceptance = Acceptance(last, left, offers.empty & ~rows.greedy[:, None], True)
+    return Accepted(acceptance, offers.drafts.status, of_ranks)
 
 
 def as_drafts(call: Call, uniforms: Tensor) -> Drafts:
@@ -181,33 +204,28 @@ def tested_uniforms(call: Call, rows: Rows) -> Tensor:
     return torch.where(without[:, None], 0.0, chain_uniforms(call.random, None, call.tokens))
 
 
-def node_steps(call: Call, seen: Seen) -> Steps[NodeDrafts]:
-    """What each node was drawn from; a collective where siblings were drawn without replacement."""
-    tokens, shape, draft = call.tokens, call.shape, seen.draft
+def node_drafts(call: Call, seen: Seen, mass: Tensor) -> NodeDrafts:
+    """What each node was drawn from. mass: what is left of it, where siblings were drawn without replacement."""
+    tokens, draft = call.tokens, seen.draft
     batch, nodes = tokens.shape
     same = tokens[:, :, None] == tokens[:, None]  # [batch, node, token of a node]
-    taken = torch.zeros_like(same)
-    ones = torch.ones_like(tokens, dtype=torch.float64)
     if not has_source(call.draft):
-        return NodeDrafts(taken, ones, draft.drawn, same.double(), draft.status)
-    at, drawn, status, mass = draft.looked_up.exp().view(batch, nodes, nodes), draft.drawn, draft.status, ones
+        return NodeDrafts(mass, draft.drawn, same.double(), draft.status)
+    at, drawn, status = draft.looked_up.exp().view(batch, nodes, nodes), draft.drawn, draft.status
     if call.tree.without_replacement:
-        before = earlier_siblings(shape)
-        taken = (before.double() @ same.double()) > 0
-        probs = torch.where(drawn[..., None], draft.logprobs.exp(), 0.0)
-        heard = yield torch.where(taken_here(call, before), 0.0, probs).sum(-1)
-        mass = heard.sum(0)
-        left = drawn & (mass > LEAST_MASS_LEFT)
-        status = status | (drawn & ~left) * Status.INVALID_DRAFT_DISTRIBUTION
-        drawn = left
+        taken = (earlier_siblings(call.shape).double() @ same.double()) > 0
+        drawn = drawn & (mass > LEAST_MASS_LEFT)
+        status = status | (draft.drawn & ~drawn) * Status.INVALID_DRAFT_DISTRIBUTION
         at = torch.where(taken, 0.0, at) / torch.where(drawn, mass, 1.0)[..., None]
     at = torch.where(drawn[..., None], at, same.double())
-    return NodeDrafts(taken, mass, drawn, at, status)
+    return NodeDrafts(mass, drawn, at, status)
 
 
-def taken_here(call: Call, before: Tensor) -> Tensor:
-    """bool [batch, nodes, width]: this rank's tokens that an earlier sibling has."""
-    return before.double() @ one_hot(call.here, call.shard.width) > 0
+def mass_of_drafts(call: Call, seen: Seen) -> Tensor:
+    """This rank's part of the mass that earlier siblings leave of what each node was drawn from, [batch, nodes]."""
+    taken = earlier_siblings(call.shape).double() @ one_hot(call.here, call.shard.width) > 0
+    gone = taken | ~seen.draft.drawn[..., None]
+    return torch.where(gone, 0.0, seen.draft.logprobs.exp()).sum(-1)
 
 
 def node_draft(call: Call, seen: Seen, drafts: NodeDrafts, node: int) -> Tensor:
@@ -227,8 +245,10 @@ def node_draft(call: Call, seen: Seen, drafts: NodeDrafts, node: int) -> Tensor:
 class Shares:
     """What is left of every row while its children are offered, each rank's part of it, and what all ranks know."""
 
-    def __init__(self, call: Call, seen: Seen, drafts: NodeDrafts, target: Tensor) -> None:
-        self.call, self.seen, self.drafts, self.target = call, seen, drafts, target
+    def __init__(self, call: Call, seen: Seen, target: Tensor) -> None:
+        self.call, self.seen, self.target = call, seen, target
+        self.drafts = node_drafts(call, seen, torch.ones_like(call.tokens, dtype=torch.float64))
+        self.masses: Masses | None = None  # of all ranks: left in each row, and the target's
         self.request = torch.arange(target.shape[0], device=target.device)
         self.left = target.clone()  # float64 [batch, rows, width]
         self.left_at = seen.at_target.clone()  # float64 [batch, nodes], of the row of each node at its token
@@ -262,8 +282,8 @@ class Shares:
         whole = torch.where(self.has_token[self.request, row], share, 0.0)
         return (whole - there).clamp(min=0) + (there - 1).clamp(min=0)
 
-    def leave(self, node: int, now: Tensor, mass: Tensor) -> None:
-        """Take a rejected node's part out of its row. mass: the residual's, over all ranks."""
+    def leave(self, node: int, now: Tensor, mass: Tensor, of_ranks: Tensor | None) -> None:
+        """Take a rejected node's part out of its row. mass: the residual's; of_ranks [ranks, batch]: that of each."""
         request, shape = self.request, self.call.shape
         row, usable = shape.parent_row[:, node], self.call.usable[:, node] & now
         residual, share = self.residual(node), self.share[request, row]
@@ -278,35 +298,51 @@ class Shares:
         self.share[request, row] = torch.where(usable, lessened, share)
         self.left[request, row] = torch.where(usable[:, None], residual, self.left[request, row])
         self.empty[:, node] |= usable & nothing & self.has_token[request, row]
+        if self.masses is not None and of_ranks is not None:
+            left, whole = self.masses.residual, self.masses.target[:, request, row]
+            left[:, request, row] = torch.where(
+                usable, torch.where(nothing, whole, of_ranks / mass), left[:, request, row]
+            )
 
 
-def offer_steps(
-    call: Call, seen: Seen, drafts: NodeDrafts, uniforms: Tensor, target: Tensor, rounds: int | None
-) -> Steps[Shares]:
+def offer_steps(call: Call, seen: Seen, uniforms: Tensor, target: Tensor, rounds: Rounds | None) -> Steps[Shares]:
     """`offer` on a shard. A turn offers one child of every row that is ready, and tells the masses of what is left.
 
-    Where children were chosen, their tokens' probabilities say what is left, and nothing is told.
+    Where children were chosen, their tokens' probabilities say what is left, and nothing is told. Before the first turn
+    nobody has siblings before it, so that what these leave of its draft distribution is told in that turn.
     """
     nodes = call.tokens.shape[1]
-    shares = Shares(call, seen, drafts, target)
-    chosen = not has_source(call.draft)
+    shares = Shares(call, seen, target)
     turns = torch.arange(nodes, device=call.tokens.device).expand_as(call.tokens)
     if rounds is not None:
         turns = offered_at(call.shape.parent_row, call.shape.used, call.kind == RuleKind.TRAVERSAL)
-    for turn in range(nodes if rounds is None else rounds):
-        now = turns == turn
-        due = [turn] if rounds is None else [node for node in range(nodes) if bool(now[:, node].any())]
+    for turn, due in enumerate([[node] for node in range(nodes)] if rounds is None else rounds):
         for node in due:
-            shares.enter(node, now[:, node], uniforms[:, node])
-        if chosen:
-            masses = {node: shares.mass_of_chosen(node) for node in due}
-        else:
-            told = torch.stack([shares.residual(node).sum(-1) for node in due] or [uniforms.new_zeros(len(now))], 1)
-            heard = yield told
-            masses = dict(zip(due, heard.sum(0).unbind(1)))
-        for node in due:
-            shares.leave(node, now[:, node], masses[node])
+            shares.enter(node, turns[:, node] == turn, uniforms[:, node])
+        of_ranks = None
+        if has_source(call.draft):
+            told = torch.stack([shares.residual(node).sum(-1) for node in due], 1)
+            if turn > 0:
+                of_ranks = yield told
+            else:
+                of_ranks = yield from first_turn(shares, told)
+        for index, node in enumerate(due):
+            own = None if of_ranks is None else of_ranks[..., index]
+            mass = shares.mass_of_chosen(node) if own is None else own.sum(0)
+            shares.leave(node, turns[:, node] == turn, mass, own)
     return shares
+
+
+def first_turn(shares: Shares, told: Tensor) -> Steps[Tensor]:
+    """What ranks tell in the first turn, [ranks, batch, n], with the masses of their rows and of what drafts leave."""
+    call, seen = shares.call, shares.seen
+    by_row = shares.target.sum(-1)
+    left = [mass_of_drafts(call, seen)] if call.tree.without_replacement else []
+    masses, mass = yield from mass_steps(call.shard, told, by_row, *left)
+    shares.masses = masses._replace(residual=masses.target.clone())
+    if left:
+        shares.drafts = node_drafts(call, seen, mass)
+    return masses.residual
 
 
 def offered_at(parent_row: Tensor, used: Tensor, whole_paths: bool) -> Tensor:
@@ -327,8 +363,8 @@ def offered_at(parent_row: Tensor, used: Tensor, whole_paths: bool) -> Tensor:
     return turn
 
 
-def rounds_of(parents: Any, draft_tokens: Tensor, whole_paths: bool) -> int | None:
-    """How many turns offering takes at most; None: the host does not know the trees."""
+def rounds_of(parents: Any, draft_tokens: Tensor, whole_paths: bool) -> Rounds | None:
+    """The nodes of any request that each turn offers; None: the host does not know the trees."""
     if isinstance(parents, Tensor):
         if not parents.is_cpu:
             return None
@@ -336,36 +372,60 @@ def rounds_of(parents: Any, draft_tokens: Tensor, whole_paths: bool) -> int | No
     else:
         table, _ = parents_of_trees(parents, torch.empty(draft_tokens.shape, device="cpu"))
     if table.numel() == 0:
-        return 0
+        return []
     _, used = descent(table, None)
-    return int(offered_at(torch.where(used, table + 1, 0), used, whole_paths).max()) + 1
+    turns = offered_at(torch.where(used, table + 1, 0), used, whole_paths)
+    return [(turns == turn).any(0).nonzero()[:, 0].tolist() for turn in range(int(turns.max()) + 1)]
 
 
-def finish_steps(call: Call, seen: Seen, accepted: Acceptance, draft_status: Tensor) -> Steps[list[Tensor]]:
-    """The next token, the status, and what is emitted."""
-    rows, shape, tokens = seen.rows, call.shape, call.tokens
+def finish_steps(call: Call, seen: Seen, accepted: Accepted) -> Steps[list[Tensor]]:
+    """The next token, the status, what is emitted, and what is reported of it."""
+    rows, shape, tokens, acceptance = seen.rows, call.shape, call.tokens, accepted.acceptance
     request = torch.arange(tokens.shape[0], device=tokens.device)
-    num_accepted = shape.depth[request, accepted.last]
+    num_accepted = shape.depth[request, acceptance.last]
     without = rows.greedy | (call.kind == RuleKind.GUMBEL)
     uniform = torch.where(without, 0.0, chain_uniforms(call.random, num_accepted, tokens))
-    if call.by_best:
-        alive = rows.alive[request, accepted.last]
-        next_token = torch.where(alive, seen.picked[request, accepted.last], -1)
+    path, on_path = path_to(acceptance.last, shape, call.tree.levels)
+    columns, reports = torch.nn.functional.pad(path + 1, (1, 0)), call.report.logprobs != NO_LOGPROBS
+    next_token = next_steps(call, seen, accepted, uniform)
+    if reports:
+        parts = next_token, top_steps(call.shard, at_rows(seen.told.logprobs, columns), call.report.top)
+        drawn, top = yield from together(*parts)
     else:
-        masses = accepted.left[request, accepted.last]
-        drawn = yield from draw_steps(call.shard, masses, masses, torch.zeros_like(without), uniform)
-        next_token = drawn.tokens
-    path, on_path = path_to(accepted.last, shape, call.tree.levels)
+        drawn = yield from next_token
     uniforms = tested_uniforms(call, rows)
-    status = used_status(rows.status, draft_status, accepted, as_drafts(call, uniforms), on_path)
+    status = used_status(rows.status, accepted.draft_status, acceptance, as_drafts(call, uniforms), on_path)
     nodes = torch.full_like(num_accepted, tokens.shape[1]) if call.draft.lens is None else call.draft.lens.long()
     invalid = rows.invalid | shape.invalid | invalid_draft(call.shard, call.draft)
     invalid = invalid | bad_uniforms(uniforms, uniform, nodes)
     path = torch.where(invalid[:, None], -1, path)
-    verdict = [*as_verdict(at_path(tokens, path), num_accepted, next_token, status, invalid), path]
-    if call.report.logprobs == NO_LOGPROBS:
+    verdict = [*as_verdict(at_path(tokens, path), num_accepted, drawn.tokens, status, invalid), path]
+    if not reports:
         return verdict
-    logprobs = rows.logprobs if seen.raw is None else seen.raw
-    columns = torch.nn.functional.pad(path + 1, (1, 0))
-    told = yield from report_steps(call.shard, logprobs, columns, verdict[0], call.report.top)
-    return [*verdict, *told]
+    is_next = torch.arange(path.shape[1] + 1, device=path.device) == num_accepted[:, None]
+    of_nodes = torch.nn.functional.pad(seen.told.looked_up, (1, 1))  # the next token comes after the path
+    of_nodes = of_nodes.gather(1, torch.nn.functional.pad(path + 1, (0, 1)))
+    return [*verdict, *reported(torch.where(is_next, drawn.logprobs[:, None], of_nodes), verdict[0], top)]
+
+
+def at_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """values [batch, rows, width] at rows [batch, n]."""
+    return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
+
+
+def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> Steps[Drawn]:
+    """From what the children of the last accepted row have left of it, or what the row picks."""
+    last, reports = accepted.acceptance.last, call.report.logprobs != NO_LOGPROBS
+    request = torch.arange(len(last), device=last.device)
+    nothing = torch.zeros_like(seen.rows.greedy)
+    if call.by_best:
+        picked = torch.where(seen.rows.alive[request, last], seen.picked[request, last], -1)
+        of_picked = uniform if seen.of_picked is None else seen.of_picked[request, last]
+        if reports and seen.of_picked is None:
+            of_row = seen.told.logprobs[request, last][:, None]
+            of_picked = (yield from look_up_steps(call.shard, of_row, picked[:, None]))[:, 0]
+        return Drawn(picked, nothing, of_picked)
+    left = accepted.acceptance.left[request, last]  # so nothing is subtracted any more
+    logprobs = seen.told.logprobs[request, last] if reports else None
+    masses = None if accepted.masses is None else accepted.masses.at(last)
+    return (yield from draw_steps(call.shard, Choice(left, left, nothing, uniform, logprobs), masses))
