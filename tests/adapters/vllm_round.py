@@ -100,7 +100,7 @@ class V2Round:
 class ThinkingBudgetState:
     """Stands in for vLLM's class of this name."""
 
-    use_thinking_budget = np.zeros(5, dtype=bool)
+    enabled, use_thinking_budget = True, np.zeros(5, dtype=bool)
 
     def apply(self, logits, context):
         assert logits.shape[0] == len(context.pos)

@@ -242,7 +242,8 @@ def edited_by_vllm(sampler: Any, logits: Tensor, slots_on_host: np.ndarray, cont
 
 
 def _processors(sampler: Any) -> list[Any]:
-    return [*sampler.logits_processors, sampler.thinking_budget_state]
+    thinking = sampler.thinking_budget_state  # one of an engine without budgets has no flags
+    return [*sampler.logits_processors, *([thinking] if thinking.enabled else [])]
 
 
 def _uses(processor: Any, slots: np.ndarray) -> bool:
