@@ -1,4 +1,4 @@
-"""The bench of engines beside each other: what its table says of seeds, laws and engines that are not there."""
+"""The bench of engines beside each other: its rows, and what its table says of seeds, laws and missing engines."""
 
 from __future__ import annotations
 
@@ -8,26 +8,43 @@ from pathlib import Path
 import pytest
 
 from bench.end_to_end import everyday
-from bench.end_to_end.everyday_engines import ENGINES, SETTINGS, runs
+from bench.end_to_end.everyday_engines import ENGINES, SETTINGS, measured, rows_of
+from bench.end_to_end.rows import append, missing, read
 
 LAW = {"1": 0.5, "2": 0.3, "3": 0.2}
 
 
+JOB = {"repeats": 2, "tokens": 4, "samples": 30, "threads": 1}
+
+
 def fake_runs(speculate, shift=0):
     """What an engine gives whose text is its seed, and with drafts a number more."""
-    job = {"engine": "specens", "prompt": [1], "repeats": 2, "tokens": 4, "samples": 30}
 
     def generate(prompt, settings, seed, length):  # noqa: ARG001
         return [seed + shift * speculate] * length, 2.0, 1.0
 
-    return list(runs(job, generate, "lookup" if speculate else "none"))
+    rows = [row for row in rows_of("specens", JOB) if (row["drafts"] == "lookup") == speculate]
+    return [row | measured(row, [1], generate) for row in rows]
 
 
 def test_every_setting_is_run_and_only_drafted_ones_are_judged_by_their_law():
     plain, drafted = fake_runs(False), fake_runs(True)
     assert {run["settings"] for run in plain} == set(SETTINGS)
     assert [run for run in plain if run["kind"] == "first"] == []
-    assert sum(run["kind"] == "first" for run in drafted) == 2 * 30
+    assert sum(len(run["first"]) for run in drafted if run["kind"] == "first") == 2 * 30
+
+
+def test_rows_that_are_there_are_not_measured_again(tmp_path):
+    path, rows = tmp_path / "made" / "rows.jsonl", rows_of("vllm", JOB)
+    assert read(path) == []
+    for row in rows[:3]:
+        append(path, row | {"seconds": 1.5})
+    with path.open("a") as lines:
+        lines.write('{"engine": "vll')  # of a run that was killed
+    assert missing(rows, read(path)) == rows[3:]
+    append(path, rows[3])
+    assert missing(rows, read(path)) == rows[4:]
+    assert missing(rows_of("vllm", JOB | {"tokens": 5}), read(path)) == rows_of("vllm", JOB | {"tokens": 5})
 
 
 @pytest.mark.parametrize(("shift", "told"), [(0, "2 of 2"), (1, "0 of 2")])
@@ -49,8 +66,7 @@ def test_a_law_is_told_from_another_one():
 
 
 def test_an_engine_that_is_not_installed_is_a_row_that_says_so():
-    found, problem = everyday.run_engine("vllm", Path("nowhere/python"), {})
-    assert found == []
+    problem = everyday.run_engine(Path("nowhere/python"), {}, Path("rows.jsonl"))
     assert "not installed: nowhere/python" in everyday.table([{"engine": "vllm", "problem": problem}], {})
 
 

@@ -1,11 +1,12 @@
 """What users would pick, beside each other: the same model, prompts and settings in each engine.
 
-python -m bench.end_to_end.everyday [--vllm .venv-vllm/bin/python] [--llamacpp .venv-llamacpp/bin/python] [--json FILE]
+python -m bench.end_to_end.everyday [--vllm .venv-vllm/bin/python] [--llamacpp .venv-llamacpp/bin/python]
 
 SmolLM2-135M-Instruct, drafts by prompt lookup: transformers, the same with `enable()`, the driver, vLLM on CPUs without
 and with the plug-in, llama.cpp with its own lookup. Each engine runs in a process of its own. Told
 are tokens a second, what passes outside of forwards, whether the seed gives the text that it gives without drafts, and
-whether first tokens have the model's law (chi-square). What fails, or is not installed, is a row that says so.
+whether first tokens have the model's law (chi-square). What fails, or is not installed, is a row that says so. Rows are
+written as they are measured, and those that are there are not measured again: a run that was ended goes on.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from bench.end_to_end.everyday_engines import ENGINES, model_law, prompt_ids
+from bench.end_to_end.everyday_engines import ENGINES, model_law, prompt_ids, rows_of
+from bench.end_to_end.rows import Row, missing, read
 
 HEAD = ("engine", "drafts", "settings", "tokens/s", "outside, ms a token", "seed gives its text", "law of first tokens")
 UNLIKELY = 1e-4  # below this probability a law is told to be another one
 VLLM, LLAMACPP = Path(".venv-vllm/bin/python"), Path(".venv-llamacpp/bin/python")
+RESULTS = Path(__file__).parents[1] / "results/everyday-cpu.jsonl"
 MODELS, ANOTHER = "the model's", "another one"
 SECONDS = 1800  # of one engine
 
@@ -39,48 +41,48 @@ def main(
     vllm: Annotated[Path, typer.Option(help="A Python with vLLM and this package: make test-vllm.")] = VLLM,
     llamacpp: Annotated[Path, typer.Option(help="A Python with llama-cpp-python: make test-llamacpp.")] = LLAMACPP,
     engine: Annotated[list[str] | None, typer.Option(help="Only these engines.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write one JSON line for each run.")] = None,
+    json_path: Annotated[Path, typer.Option("--json", help="Where rows are written as they are measured.")] = RESULTS,
+    again: Annotated[bool, typer.Option("--again", help="Drop the rows that are there, and measure all.")] = False,
 ) -> None:
     """Run every engine, print a table, and write what was measured."""
-    from bench.environment import environment
-
     pythons = {"here": Path(sys.executable), "vllm": vllm, "llamacpp": llamacpp}
     job = {"tokens": tokens, "repeats": repeats, "samples": samples, "threads": threads, "prompt": prompt_ids()}
-    runs: list[dict[str, Any]] = []
-    for name in engine or ENGINES:
-        found, problem = run_engine(name, pythons[ENGINES[name].python], job)
-        runs += found
-        if problem is not None:
-            runs.append({"engine": name, "problem": problem})
-    law = model_law(job) if samples else {}
-    if json_path is not None:
-        lines = [environment() | job, *runs, {"law": law}]
-        json_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    print(table(runs, law))
+    if unknown := [name for name in engine or () if name not in ENGINES]:
+        raise typer.BadParameter(f"--engine: expected {', '.join(ENGINES)}, got {', '.join(unknown)}")
+    if again:
+        json_path.unlink(missing_ok=True)
+    names, problems = engine or list(ENGINES), []
+    for name in names:
+        rows = missing(rows_of(name, job), read(json_path))
+        problem = run_engine(pythons[ENGINES[name].python], job | {"rows": rows}, json_path) if rows else None
+        problems += [] if problem is None else [{"engine": name, "problem": problem}]
+    wanted = [row for name in names for row in rows_of(name, job)]
+    found = [row for row in read(json_path) if any(one.items() <= row.items() for one in wanted)]
+    print(table([*found, *problems], model_law(job) if samples else {}))
 
 
-def run_engine(name: str, python: Path, job: dict[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
-    """The runs of one engine, and why there are no more of them."""
+def run_engine(python: Path, job: Row, out: Path) -> str | None:
+    """Measure rows of one engine, in a process of its own that writes them; why there are not all of them."""
     if not python.exists():
-        return [], f"not installed: {python}"
-    settings = ENGINES[name].environment | {"OMP_NUM_THREADS": str(job["threads"]), "OMP_WAIT_POLICY": "passive"}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "runs.jsonl"
-        done = subprocess.run(
-            [python, "-m", "bench.end_to_end.everyday_engines"],
-            input=json.dumps(job | {"engine": name, "out": str(out)}),
-            env=os.environ | settings,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        runs = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        return f"not installed: {python}"
+    from bench.environment import environment
+
+    settings = ENGINES[job["rows"][0]["engine"]].environment
+    settings = settings | {"OMP_NUM_THREADS": str(job["threads"]), "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(
+        [python, "-m", "bench.end_to_end.everyday_engines"],
+        input=json.dumps(job | {"out": str(out.absolute()), "facts": environment()}),
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
     said = [line for line in done.stderr.splitlines() if line.strip()]
-    return runs, None if done.returncode == 0 else f"ended: {said[-1][:80] if said else done.returncode}"
+    return None if done.returncode == 0 else f"ended: {said[-1][:80] if said else done.returncode}"
 
 
-def table(runs: list[dict[str, Any]], law: dict[str, dict[str, float]]) -> str:
+def table(runs: list[Row], law: dict[str, dict[str, float]]) -> str:
     """A table of Markdown: a row for each engine, source of drafts and setting."""
     from rich.console import Console
     from rich.table import Table
@@ -101,19 +103,19 @@ def table(runs: list[dict[str, Any]], law: dict[str, dict[str, float]]) -> str:
     return capture.get()
 
 
-def _texts(runs: list[dict[str, Any]], engine: str, settings: str) -> dict[int, list[int]]:
+def _texts(runs: list[Row], engine: str, settings: str) -> dict[int, list[int]]:
     """The texts of the engine without drafts, by their seeds."""
     plain = ENGINES[engine].without_drafts
     found = [run for run in runs if run.get("kind") == "text" and (run["engine"], run["settings"]) == (plain, settings)]
     return {run["seed"]: run["text"] for run in found if run["drafts"] == "none"}
 
 
-def _cells(own: list[dict[str, Any]], plain: dict[int, list[int]], law: dict[str, float]) -> list[str]:
+def _cells(own: list[Row], plain: dict[int, list[int]], law: dict[str, float]) -> list[str]:
     texts = [run for run in own if run["kind"] == "text"]
     rate = median(len(run["text"]) / run["seconds"] for run in texts)
     outside = [run["outside_ms"] for run in texts if run["outside_ms"] is not None]
     compared = [run["text"] == plain[run["seed"]] for run in texts if run["seed"] in plain]
-    first = [run["token"] for run in own if run["kind"] == "first"]
+    first = [token for run in own if run["kind"] == "first" for token in run["first"]]
     return [
         f"{rate:.1f}",
         f"{median(outside):.1f}" if outside else "not known",

@@ -6,10 +6,12 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from bench.end_to_end.rows import Row, append
 
 QUESTION = (
     "Write this function again, with type hints and a docstring:\n\n"
@@ -133,7 +135,7 @@ def _vllm(speculate: bool, threads: int) -> Generate:  # noqa: ARG001 -- OMP_NUM
     from vllm import LLM, SamplingParams
 
     folder = Path("build/everyday/smollm2")
-    if not (folder / "config.json").exists():
+    if not (folder / "tokenizer_config.json").exists():  # which is written last
         load_model(MODEL, device="cpu").save_pretrained(folder)
         load_tokenizer(MODEL).save_pretrained(folder)
     drafts = {"method": "ngram", "num_speculative_tokens": DRAFT_LEN, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -184,29 +186,38 @@ ENGINES = {
 }
 
 
-def runs(job: dict[str, Any], generate: Generate, drafts: str) -> Iterator[dict[str, Any]]:
-    """Texts of each setting, a warm-up before them, and then first tokens."""
-    prompt = job["prompt"]
-    generate(prompt, SETTINGS["greedy"], 0, 4)
-    for name, settings in SETTINGS.items():
-        row = {"engine": job["engine"], "drafts": drafts, "settings": name}
-        for seed in range(job["repeats"]):
-            text, seconds, forwards = generate(prompt, settings, seed, job["tokens"])
-            outside = None if forwards is None else 1000 * (seconds - forwards) / len(text)
-            yield row | {"kind": "text", "seed": seed, "text": text, "seconds": seconds, "outside_ms": outside}
-        for seed in range(job["samples"] if settings["temperature"] > 0 and drafts != "none" else 0):
-            yield row | {"kind": "first", "token": generate(prompt, settings, seed, 2)[0][0]}
+def rows_of(name: str, job: Row) -> list[Row]:
+    """What an engine measures: texts of each setting, and first tokens of those that draw, by drafts."""
+    rows = []
+    for drafts in ("none", "lookup") if ENGINES[name].plain else ("lookup",):
+        for settings, sampling in SETTINGS.items():
+            row = {"engine": name, "drafts": drafts, "settings": settings, "threads": job["threads"]}
+            rows += [row | {"kind": "text", "seed": seed, "tokens": job["tokens"]} for seed in range(job["repeats"])]
+            if drafts != "none" and sampling["temperature"] > 0 and job["samples"]:
+                rows.append(row | {"kind": "first", "samples": job["samples"]})
+    return rows
+
+
+def measured(row: Row, prompt: list[int], generate: Generate) -> Row:
+    """What was found of a row: a text with its seconds, or the first tokens of as many seeds."""
+    settings = SETTINGS[row["settings"]]
+    if row["kind"] == "first":
+        return {"first": [generate(prompt, settings, seed, 2)[0][0] for seed in range(row["samples"])]}
+    text, seconds, forwards = generate(prompt, settings, row["seed"], row["tokens"])
+    outside = None if forwards is None else 1000 * (seconds - forwards) / len(text)
+    return {"text": text, "seconds": seconds, "outside_ms": outside}
 
 
 def main() -> None:
-    """Run the job of one engine."""
+    """Run the rows of a job, which are all of one engine: first those without drafts. A warm-up comes before them."""
     job = json.load(sys.stdin)
-    engine = ENGINES[job["engine"]]
-    with Path(job["out"]).open("w") as out:
-        for speculate in (False, True) if engine.plain else (True,):
-            generate = engine.make(speculate, job["threads"])
-            for run in runs(job, generate, "lookup" if speculate else "none"):
-                print(json.dumps(run), file=out, flush=True)
+    for drafts in ("none", "lookup"):
+        rows = [row for row in job["rows"] if row["drafts"] == drafts]
+        if rows:
+            generate = ENGINES[rows[0]["engine"]].make(drafts != "none", job["threads"])
+            generate(job["prompt"], SETTINGS["greedy"], 0, 4)
+        for row in rows:
+            append(Path(job["out"]), job["facts"] | row | measured(row, job["prompt"], generate))
 
 
 if __name__ == "__main__":

