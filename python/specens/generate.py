@@ -152,7 +152,7 @@ class SpeculativeEnsemble:
         self.models, self.tokenizer = load_members(members, tokenizer, dtype, device, revision)
         if not isinstance(plan.drafter, int):
             bound = plan.drafter.bind(self.models, self.tokenizer)
-            self.plan = replace(self.plan, drafter=bound)
+            self.plan, self.models = replace(self.plan, drafter=bound), bound.members(self.models)
         for model in self.models:
             model.check(self._needs(1))
         if plan.tree is not None:

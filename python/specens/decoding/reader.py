@@ -17,6 +17,7 @@ class Reader:
     """The texts of a request in one context: one for each of some prompts, and after all of them the same tokens.
 
     indices: of the members whose texts they are, or OUTSIDE. statistics: where forwards are counted.
+    texts: those that there are already, of an engine that is a part of another; else they are added.
     num_read, num_nodes: the generated tokens, and the nodes of a draft tree after them, that the texts hold.
     hidden: beside the last logits, where the engine keeps hidden states.
     """
@@ -28,10 +29,11 @@ class Reader:
         prompts: Sequence[list[int]],
         indices: Sequence[int],
         statistics: Statistics,
+        texts: Sequence[Text] = (),
     ) -> None:
         self.context = context
         self.indices = tuple(indices)
-        self.texts = [context.add(prompt) for prompt in prompts]
+        self.texts = list(texts) or [context.add(prompt) for prompt in prompts]
         self.num_read = self.num_nodes = 0
         self.hidden: Sequence[Tensor] = ()
         self._statistics = statistics
@@ -44,6 +46,10 @@ class Reader:
         """Forget the texts."""
         for text in reversed(self.texts):
             self.context.remove(text)
+
+    def part(self, index: int) -> tuple[Context, Text]:
+        """Where a part of the engine has what it holds of a member's text."""
+        return self.context.part(self.texts[self.indices.index(index)])
 
     def roll_back(self, length: int) -> None:
         """Forget the tokens after the first `length` generated ones, which are settled, and all nodes."""

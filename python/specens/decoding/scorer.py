@@ -13,7 +13,7 @@ from specens.decoding.processors import process
 from specens.decoding.reader import Reader
 from specens.decoding.reads import read_together
 from specens.decoding.request import OUTSIDE, Request
-from specens.engines.protocol import Engine, Needs
+from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
 
 
@@ -40,13 +40,21 @@ class Scorer:
         self._prompts_of = tuple(prompts_of)
         self._engine = engine
         self._needs = replace(needs, num_texts=len(indices)) if exact else needs
-        self._context = None if exact else engine.open(needs)
+        self._exact = exact
+        self._context = None if exact or engine.is_part else engine.open(needs)
 
     def admit(self, request: Request) -> None:
-        """Make room for a request."""
-        context = self._engine.open(self._needs) if self._context is None else self._context
+        """Make room for a request, after the members that the engine may be a part of."""
         prompts = [list(map(self._readable, prompt)) for prompt in self._prompts(request)]
-        reader = Reader(context, self._engine.vocab_size, prompts, self.indices, request.statistics)
+        context: Context
+        texts: list[Text] = []
+        if self._engine.is_part:
+            (member,) = self._prompts_of
+            whole = next(reader for reader in request.readers.values() if member in reader.indices)
+            context, *texts = whole.part(member)
+        else:
+            context = self._engine.open(self._needs) if self._context is None else self._context
+        reader = Reader(context, self._engine.vocab_size, prompts, self.indices, request.statistics, texts)
         request.readers[self.index] = reader
 
     def release(self, request: Request) -> None:
@@ -65,7 +73,7 @@ class Scorer:
     def score(self, requests: Sequence[Request]) -> None:
         """Read what is new to the engine, so that every request has its logits after its last token."""
         waiting = [request for request in requests if self._num_rows(request)]
-        for together in [[request] for request in waiting] if self._context is None else filter(None, [waiting]):
+        for together in [[request] for request in waiting] if self._exact else filter(None, [waiting]):
             logits = read_together(
                 [request.readers[self.index] for request in together],
                 [self._sequence(request) for request in together],

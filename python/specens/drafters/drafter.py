@@ -52,6 +52,10 @@ class Drafter(Protocol):
         """The drafter as it serves an ensemble of these members. Raises ValueError where it does not suit them."""
         return self
 
+    def members(self, models: Sequence[Engine]) -> list[Engine]:
+        """The members as it needs them, once it is bound."""
+        return list(models)
+
     def candidates(self, request: Request, count: int, length: int) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Up to `count` chains of up to `length` tokens that may follow a request's text, the likeliest first."""
         return []
@@ -62,10 +66,12 @@ class Drafter(Protocol):
         requests: Sequence[Request],
         draft_lens: Sequence[int],
         min_probability: float = 0.0,  # noqa: ARG002
+        hands_over: bool = False,  # noqa: ARG002
     ) -> None:
         """Append draft tokens to each request, while it can have any, and at most as many as `draft_lens` says.
 
         Here the likeliest candidate. min_probability: nothing is drafted after a token that was less probable.
+        hands_over: nor where the most likely token is less probable, which then is not drafted itself.
         """
         for request, most in zip(requests, draft_lens, strict=True):
             for chain in self.candidates(request, 1, most)[:1]:

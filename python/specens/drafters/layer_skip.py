@@ -15,6 +15,7 @@ from specens.drafters.drafter import Drafter, check_count, check_index
 from specens.drafters.member import MemberDrafter
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
+from specens.engines.transformers.early_exit import TwoParts, in_two_parts
 from specens.engines.transformers.fewer_layers import num_layers, with_layers
 
 
@@ -23,12 +24,21 @@ class LayerSkip(MemberDrafter):
 
     skip_layers: the layers that are left out; or exit_layer: how many of the first ones are used, with the model's last
         norm and output layer after them. index: the member.
+    reuse: with the first layers alone, whether the member goes on from what they have computed, so that each of its
+        layers reads a token once, and keys and values are kept once. None: where its model can be read so, which is
+        found out by trying; False: the drafter computes for itself, with a cache of its own. `reuses` says what it is,
+        of the drafter that an ensemble has in its plan.
     Raises ValueError unless one of the two is given; when an ensemble is made with it, also where the member has no
-        such layers, or is not built of decoder layers in a row.
+        such layers, or is not built of decoder layers in a row, or cannot be read as `reuse=True` asks.
     """
 
     def __init__(
-        self, skip_layers: Sequence[int] | None = None, *, exit_layer: int | None = None, index: int = 0
+        self,
+        skip_layers: Sequence[int] | None = None,
+        *,
+        exit_layer: int | None = None,
+        index: int = 0,
+        reuse: bool | None = None,
     ) -> None:
         super().__init__(OUTSIDE)
         if (skip_layers is None) == (exit_layer is None):
@@ -38,6 +48,15 @@ class LayerSkip(MemberDrafter):
         self.skip_layers = None if skip_layers is None else tuple(skip_layers)
         self.exit_layer = exit_layer
         self.prompt_of = index
+        if reuse is not None and not isinstance(reuse, bool):
+            raise ValueError(f"reuse: expected True, False or None, got {reuse!r}")
+        self.reuse = reuse
+        self._parts: TwoParts | None = None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the member goes on from what the drafter has computed."""
+        return self._parts is not None
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:  # noqa: ARG002
         """A copy that knows its model."""
@@ -45,9 +64,26 @@ class LayerSkip(MemberDrafter):
         member = models[self.prompt_of]
         if not isinstance(member, CausalLM):
             raise ValueError(f"drafter: expected a member of transformers, got {type(member).__name__}")
-        bound = copy.copy(self)
-        bound.model = CausalLM(with_layers(member.base, self._kept(num_layers(member.base))), member.make_cache)
+        bound, kept = copy.copy(self), self._kept(num_layers(member.base))
+        is_exit = kept == list(range(len(kept)))
+        bound._parts = in_two_parts(member, len(kept)) if is_exit and self.reuse is not False else None
+        if self.reuse and bound._parts is None:
+            raise ValueError(
+                "reuse: expected an exit before the last layer of a member whose other layers can go on from hidden "
+                f"states, in a cache that a batch shares; got layers {kept} of {type(member.base).__name__}"
+            )
+        if bound._parts is None:
+            bound.model = CausalLM(with_layers(member.base, kept), member.make_cache)
+        else:
+            bound.model = bound._parts.exit
         return bound
+
+    def members(self, models: Sequence[Engine]) -> list[Engine]:
+        """With its member in two parts, and all that share the member's weights."""
+        if self._parts is None:
+            return list(models)
+        own = models[self.prompt_of]
+        return [self._parts if model.is_same_as(own) else model for model in models]
 
     def _kept(self, count: int) -> list[int]:
         """The layers that are used, of so many."""

@@ -114,6 +114,10 @@ class Context(ABC):
     def remove(self, text: Text) -> None:
         """Forget a text."""
 
+    def part(self, text: Text) -> tuple[Context, Text]:
+        """Where an engine with `is_part` has what it holds of a text, which goes when the text goes."""
+        raise NotImplementedError
+
     def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
         """Whether `read` takes nodes, which make so many tokens of a text in all, prompt included.
 
@@ -129,7 +133,8 @@ class Engine(ABC):
         prompt included, or None. end_tokens: ids that end a text. device: where logits are. generation_config: settings
         of texts as transformers has them, or None. tokenizer: its own, where it has one. runs_elsewhere: whether `read`
         mostly waits for another process or machine, so that members of such engines are read at the same time, each in
-        a thread.
+        a thread. is_part: whether it is a part of the member whose prompts it reads, of a drafter: then no context is
+        opened for it, but `Context.part` of that member's has its texts.
     """
 
     name: str = ""
@@ -140,6 +145,7 @@ class Engine(ABC):
     generation_config: Any = None
     tokenizer: Any = None
     runs_elsewhere: bool = False
+    is_part: bool = False
 
     @abstractmethod
     def open(self, needs: Needs) -> Context:

@@ -171,9 +171,11 @@ class Model:
     def forward(self, input_ids: Tensor, cache: Any, rows: int, **attention: Tensor) -> Tensor:
         """Feed input_ids [batch, new] after the cache; logits [batch, rows, vocab] of the last `rows` positions.
 
+        Where they have a third axis, they are hidden states in the place of the embeddings.
         attention: attention_mask and position_ids, of the rows of a ragged batch or of the nodes of a draft tree.
         """
-        return self._call({"input_ids": input_ids, str(self._cache_name): cache, "use_cache": True, **attention}, rows)
+        name = "input_ids" if input_ids.dim() == 2 else "inputs_embeds"
+        return self._call({name: input_ids, str(self._cache_name): cache, "use_cache": True, **attention}, rows)
 
     def _call(self, inputs: dict[str, Any], rows: int) -> Tensor:
         if self._slices_logits:

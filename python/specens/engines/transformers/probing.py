@@ -97,7 +97,7 @@ def _keeps_texts_apart(model: Model) -> bool:
                 second.score(text[:length], 1)
         return torch.cat(rows)
 
-    return _agrees(model, lambda: read(True), read(False))
+    return agrees(model, lambda: read(True), read(False))
 
 
 def _way_of_speculation(model: Model) -> dict[str, bool]:
@@ -106,7 +106,7 @@ def _way_of_speculation(model: Model) -> dict[str, bool]:
     has_ties = getattr(model.text_config, "index_n_heads", SAFE_INDEX_HEADS) < SAFE_INDEX_HEADS
     for way in [way for way in WAYS if not (has_ties and way["several"])]:
         reading = Reading(caches=_caches(model), **way)
-        if _agrees(model, partial(_speculate, model, reading), expected):
+        if agrees(model, partial(_speculate, model, reading), expected):
             if reading.caches and not reading.rolls_back:
                 logger.warning("%s is read anew after every rejection", type(model.base).__name__)
             return way
@@ -156,7 +156,7 @@ def _shares(model: Model) -> bool:
     texts = [
         (member, own[1:end]) for ends in lengths for member, own, end in zip(alone, (long, short), ends, strict=True)
     ]
-    return _agrees(model, ragged, torch.cat([member.score(own, 1) for member, own in texts]))
+    return agrees(model, ragged, torch.cat([member.score(own, 1) for member, own in texts]))
 
 
 def _reads_trees(model: Model) -> bool:
@@ -179,7 +179,7 @@ def _reads_trees(model: Model) -> bool:
             member.roll_back(len(settled) - 1)
         return torch.cat(rows)
 
-    return _agrees(model, lambda: scored(_member(model, Reading(**way, trees=True))), expected())
+    return agrees(model, lambda: scored(_member(model, Reading(**way, trees=True))), expected())
 
 
 def _singles(model: Model) -> Tensor:
@@ -188,7 +188,7 @@ def _singles(model: Model) -> Tensor:
     return torch.cat([member.score(text[:length], 1) for length in range(TEXT_LEN + 1)])
 
 
-def _agrees(model: Model, way: Callable[[], Tensor], expected: Tensor) -> bool:
+def agrees(model: Model, way: Callable[[], Tensor], expected: Tensor) -> bool:
     """Whether a way of reading raises nothing, and comes to the expected logits but for rounding."""
     try:
         logits = way()

@@ -148,12 +148,13 @@ class RaggedCache:
         self,
         rows: Sequence[int],
         lengths: Sequence[int],
-        tokens: Sequence[list[int]],
+        tokens: Sequence[list[int] | Tensor],
         keep: int,
         trees: Sequence[Sequence[int]] = (),
     ) -> Tensor:
         """Feed each row its tokens after the first `lengths` it holds; logits [rows, keep, vocab] of the last places.
 
+        tokens: ids, or of each row hidden states [new, width] in the place of their embeddings.
         trees: of each row the parents of the nodes that its last tokens are, held ones among them; none where they are
         a line. Rows with fewer tokens than others are padded in front.
         """
@@ -168,7 +169,7 @@ class RaggedCache:
         window = Window(index, max(rows) + 1, is_prefix, written, extent)
         for layer in self._layers:
             layer.window = window
-        ids = torch.tensor([[0] * (most - len(new)) + new for new in tokens], device=device)
+        ids = torch.stack([_padded(new, most) for new in tokens]).to(device)
         slots = slots.masked_fill(is_pad, 0)  # padding sees the first token, so that its numbers stay finite
         if any(map(len, trees)):
             ends = [held + len(new) for held, new in zip(lengths, tokens, strict=True)]
@@ -187,6 +188,12 @@ class RaggedCache:
             own = indices.expand(len(slots), -1).gather(1, slots)
             seen = seen & (own[:, :, None] - indices[:, None] < size)
         return torch.zeros(seen.shape, dtype=self._model.dtype).masked_fill(~seen, float("-inf"))[:, None]
+
+
+def _padded(tokens: list[int] | Tensor, length: int) -> Tensor:
+    """Ids [length], or states [length, width], with zeros in front."""
+    own = torch.as_tensor(tokens)
+    return torch.cat([own.new_zeros(length - len(own), *own.shape[1:]), own])
 
 
 def _by_kind(masks: dict[int | None, Tensor]) -> dict[str, Tensor]:
