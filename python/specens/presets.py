@@ -6,6 +6,7 @@ where a test runs it.
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from types import FunctionType
@@ -14,7 +15,7 @@ from typing import Any
 from specens.decoding.draft_lens import ByAcceptance, ByConfidence
 from specens.drafters import Jacobi, Lookahead, PromptLookup, Several, TreePlan
 from specens.targets import Cascade
-from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Typical
+from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Threshold, Typical
 
 UNUSED = {  # by schedule: arguments that mean nothing there
     "standard": ("drafter", "tree", "draft_lens"),
@@ -136,7 +137,16 @@ PRESETS: dict[str, Preset] = {
         PAIR,
         _drafted(ByConfidence(0.4, most=20)),
         topology="chain, as long as it is sure",
-        leaves_out="a threshold that adapts; fallback and rollback of Kim et al., BiLD, NeurIPS 2023",
+        leaves_out="a threshold that adapts",
+    ),
+    "big-little-decoder": Preset(
+        "Kim et al., BiLD, NeurIPS 2023",
+        PAIR,
+        _drafted(ByConfidence(0.6, most=16, hands_over=True), rule=Threshold(math.exp(-3))),
+        topology="chain, until it falls back to the target",
+        acceptance="rollback where the target's surprise at the draft is above 3 nats",
+        lossless=False,
+        leaves_out="both thresholds by the task; at temperature 0 all that the target would not write is rolled back",
     ),
     # one target that drafts for itself, or from texts
     "prompt-lookup": Preset(
@@ -176,7 +186,7 @@ PRESETS: dict[str, Preset] = {
         _fixed(4),
         drafter="its own first layers: LayerSkip(exit_layer=...)",
         needs="drafter",
-        leaves_out="verification that goes on from the exit: the first layers are computed twice; training for exits",
+        leaves_out="training for exits",
     ),
     "self-speculation": Preset(
         "Zhang et al., Draft & Verify, ACL 2024",

@@ -18,7 +18,11 @@ from specens.drafters import DraftModel, Heads, PromptLookup
 
 from specens_kernels import Mixture, Replacement, Sampling, target_logprobs
 
-LENGTHS = {"confidence": ByConfidence(0.5, most=6), "acceptance": ByAcceptance(6, cost=0.1)}
+LENGTHS = {
+    "confidence": ByConfidence(0.5, most=6),
+    "fallback": ByConfidence(0.5, most=6, hands_over=True),
+    "acceptance": ByAcceptance(6, cost=0.1),
+}
 JOBS = [Job([start, 2, 9], max_new_tokens=10 + 7 * (start % 3)) for start in range(5)]
 
 
@@ -39,6 +43,7 @@ def setting(pair, name, drafts):
 SETTINGS = [
     *itertools.product(LENGTHS, ("a model", "a member")),
     ("confidence", "members in turn"),
+    ("fallback", "members in turn"),
 ]
 
 
@@ -74,7 +79,10 @@ def test_rules_of_chains_keep_the_law_of_texts_whose_lengths_adapt(rule, drafter
     tables = 1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4))
     drafters = {
         "a model": (ByConfidence(0.5, most=6), DraftModel(Bigram(tables[1]))),
-        "heads": (ByConfidence(0.5, most=2), Heads(lambda hidden: torch.stack([hidden.roll(1, 1), 0.5 * hidden], 1))),
+        "heads": (
+            ByConfidence(0.5, 2, hands_over=True),
+            Heads(lambda hidden: torch.stack([hidden.roll(1, 1), 0.5 * hidden], 1)),
+        ),
         "prompt lookup": (ByAcceptance(3, cost=0.2), PromptLookup()),
     }
     length, own = drafters[drafter]
@@ -183,6 +191,7 @@ def test_adaptive_lengths_and_drafters_are_compared(pair):
     ("make", "message"),
     [
         (lambda _: ByConfidence(1.5), r"draft_lens: expected a threshold in \(0, 1\), got 1.5"),
+        (lambda _: ByConfidence(0.5, 4, hands_over=1), "draft_lens: expected hands_over to be True or False, got 1"),
         (lambda _: ByConfidence(0.5, 0), "draft_lens: expected most to be an integer >= 1, got 0"),
         (lambda _: ByAcceptance(True, 0.1), "draft_lens: expected most to be an integer >= 1, got True"),
         (lambda _: ByAcceptance(4, -1.0), "draft_lens: expected a cost >= 0, got -1.0"),

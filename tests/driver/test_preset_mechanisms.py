@@ -108,6 +108,25 @@ def test_confident_chains_end_behind_the_first_draft_that_is_not_sure(family, na
     assert len(lengths) > 2
 
 
+def test_the_little_decoder_hands_over_where_it_is_not_sure_and_is_rolled_back_where_the_big_one_is_surprised(family):
+    result, rounds = run("big-little-decoder", family[:2], length=120)
+    outcomes = {accepted for *_, accepted in drafts_of(result, rounds)}
+    for before, token, accepted in drafts_of(result, rounds):
+        assert accepted == (chance(family[0], before, token) >= math.exp(-3))
+    lengths = set()
+    for own in rounds[:-8]:
+        text = result.tokens[: own.position] + [draft["token"] for draft in own.drafts]
+        sure = [
+            float(logits_after(family[1], text[:length]).double().softmax(-1).max())
+            for length in range(own.position, len(text) + 1)
+        ]
+        assert min(sure[:-1], default=1.0) >= 0.6 - 1e-5
+        assert sure[-1] < 0.6 + 1e-5 or len(own.drafts) == 16
+        lengths.add(len(own.drafts))
+    assert outcomes == {True, False}
+    assert len(lengths) > 2
+
+
 def looked_up(text, count, most=3):
     """Token by token, what followed the longest n-gram that text and drafts end with, where the text had it last."""
     drafts = []

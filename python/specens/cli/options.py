@@ -39,7 +39,7 @@ DraftLens = Annotated[
     str | None,
     typer.Option(
         help="Tokens that a member drafts in a row: one number, or one a member: 5,1. Or a length that adapts: "
-        "confidence:THRESHOLD:MOST or acceptance:MOST:COST. Default: 1, and 8 of lookup."
+        "confidence:THRESHOLD:MOST, fallback:THRESHOLD:MOST or acceptance:MOST:COST. Default: 1, and 8 of lookup."
     ),
 ]
 Drafter = Annotated[
@@ -291,17 +291,17 @@ def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:
 def parse_draft_lens(text: str) -> DraftLen | list[int]:
     """One length for all members, a number or one that adapts, or a list with a number for each."""
     kind, _, setting = text.partition(":")
-    if kind in ("confidence", "acceptance"):
+    if kind in ("confidence", "fallback", "acceptance"):
         from specens.decoding.draft_lens import ByAcceptance, ByConfidence
 
-        parts = setting.split(":")
+        is_acceptance = kind == "acceptance"
         try:
-            first, second = parts
-            made = (float(first), int(second)) if kind == "confidence" else (int(first), float(second))
+            first, second = setting.split(":")
+            most, number = (int(first), float(second)) if is_acceptance else (int(second), float(first))
         except ValueError:
-            form = "THRESHOLD:MOST" if kind == "confidence" else "MOST:COST"
+            form = "MOST:COST" if is_acceptance else "THRESHOLD:MOST"
             raise ValueError(f"--draft-lens: expected {kind}:{form}, got {text!r}") from None
-        return ByConfidence(*made) if kind == "confidence" else ByAcceptance(*made)
+        return ByAcceptance(most, number) if is_acceptance else ByConfidence(number, most, kind == "fallback")
     lens = parse_numbers(text, int, "--draft-lens")
     return lens[0] if len(lens) == 1 else lens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specens.decoding.ideal import fixed_speedup, outside_speedup
 from specens.decoding.request import OUTSIDE, Request
@@ -18,22 +19,27 @@ class ByConfidence:
     That token itself is tested as any other, so the text keeps its law. The probability is the one with which the token
     was drawn, after temperature and filters; at temperature 0 that at temperature 1.
 
-    threshold: in (0, 1). most: drafts in a row at most.
-    Sources: Liu et al., Kangaroo, NeurIPS 2024; `assistant_confidence_threshold` of transformers. Kim et al., BiLD,
-    NeurIPS 2023, also let the large model write the token that the drafter is not sure of, and roll back: not here.
+    threshold: in (0, 1). most: drafts in a row at most. hands_over: a token of which the drafter is not sure is not
+        drafted either, but written by the target. The probability is then that of its most likely token: were a draft
+        taken back for what it is, the text would have another law.
+    Sources: Liu et al., Kangaroo, NeurIPS 2024; `assistant_confidence_threshold` of transformers; hands_over is the
+    fallback policy of Kim et al., BiLD, NeurIPS 2023, whose rollback policy is the rule Threshold.
     Raises ValueError where one is out of range.
     """
 
     threshold: float
     most: int = 16
+    hands_over: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
             raise ValueError(f"draft_lens: expected a threshold in (0, 1), got {self.threshold!r}")
         _check_most(self.most)
+        if not isinstance(self.hands_over, bool):
+            raise ValueError(f"draft_lens: expected hands_over to be True or False, got {self.hands_over!r}")
 
     def __str__(self) -> str:
-        return f"confidence>={self.threshold:g}"
+        return f"{'fallback' if self.hands_over else 'confidence'}>={self.threshold:g}"
 
 
 @dataclass(frozen=True)
@@ -112,9 +118,11 @@ def chain_lens(length: DraftLen, requests: Sequence[Request], proposer: int) -> 
     return [most_drafts(length)] * len(requests)
 
 
-def least_probability(length: DraftLen) -> float:
-    """Of a draft after which another one is drafted."""
-    return length.threshold if isinstance(length, ByConfidence) else 0.0
+def confidence(length: DraftLen) -> dict[str, Any]:
+    """What `Drafter.propose` is told of it."""
+    if not isinstance(length, ByConfidence):
+        return {}
+    return {"min_probability": length.threshold} | ({"hands_over": True} if length.hands_over else {})
 
 
 def _check_most(most: object) -> None:

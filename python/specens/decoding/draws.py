@@ -23,15 +23,18 @@ NEXT_TOKEN_STREAM = 1
 DRAFT_STREAM = 2
 
 
-def draft(requests: Sequence[Request], index: int, *, with_probabilities: bool = False) -> dict[Request, float]:
+def draft(
+    requests: Sequence[Request], index: int, *, min_probability: float = 0.0, hands_over: bool = False
+) -> list[Request]:
     """Draw a draft token for each request from the distribution of member `index`, which has scored all before it.
 
     index: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
-    a request. Returns the requests that have got one, and, where asked for, its probability under the distribution
-    that it was drawn from, at temperature 0 under the unfiltered one; else 1. A request whose distribution has no token
-    gets none: whether that is an error shows where the target is drawn from.
+    a request. Returns the requests whose draft is at least as probable as `min_probability` under the distribution
+    that it was drawn from, at temperature 0 under the unfiltered one. hands_over: the others get none, and it is the
+    most likely token that they are told apart by. A request whose distribution has no token gets none either: whether
+    that is an error shows where the target is drawn from.
     """
-    probabilities: dict[Request, float] = {}
+    sure: list[Request] = []
     for group in alike(requests):
         positions = [len(request.sequence) for request in group]
         logits = _rows(group, index, positions)
@@ -42,17 +45,19 @@ def draft(requests: Sequence[Request], index: int, *, with_probabilities: bool =
             **edits(group, logits.device, positions),
             **_mask(group, positions, logits.device),
             **randomness,
-            logprobs=with_probabilities,
+            logprobs=min_probability > 0,
+            top_logprobs=int(hands_over),
         )
         tokens, statuses = on_host(draw.tokens, draw.status)
-        for request, token, status in zip(group, tokens, statuses, strict=True):
+        told = draw.logprobs if draw.top_logprobs is None else draw.top_logprobs[:, 0]
+        chances = [1.0] * len(group) if told is None else told.exp().tolist()
+        for request, token, status, chance in zip(group, tokens, statuses, chances, strict=True):
             request.note_status(status, emitted=True)
-            if token >= 0:
+            is_sure = chance >= min_probability
+            if token >= 0 and (is_sure or not hands_over):
                 request.add_draft(token, index)
-        chances = [1.0] * len(group) if draw.logprobs is None else draw.logprobs.exp().tolist()
-        drawn = zip(group, tokens, chances, strict=True)
-        probabilities |= {request: chance for request, token, chance in drawn if token >= 0}
-    return probabilities
+                sure += [request] * is_sure
+    return sure
 
 
 def draw(requests: Sequence[Request], kind: str) -> None:

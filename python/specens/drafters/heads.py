@@ -70,6 +70,7 @@ class Heads(Drafter):
         requests: Sequence[Request],
         draft_lens: Sequence[int],
         min_probability: float = 0.0,
+        hands_over: bool = False,
     ) -> None:
         """Draw from each head in turn."""
         chosen = dict(zip(requests, draft_lens, strict=True))
@@ -79,8 +80,7 @@ class Heads(Drafter):
             if not drafting:
                 return
             self.read(batch, drafting)
-            drawn = draft(drafting, OUTSIDE, with_probabilities=min_probability > 0)
-            drafting = [request for request, chance in drawn.items() if chance >= min_probability]
+            drafting = draft(drafting, OUTSIDE, min_probability=min_probability, hands_over=hands_over)
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Trees in which all nodes of one depth have the distribution of one head."""

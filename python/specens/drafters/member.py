@@ -29,7 +29,12 @@ class MemberDrafter(Drafter):
         self.index = index
 
     def propose(
-        self, batch: Batch, requests: Sequence[Request], draft_lens: Sequence[int], min_probability: float = 0.0
+        self,
+        batch: Batch,
+        requests: Sequence[Request],
+        draft_lens: Sequence[int],
+        min_probability: float = 0.0,
+        hands_over: bool = False,
     ) -> None:
         """Append up to so many draft tokens to each request, none after one less probable than `min_probability`."""
         left = dict(zip(requests, draft_lens, strict=True))
@@ -38,9 +43,9 @@ class MemberDrafter(Drafter):
             if not left:
                 return
             self.read(batch, list(left))
-            drawn = draft(list(left), self.index, with_probabilities=min_probability > 0)
             # An improbable draft itself stays: to take it back for what it is would bias the text.
-            left = {request: left[request] for request, chance in drawn.items() if chance >= min_probability}
+            sure = draft(list(left), self.index, min_probability=min_probability, hands_over=hands_over)
+            left = {request: left[request] for request in sure}
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Append a tree of its distributions to each request, one forward for each level."""

@@ -97,10 +97,11 @@ class OtherTokenizer(Drafter):
         requests: Sequence[Request],
         draft_lens: Sequence[int],
         min_probability: float = 0.0,
+        hands_over: bool = False,
     ) -> None:
         """Draft text for one request after another, of `draft_lens` of the model's own tokens."""
         for request, draft_len in zip(requests, draft_lens, strict=True):
-            for token, chance in self._drafts(request, draft_len, min_probability):
+            for token, chance in self._drafts(request, draft_len, min_probability, hands_over):
                 if not request.can_draft:
                     break
                 request.add_draft(token, OUTSIDE, self._row(token, chance) if self.estimates else None)
@@ -111,7 +112,12 @@ class OtherTokenizer(Drafter):
         return [[token for token, _ in text] for text in texts]
 
     def _drafts(
-        self, request: Request, draft_len: int, min_probability: float = 0.0, rank: int | None = None
+        self,
+        request: Request,
+        draft_len: int,
+        min_probability: float = 0.0,
+        hands_over: bool = False,
+        rank: int | None = None,
     ) -> list[tuple[int, float]]:
         """The members' tokens of a drafted text, each with its probability.
 
@@ -122,7 +128,7 @@ class OtherTokenizer(Drafter):
         most = self._model.max_length
         if not own or (most is not None and len(own) + draft_len > most):
             return []
-        return self._tokens_of_members(ids, *self._write(request, own, draft_len, min_probability, rank))
+        return self._tokens_of_members(ids, *self._write(request, own, draft_len, min_probability, hands_over, rank))
 
     def _ids_to_read(self, text: str) -> list[int]:
         """Its own ids of a text, open after; of an empty one the token that begins or ends texts, if any."""
@@ -158,7 +164,13 @@ class OtherTokenizer(Drafter):
         return [], []
 
     def _write(
-        self, request: Request, ids: list[int], draft_len: int, min_probability: float, rank: int | None
+        self,
+        request: Request,
+        ids: list[int],
+        draft_len: int,
+        min_probability: float,
+        hands_over: bool,
+        rank: int | None,
     ) -> tuple[list[int], list[int], list[float]]:
         """The model's own tokens of the text, those that it drafts after them, and the probabilities of these."""
         reading = self._read(request, ids)
@@ -167,10 +179,11 @@ class OtherTokenizer(Drafter):
         while len(drafts) < draft_len and (not probabilities or probabilities[-1] >= min_probability):
             (logits,) = read(reading.reader, reading.sequence + drafts, 1)
             token = self._next(request, logits, len(drafts), None if drafts else rank)
-            if token < 0:
+            chances = target_logprobs([logits]).exp()[0]
+            if token < 0 or (hands_over and float(chances.max()) < min_probability):
                 break
             drafts.append(token)
-            probabilities.append(float(target_logprobs([logits]).exp()[0, token]))
+            probabilities.append(float(chances[token]))
             if token == self._own.eos_token_id:
                 break
         return [reading.first, *reading.sequence], drafts, probabilities

@@ -71,6 +71,7 @@ class PromptLookup(Drafter):
         requests: Sequence[Request],
         draft_lens: Sequence[int],
         min_probability: float = 0.0,  # noqa: ARG002
+        hands_over: bool = False,  # noqa: ARG002
     ) -> None:
         """Look up all requests in one call."""
         drafts = self.look_up([self._index(request) for request in requests], max(draft_lens))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specens.decoding.batch import Batch
-from specens.decoding.draft_lens import ByAcceptance, chain_lens, least_probability, most_drafts
+from specens.decoding.draft_lens import ByAcceptance, chain_lens, confidence, most_drafts
 from specens.decoding.draws import draw
 from specens.decoding.request import Request
 from specens.decoding.scorer import Scorer
@@ -58,7 +58,7 @@ class Alternate:
         accepted = [request for request in requests if request.rows[proposer].end > request.num_settled]
         length = self.draft_lens[proposer]
         lens = chain_lens(length, accepted, proposer)
-        MemberDrafter(proposer).propose(batch, accepted, lens, least_probability(length))
+        MemberDrafter(proposer).propose(batch, accepted, lens, **confidence(length))
         batch.end_phase("propose", requests)
 
         # A member's distribution may have no token where the target has: then nothing can be drafted.

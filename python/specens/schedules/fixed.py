@@ -6,7 +6,7 @@ Source: Fu et al., ICML 2025, section 3.2; with an outside drafter, Leviathan et
 from __future__ import annotations
 
 from specens.decoding.batch import Batch
-from specens.decoding.draft_lens import ByConfidence, chain_lens, least_probability
+from specens.decoding.draft_lens import ByConfidence, chain_lens, confidence
 from specens.decoding.draws import draw
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.scorer import score_all
@@ -58,7 +58,7 @@ class Fixed:
         requests = batch.requests
         if self.tree is None:
             lens = chain_lens(self.draft_len, requests, self.index)
-            self.drafter.propose(batch, requests, lens, least_probability(self.draft_len))
+            self.drafter.propose(batch, requests, lens, **confidence(self.draft_len))
         else:
             self.drafter.propose_trees(batch, requests, self.tree)
         for request in requests:
