@@ -19,6 +19,7 @@ from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties
 from specens_kernels.ops.target_logprobs.reference import (
     Parameters,
+    constants,
     invalid_weights,
     mixed_logits,
     one_hot,
@@ -86,7 +87,7 @@ def settings_of(shard: Shard, target: Target) -> tuple[Parameters, Tensor, Tenso
     first = target.member_logits[0]
     batch = first.shape[0]
     own = parameters(target.sampling, first)
-    share = torch.tensor(target.weights, dtype=torch.float64, device=first.device).expand(batch, -1)
+    share = constants(target.weights, first.device).expand(batch, -1)
     if target.weight_rows is not None:
         share = target.weight_rows.double()
     invalid = own.invalid | invalid_weights(share, target.ensemble) | invalid_penalties(target.processing, first)

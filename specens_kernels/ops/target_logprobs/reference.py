@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,13 @@ from specens_kernels.ops.target_logprobs.processing import (
 )
 from specens_kernels.results import Status
 from specens_kernels.sampling import LARGEST_TOP_P
+
+
+def constants(numbers: Sequence[float], device: torch.device) -> Tensor:
+    """float64 [n], written where it is wanted: a copy from the host could not be recorded in a CUDA graph."""
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=torch.float64)
+    return torch.stack([torch.full((), float(number), dtype=torch.float64, device=device) for number in numbers])
 
 
 def clean(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +171,7 @@ def ensemble_logprobs(target: Target, drafts: Tensor | Paths | None = None) -> D
     first = target.member_logits[0]
     batch, steps = first.shape[:2]
     own = parameters(target.sampling, first)
-    share = torch.tensor(target.weights, dtype=torch.float64, device=first.device).expand(batch, -1)
+    share = constants(target.weights, first.device).expand(batch, -1)
     if target.weight_rows is not None:
         share = target.weight_rows.double()
     invalid = own.invalid | invalid_weights(share, target.ensemble) | invalid_penalties(target.processing, first)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import Rule
 from specens_kernels.decision_tree import NODE_FIELDS, longest_path
+from specens_kernels.ops.target_logprobs.reference import constants
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 
@@ -128,12 +129,12 @@ def threshold_test(drafts: Tested, rule: Rule) -> Tensor:
 
 def synthetic_test(drafts: Tested, rule: Rule) -> Tensor:
     """Accept while the uniform number is below the position's rate, whatever the draft is."""
-    return drafts.random_numbers < torch.tensor(rule.table, dtype=torch.float64, device=drafts.target.device)
+    return drafts.random_numbers < constants(rule.table, drafts.target.device)
 
 
 def walk_tree(table: tuple[float, ...], draft: Tensor, assistant: Tensor) -> Tensor:
     """bool like draft: what a decision tree says of the two probabilities. table: see `DecisionTree.table`."""
-    nodes = torch.tensor(table, dtype=torch.float64, device=draft.device).reshape(-1, NODE_FIELDS)
+    nodes = constants(table, draft.device).reshape(-1, NODE_FIELDS)
     index = torch.zeros_like(draft, dtype=torch.int64)
     for _ in range(longest_path(table)):
         feature, threshold, left, right, _ = nodes[index].unbind(-1)
