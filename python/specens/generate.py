@@ -28,6 +28,7 @@ from specens.settings.arguments import (
     check_members,
     check_rule,
     check_trees,
+    check_weights_of_drafter,
     choose_schedule,
     complete_ensemble,
     group_by_weights,
@@ -105,12 +106,14 @@ class SpeculativeEnsemble:
         A member of weight 0 only drafts: Mixture((1, 0)) is the speculative decoding of member 0.
     draft_lens: how many tokens a member drafts in a row; one number, or one for each member. A length that adapts to
         the text may stand for a number, see `specens.decoding.draft_lens`. None is 1, and 8 of a PromptLookup.
-    schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other), or "tree", which is
-        "fixed" with `tree`, by default (4, 2, 2). None is "fixed" beside `tree` or a Drafter, else "alternate"; of a
-        lone member it is "fixed" with a PromptLookup, which needs no other model.
-    drafter: the index of the member that drafts (None: 0), or for "fixed" a `specens.drafters.Drafter`, which is none:
-        then all members score, and there may be one. Under "alternate" the member that proposes after a rejection;
-        None: that with the longest chains, of equal ones that whose last turn is longest ago.
+    schedule: "standard", "fixed" (`drafter` drafts), "alternate" (members draft for each other), "parallel" (`drafter`
+        drafts on while the others verify), or "tree", which is "fixed" with `tree`, by default (4, 2, 2). None is
+        "fixed" beside `tree` or a Drafter, else "alternate"; of a lone member it is "fixed" with a PromptLookup, which
+        needs no other model.
+    drafter: the index of the member that drafts (None: 0), or a `specens.drafters.Drafter`, which is none: then all
+        members score, and there may be one. "fixed" takes any, "parallel" a DraftModel. Under "alternate" the member
+        that proposes after a rejection; None: that with the longest chains, of equal ones that whose last turn is
+        longest ago.
     tree: draft trees in the place of chains, under "fixed", whoever drafts: the number of children on each level, such
         as (4, 2, 2), a TokenTree, or a TreePlan, which may grow.
     rule: how drafts are accepted, as in `specens_kernels.verify_chain`: under every schedule "token" or "gumbel", by
@@ -157,6 +160,8 @@ class SpeculativeEnsemble:
             model.check(self._needs(1))
         if plan.tree is not None:
             check_trees(self.models, plan.tree)
+        if schedule == "parallel":
+            check_weights_of_drafter(self.models, self.plan.drafter)
 
     @classmethod
     def from_preset(cls, name: str, members: Sequence[Any], **arguments: Any) -> SpeculativeEnsemble:

@@ -20,6 +20,7 @@ from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Thr
 UNUSED = {  # by schedule: arguments that mean nothing there
     "standard": ("drafter", "tree", "draft_lens"),
     "alternate": ("tree",),
+    "parallel": ("tree",),
     "tree": ("draft_lens",),
 }
 
@@ -58,7 +59,7 @@ class Preset:
         Under `standard` these are all; a rule that changes the target stays.
         """
         unused = set(UNUSED.get(schedule or self.schedule, ()))
-        if schedule == "alternate" and not isinstance(self.settings.get("drafter", 0), int):
+        if schedule in ("alternate", "parallel") and not isinstance(self.settings.get("drafter", 0), int):
             unused.add("drafter")
         if (schedule == "standard" and self.lossless) or (
             "tree" in unused and self.settings.get("rule") == "traversal"
@@ -147,6 +148,12 @@ PRESETS: dict[str, Preset] = {
         acceptance="rollback where the target's surprise at the draft is above 3 nats",
         lossless=False,
         leaves_out="both thresholds by the task; at temperature 0 all that the target would not write is rolled back",
+    ),
+    "pearl": Preset(
+        "Liu et al., PEARL, ICLR 2025; McDanel, AMUSD, 2024",
+        PAIR,
+        {"schedule": "parallel", "draft_lens": 5, "ensemble": Mixture((1.0, 0.0)), "drafter": 1},
+        leaves_out="lengths measured on the clock: --draft-lens, about the target's cost over the draft model's",
     ),
     # one target that drafts for itself, or from texts
     "prompt-lookup": Preset(

@@ -19,7 +19,7 @@ from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Samp
 
 PROMPTS = [PROMPT, [1, 2], [7] * 20, [3, 4, 5], [9, 8, 7, 6, 5, 4], [60], [2, 2]]
 JOBS = [Job(prompt, max_new_tokens=9 + 5 * (index % 4)) for index, prompt in enumerate(PROMPTS)]
-SCHEDULES = {"standard": 1, "fixed": 3, "alternate": 1, "alternate, long chains": (3, 1, 2)}
+SCHEDULES = {"standard": 1, "fixed": 3, "alternate": 1, "alternate, long chains": (3, 1, 2), "parallel": 3}
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,9 @@ def test_rows_of_a_ragged_cache_score_as_if_they_were_alone(kind):
 
 
 @pytest.mark.parametrize("name", [*ENSEMBLES, "three members"])
-@pytest.mark.parametrize(("schedule", "draft_lens"), [("fixed", 2), ("alternate", 1), ("alternate", (2, 1, 3))])
+@pytest.mark.parametrize(
+    ("schedule", "draft_lens"), [("fixed", 2), ("alternate", 1), ("alternate", (2, 1, 3)), ("parallel", 2)]
+)
 def test_texts_of_batches_follow_the_law_of_the_ensemble(name, schedule, draft_lens):
     num_members = 3 if name == "three members" else 2
     ensemble = Mixture((0.5, 0.2, 0.3)) if name == "three members" else ENSEMBLES[name]
@@ -250,7 +252,7 @@ def test_four_members_write_the_tokens_of_standard(members):
         assert sum(result.statistics.accepted) > 0
 
 
-@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
+@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate", "parallel"])
 def test_a_text_ends_before_the_first_stop_string(members, schedule):
     ensemble = SpeculativeEnsemble(members[:2], tiny_tokenizer(), schedule=schedule, draft_lens=4)
     endless = ensemble.generate(PROMPT, max_new_tokens=40, sampling=GREEDY)
@@ -273,7 +275,7 @@ def test_a_text_ends_before_the_first_stop_string(members, schedule):
             assert stop not in tiny_tokenizer().decode(result.tokens[:-1])
 
 
-@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
+@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate", "parallel"])
 def test_a_text_does_not_end_before_min_new_tokens(members, schedule):
     ensemble = SpeculativeEnsemble(members[:2], schedule=schedule, draft_lens=3)
     endless = ensemble.generate(PROMPT, max_new_tokens=60, sampling=GREEDY).tokens
@@ -290,7 +292,7 @@ class NoRepeats:
         return scores.scatter(1, input_ids, float("-inf"))
 
 
-@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
+@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate", "parallel"])
 def test_logits_processors_see_the_tokens_before_each_row(members, schedule):
     ensemble = SpeculativeEnsemble(members[:2], schedule=schedule, draft_lens=3)
     result = ensemble.generate(PROMPT, max_new_tokens=40, logits_processors=[NoRepeats()], seed=1)

@@ -94,6 +94,19 @@ def test_trees_are_compared_where_they_are_asked_for(standard):
     assert trees.forwards[1] <= 10
 
 
+def test_the_schedules_that_are_named_are_compared(standard):
+    chosen = with_other_schedules(standard, schedules=["parallel", "fixed"])
+    comparison = compare(chosen, PROMPT, max_new_tokens=10, repeats=1)
+    assert [row.schedule for row in comparison.rows] == ["standard", "parallel", "fixed"]
+    assert comparison.rows[1].ideal_speedup is None  # members of one process
+    for wrong, message in (
+        ({"schedules": ["jacobi"]}, "schedules: "),
+        ({"schedules": ["fixed"], "tree": (2,)}, "tree: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            with_other_schedules(standard, **wrong)
+
+
 def test_two_rules_are_shown_side_by_side(standard):
     comparison = compare(
         with_other_schedules(standard, rules=("token", "gumbel")), PROMPT, max_new_tokens=10, repeats=1

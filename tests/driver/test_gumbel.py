@@ -26,6 +26,7 @@ WAYS = {
     "fixed, drafter 2": {"schedule": "fixed", "draft_lens": 1, "drafter": 2},
     "alternate": {"schedule": "alternate"},
     "alternate, long chains": {"schedule": "alternate", "draft_lens": (3, 1, 2)},
+    "parallel": {"schedule": "parallel", "draft_lens": 3, "drafter": 1},
     "lookup": {"schedule": "fixed", "draft_lens": 5, "drafter": PromptLookup()},
     "tree": {"schedule": "tree", "tree": (2, 2)},
     "grown tree": {"schedule": "tree", "tree": TreePlan(nodes=6, width=2, levels=3)},
@@ -80,11 +81,13 @@ def test_drafters_that_are_no_members_and_contrastive_targets(members):
     target, drafter = members[:2]
     for ensemble, models in ((None, [target]), (Contrastive(0.3, plausibility=0.1), [target, members[2]])):
         standard = SpeculativeEnsemble(models, ensemble=ensemble, rule="gumbel", schedule="standard")
-        how = {"schedule": "fixed", "draft_lens": 3, "drafter": DraftModel(drafter)}
-        speculating = SpeculativeEnsemble(models, ensemble=ensemble, rule="gumbel", **how)
-        one, other = (way.generate(PROMPT, seed=3, max_new_tokens=20) for way in (standard, speculating))
-        assert one.tokens == other.tokens
-        assert sum(other.statistics.accepted) > 0
+        expected = standard.generate(PROMPT, seed=3, max_new_tokens=20).tokens
+        for schedule in ("fixed", "parallel"):
+            how = {"schedule": schedule, "draft_lens": 3, "drafter": DraftModel(drafter)}
+            speculating = SpeculativeEnsemble(models, ensemble=ensemble, rule="gumbel", **how)
+            text = speculating.generate(PROMPT, seed=3, max_new_tokens=20)
+            assert text.tokens == expected
+            assert sum(text.statistics.accepted) > 0
 
 
 def test_cascades_draw_by_gumbel_too(members):

@@ -13,7 +13,13 @@ from specens.analysis.measure import measure, measure_weights
 from specens.analysis.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
 from specens.analysis.speedup_plot import picture_title, plot_speedups, speedups_by_length, speedups_by_weight
 from specens.cli.main import app
-from specens.decoding.ideal import alternate_speedup, alternate_speedup_of_the_paper, fixed_speedup, least_acceptance
+from specens.decoding.ideal import (
+    alternate_speedup,
+    alternate_speedup_of_the_paper,
+    fixed_speedup,
+    least_acceptance,
+    parallel_speedup,
+)
 from specens.drafters import PromptLookup
 from typer.testing import CliRunner
 
@@ -29,6 +35,8 @@ SETTINGS = {
     "alternate 1, drafter 1": Candidate("alternate", (1, 1), drafter=1),
     "alternate 3,1, drafter 1": Candidate("alternate", (3, 1), drafter=1),
     "three, alternate 2,1,2, drafter 1": Candidate("alternate", (2, 1, 2), drafter=1),
+    "parallel 3, drafter 1": Candidate("parallel", (3, 3), drafter=1),
+    "three, parallel 2": Candidate("parallel", (2, 2, 2), drafter=2),
     "three, fixed 2": Candidate("fixed", (2, 2, 2), drafter=2),
     "three, alternate 1": Candidate("alternate", (1, 1, 1)),
     "three, alternate 3,1,2": Candidate("alternate", (3, 1, 2)),
@@ -252,6 +260,25 @@ def test_the_best_schedule_depends_on_what_two_tokens_cost():
     assert predict(dear, even_lens).tokens_per_second < 0.65 * predict(cheap, even_lens).tokens_per_second
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize(("draft_len", "cost"), [(1, 1.0), (4, 0.25), (4, 0.5), (8, 0.1)])
+def test_members_apart_draft_while_others_verify_at_the_speed_of_the_closed_form(acceptance, draft_len, cost):
+    measured = replace(even(acceptance, (1.0, cost), num_tokens=2000), apart=True)
+    speed = predict(measured, Candidate("standard", (1, 1))).tokens_per_second
+    assert speed == pytest.approx(1.0, rel=1e-3)  # both forward at the same time
+    found = predict(measured, Candidate("parallel", (draft_len, draft_len), 1), speed)
+    assert found.speedup == pytest.approx(parallel_speedup(draft_len, acceptance, cost), rel=0.02)
+
+
+def test_drafting_while_verifying_is_planned_for_where_members_are_apart():
+    assert all(one.schedule != "parallel" for one in candidates(2, 8))
+    chosen = list(candidates(2, 8, apart=True))
+    measured = replace(even(0.9, (1.0, 0.2)), apart=True)
+    best = predict_all(measured, chosen)[0].candidate
+    assert (best.schedule, best.drafter) == ("parallel", 1)
+    assert 4 <= best.draft_lens[1] <= 6
+
+
 def test_prompts_and_the_time_outside_forwards_are_part_of_the_prediction():
     assert predict(even(1.0, (1.0,), 100, prompt=11.0, outside=0.5), Candidate("standard", (1,))).tokens_per_second == (
         pytest.approx(100 / (11.0 + 99 + 100 * 0.5))
@@ -264,7 +291,7 @@ def test_standard_does_not_pay_for_a_member_without_a_weight():
 
 
 def test_only_schedules_of_chains_are_predicted():
-    with pytest.raises(ValueError, match="schedule: expected standard, fixed or alternate to predict, got 'tree'"):
+    with pytest.raises(ValueError, match="schedule: expected standard, fixed, alternate or parallel to predict"):
         predict(even(0.5, (1.0, 1.0)), Candidate("tree", (1, 1)))
 
 

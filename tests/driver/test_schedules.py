@@ -1,12 +1,16 @@
 """Every schedule against `standard`, which defines the right answer."""
 
 import itertools
+import threading
 
 import pytest
 import torch
 from driver.text_law import LENGTH, TEXTS, fit_of_texts, fit_of_tokens
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
+from specens.decoding.draft_lens import ByAcceptance
+from specens.decoding.scorer import Scorer
+from specens.drafters import PromptLookup
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
 
@@ -39,13 +43,13 @@ def greedy_texts(pair):
 
 
 @pytest.mark.parametrize("name", ENSEMBLES)
-@pytest.mark.parametrize("schedule", ["fixed", "alternate"])
+@pytest.mark.parametrize("schedule", ["fixed", "alternate", "parallel"])
 @pytest.mark.parametrize("draft_lens", [1, (1, 4), (5, 2)], ids=str)
 def test_greedy_speculation_writes_the_tokens_of_standard(pair, greedy_texts, name, schedule, draft_lens):
-    for drafter in (0, 1) if schedule == "fixed" else (0,):
+    for drafter in (0,) if schedule == "alternate" else (0, 1):
         result = generate(pair, schedule, draft_lens, ENSEMBLES[name], drafter, sampling=GREEDY)
         assert result.tokens == greedy_texts[name]
-        drafts_for_itself = name == "single_target" and schedule == "fixed" and drafter == 0
+        drafts_for_itself = name == "single_target" and schedule != "alternate" and drafter == 0
         assert (result.statistics.recovered == 0) == drafts_for_itself  # all other drafts are put to the test
 
 
@@ -79,11 +83,12 @@ def test_greedy_speculation_of_three_members_writes_the_tokens_of_standard(pair)
     ensemble = Mixture((0.5, 0.3, 0.2))
     expected = generate(members, "standard", ensemble=ensemble, sampling=GREEDY)
     for drafter, draft_lens in itertools.product((0, 1, 2), (1, 3)):
-        result = generate(members, "fixed", draft_lens, ensemble, drafter, sampling=GREEDY)
-        assert result.tokens == expected.tokens
+        for schedule in ("fixed", "parallel"):
+            result = generate(members, schedule, draft_lens, ensemble, drafter, sampling=GREEDY)
+            assert result.tokens == expected.tokens
 
 
-@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate"])
+@pytest.mark.parametrize("schedule", ["standard", "fixed", "alternate", "parallel"])
 def test_a_seed_reproduces_the_text_and_another_seed_changes_it(pair, schedule):
     first, again, other = (generate(pair, schedule, 2, seed=seed) for seed in (11, 11, 12))
     assert first.tokens == again.tokens
@@ -130,6 +135,33 @@ def test_texts_of_members_of_weight_zero_and_others_follow_the_law(name):
     transition = target_logprobs(tables, ensemble=OUTSIDERS[name]).double().exp()
     ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], ensemble=OUTSIDERS[name], schedule="alternate")
     assert fit_of_texts(ensemble, transition)[0] > 1e-3
+
+
+def test_under_parallel_the_others_read_in_a_thread_while_the_drafter_drafts(pair, monkeypatch):
+    read, threads = Scorer.read, {0: set(), 1: set()}
+
+    def noted(self, asked):
+        threads[self.index].add(threading.current_thread() is threading.main_thread())
+        return read(self, asked)
+
+    monkeypatch.setattr(Scorer, "read", noted)
+    statistics = generate(pair, "parallel", 3, Mixture((1.0, 0.0)), 1).statistics
+    assert threads == {0: {False}, 1: {True}}
+    assert statistics.bonus == 0
+    assert sum(statistics.tested) == statistics.accepted[1] + statistics.recovered
+    assert statistics.forwards[0] <= statistics.rounds + 1
+
+
+def test_parallel_refuses_drafters_that_cannot_be_read_beside_the_members(pair):
+    for members, arguments, message in [
+        ([pair[0], pair[0]], {}, "drafter: expected one with weights of its own"),
+        (pair, {"drafter": PromptLookup()}, "drafter: expected a member or a DraftModel"),
+        (pair, {"draft_lens": ByAcceptance(4, 0.1)}, "draft_lens: expected no ByAcceptance"),
+        (pair[:1], {}, "schedule: expected two members"),
+        (pair, {"rule": "block"}, "rule: expected 'token' or 'gumbel'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            SpeculativeEnsemble(members, **({"schedule": "parallel", "drafter": 0} | arguments))
 
 
 def test_alternate_needs_half_the_forwards_where_members_agree(pair):

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specens.decoding.ideal import alternate_speedup, fixed_speedup, fixed_speedup_without_bonus, outside_speedup
+from specens.decoding.ideal import (
+    alternate_speedup,
+    fixed_speedup,
+    fixed_speedup_without_bonus,
+    outside_speedup,
+    parallel_speedup,
+)
 from specens.decoding.statistics import Statistics
 from specens.drafters import TreePlan
 from specens.generate import SpeculativeEnsemble
@@ -126,24 +132,32 @@ def with_other_schedules(
     fixed_draft_len: int | None = None,
     tree: TreePlan | Sequence[int] | None = None,
     rules: Sequence[str] = ("token",),
+    schedules: Sequence[str] | None = None,
 ) -> list[SpeculativeEnsemble]:
     """An ensemble under `standard`, and with its drafter and lengths under those that suit its number of members.
 
     fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
-    without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule. A drafter that is no
-    member is compared under `fixed` alone. Raises ValueError for a lone member without such a drafter, and for trees
-    where a member's cache cannot hold them.
+    without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule. schedules: those beside
+    `standard`; None is `fixed`, `alternate` (not with a drafter that is no member), and `tree` where there is one.
+    Raises ValueError for a lone member without such a drafter, for schedules that there are not, and for trees where a
+    member's cache cannot hold them.
     """
     plan, members = ensemble.plan, ensemble.models
     is_member = isinstance(plan.drafter, int)
     if plan.num_members < 2 and is_member:
         raise ValueError("models: expected two members or more to compare schedules, got 1")
     fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
-    lens: dict[str, Any] = {"fixed": fixed_lens, "alternate": plan.draft_lens}
-    if tree is not None:
-        lens["tree"] = None
-    if not is_member:  # it takes one length, and has no part in "alternate"
-        lens = {name: own[0] for name, own in lens.items() if name != "alternate"}
+    if schedules is None:
+        schedules = ["fixed", *["alternate"] * is_member, *["tree"] * (tree is not None)]
+    known = ["fixed", "alternate", "parallel", "tree"]
+    if unknown := [name for name in schedules if name not in known]:
+        raise ValueError(f"schedules: expected some of {', '.join(known)}; got {unknown[0]!r}")
+    if tree is not None and "tree" not in schedules:
+        raise ValueError(f"tree: expected none without the schedule tree, got {tree}")
+    of_plan = {"fixed": fixed_lens, "alternate": plan.draft_lens, "parallel": fixed_lens}
+    lens: dict[str, Any] = {name: of_plan.get(name) for name in schedules}
+    if not is_member:  # it takes one length
+        lens = {name: own and own[0] for name, own in lens.items()}
     what = (members, ensemble.tokenizer, ensemble.ensemble)
     standard = SpeculativeEnsemble(*what, schedule="standard", rule=rules[0])
     drafters = dict.fromkeys(lens, plan.drafter) | {"alternate": plan.proposes_first}
@@ -192,12 +206,19 @@ def _ideals(
         return 1.0, None
     if acceptance is None or ensemble.uses_trees:
         return None, None
+    everyone = range(plan.num_members)
+    costs = [sum(run.forward_seconds[index] for run in baseline) for index in everyone]
+    if name == "parallel":
+        apart, index = all(model.runs_elsewhere for model in ensemble.models), plan.drafter
+        if not apart or not isinstance(index, int) or not plan.drafter_counts:
+            return None, None
+        length, others = plan.draft_lens[index], max(costs[other] for other in everyone if other != index)
+        return (parallel_speedup(length, acceptance, costs[index] / others) if isinstance(length, int) else None), None
     if name == "alternate":
         return (alternate_speedup(acceptance, plan.num_members) if set(plan.draft_lens) == {1} else None), None
     draft_len = plan.draft_lens[plan.drafter] if isinstance(plan.drafter, int) else None
     if not isinstance(plan.drafter, int) or not isinstance(draft_len, int):
         return None, None
-    costs = [sum(run.forward_seconds[index] for run in baseline) for index in range(plan.num_members)]
     if not plan.drafter_counts:  # then the baseline does without it
         forwards = sum(run.forwards[plan.drafter] for run in runs)
         own = sum(run.forward_seconds[plan.drafter] for run in runs) / forwards

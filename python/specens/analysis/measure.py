@@ -62,7 +62,7 @@ def measure(
     acceptance = [_acceptance(ensemble, prompts, text.tokens, sampling or Sampling()) for text in texts]
     groups = group_by_weights(ensemble.models)
     plan: Any = ensemble.plan
-    drafter = plan.drafter if ensemble.schedule_name == "fixed" else plan.proposes_first
+    drafter = plan.drafter if ensemble.schedule_name in ("fixed", "parallel") else plan.proposes_first
     chosen = candidates or [Candidate(ensemble.schedule_name, plan.draft_lens, drafter)]
     read = [one.read_together(groups) for one in [Candidate("standard", ()), *chosen]]
     together = sorted({tuple(indices) for each in read for indices in each})
@@ -80,6 +80,7 @@ def measure(
         groups=groups,
         least=_least_acceptance(ensemble, sampling or Sampling()),
         looked_up=looked_up,
+        apart=len(groups) > 1 and all(model.runs_elsewhere for model in ensemble.models),
     )
 
 

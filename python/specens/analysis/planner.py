@@ -53,6 +53,7 @@ class Measured:
     groups: the indices of members that share weights. least: of each member as the drafter, the acceptance that theorem
     3.2 of Fu et al. promises for any text, or None where it does not hold. looked_up: of each text, at every position,
     how many tokens a lookup drafts there, and how many of them are those that follow; empty where none was asked for.
+    apart: whether each group has a device or a machine of its own, so that forwards of several take the longest's time.
     """
 
     costs: dict[tuple[int, ...], GroupCost]
@@ -63,6 +64,7 @@ class Measured:
     groups: list[list[int]]
     least: tuple[float, ...] | None = None
     looked_up: list[list[tuple[int, int]]] = field(default_factory=list)
+    apart: bool = False
 
     @property
     def num_members(self) -> int:
@@ -78,7 +80,8 @@ class Measured:
         """Plain values for JSON, with the indices that are read together as text: "0", "0,1"."""
         costs = {",".join(map(str, indices)): asdict(cost) for indices, cost in self.costs.items()}
         means = self.mean_acceptance()
-        return {"costs": costs, "outside": self.outside, "acceptance": means, "groups": self.groups}
+        rest = {"outside": self.outside, "acceptance": means, "groups": self.groups, "apart": self.apart}
+        return {"costs": costs} | rest
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,9 @@ class Candidate:
 
     @property
     def reads_alone(self) -> int | None:
-        """The member that is fed before the others, the drafter of `fixed`; None under other schedules."""
-        return None if self.schedule != "fixed" or isinstance(self.drafter, str) else self.drafter or 0
+        """The member that is fed before the others, or beside them, the drafter of `fixed` and `parallel`, or None."""
+        drafts_alone = self.schedule in ("fixed", "parallel") and not isinstance(self.drafter, str)
+        return int(self.drafter or 0) if drafts_alone else None
 
     def read_together(self, groups: list[list[int]]) -> list[list[int]]:
         """The indices that the same forwards score. groups: those of members that share weights."""
@@ -136,16 +140,22 @@ class Prediction:
         return asdict(self) | {"options": self.candidate.options}
 
 
-def candidates(num_members: int, longest: int, lookup: str | None = None) -> Iterator[Candidate]:
+def candidates(
+    num_members: int, longest: int, lookup: str | None = None, *, apart: bool = False
+) -> Iterator[Candidate]:
     """Every schedule of chains with draft lengths up to `longest`; of many members' lengths only the small ones mix.
 
-    lookup: what the command line calls a drafter that looks up, which then drafts too.
+    lookup: what the command line calls a drafter that looks up, which then drafts too. apart: whether members have
+    devices of their own, as `parallel` needs.
     """
     yield Candidate("standard", (1,) * num_members)
     members = range(num_members) if num_members > 1 else ()
     for drafter in [*members, *([] if lookup is None else [lookup])]:
         for draft_len in range(1, longest + 1):
             yield Candidate("fixed", (draft_len,) * num_members, drafter)
+    for drafter in members if apart else ():
+        for draft_len in range(1, longest + 1):
+            yield Candidate("parallel", (draft_len,) * num_members, drafter)
     if num_members < 2:
         return
     mixed = max((top for top in range(1, longest + 1) if top**num_members <= MOST_COMBINATIONS), default=1)
@@ -174,7 +184,7 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
         lookups = measured.looked_up or [[]] * len(texts)
         pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
         runs = [simulate(measured, candidate, indices, text, random_numbers, found) for text, found in pairs]
-        seconds = sum(_seconds(run, costs, measured.outside) for run in runs)
+        seconds = sum(_seconds(run, costs, measured.outside, apart=measured.apart) for run in runs)
         return runs, sum(run.num_tokens for run in runs) / seconds
 
     runs, rate = run_all(measured.acceptance)
@@ -212,8 +222,12 @@ def simulate(
     elif candidate.schedule == "fixed":
         drafter = candidate.reads_alone or 0
         run.fixed(drafter, candidate.draft_lens[drafter])
+    elif candidate.schedule == "parallel":
+        drafter = candidate.reads_alone or 0
+        run.parallel(drafter, candidate.draft_lens[drafter])
     elif candidate.schedule != "alternate":
-        raise ValueError(f"schedule: expected standard, fixed or alternate to predict, got {candidate.schedule!r}")
+        known = "standard, fixed, alternate or parallel"
+        raise ValueError(f"schedule: expected {known} to predict, got {candidate.schedule!r}")
     else:
         proposers = [
             max(group, key=lambda index: (index == candidate.drafter, abs(measured.weights[index])))
@@ -223,9 +237,18 @@ def simulate(
     return run
 
 
-def _seconds(run: Simulation, costs: Sequence[GroupCost], outside: float) -> float:
+def _seconds(run: Simulation, costs: Sequence[GroupCost], outside: float, *, apart: bool) -> float:
+    if apart:
+        return sum(_seconds_of_step(step, costs) + outside * sum(map(len, step.values())) for step in run.steps)
     total = 0.0
     for group, (reads, cost) in enumerate(zip(run.reads, costs, strict=True)):
         total += sum(times * (cost.of(num_tokens) + outside) for num_tokens, times in Counter(reads).items())
         total += (cost.prompt + outside) * run.has_read(group)
     return total
+
+
+def _seconds_of_step(step: dict[int, list[int | None]], costs: Sequence[GroupCost]) -> float:
+    """Of forwards of several groups at the same time, those of a group one after the other."""
+    lines = [(costs[group], counts) for group, counts in step.items()]
+    seconds = [sum(cost.prompt if count is None else cost.of(count) for count in counts) for cost, counts in lines]
+    return max(seconds, default=0.0)

@@ -17,6 +17,8 @@ class Simulation:
 
     groups: the indices that are read together. acceptance: of each member as a drafter, its chance at every position.
     reads: of each group the numbers of tokens that its forwards read, the one that reads the prompt left out.
+    steps: one after the other what goes on at the same time, where each group has a device of its own: of each group
+    the numbers of tokens that it reads, None for its prompt.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Simulation:
     ) -> None:
         self.num_tokens = len(acceptance[0])
         self.reads: list[list[int]] = [[] for _ in groups]
+        self.steps: list[dict[int, list[int | None]]] = []
         self.num_tested = 0
         self.num_accepted = 0
         self._acceptance = acceptance
@@ -46,6 +49,7 @@ class Simulation:
     def standard(self) -> None:
         """Every group with a weight reads every token."""
         while self._remaining:
+            self.steps.append({})
             for group in self._counted:
                 self._score(group)
             self._settle(1)
@@ -54,13 +58,27 @@ class Simulation:
         """One member drafts, all score."""
         own = self._group_of[drafter]
         while self._remaining:
+            self.steps.append({})
             self._propose(drafter, draft_len)
+            self.steps.append({})
             for group in range(len(self.reads)):
                 if group != own:
                     self._score(group)
             if self._test(bonus=own not in self._counted) and self._remaining:
+                self.steps.append({})
                 self._score(own)
                 self._settle(1)
+
+    def parallel(self, drafter: int, draft_len: int) -> None:
+        """One member drafts on while the others score what it has drafted before."""
+        own = self._group_of[drafter]
+        while self._remaining:
+            self.steps.append({})
+            for group in self._counted:
+                if group != own:
+                    self._score(group)
+            self._propose(drafter, draft_len)
+            self._test(bonus=False)
 
     def looked_up(self, found: Sequence[tuple[int, int]], draft_len: int) -> None:
         """A lookup drafts, all score. found: how many tokens it drafts at every position, and how many are right."""
@@ -69,6 +87,7 @@ class Simulation:
             count = min(known, draft_len, self._remaining)
             accepted = min(right, count)
             self._drafts = [OUTSIDE] * count
+            self.steps.append({})
             for group in range(len(self.reads)):
                 self._score(group)
             self.num_tested += min(accepted + 1, count)
@@ -91,6 +110,7 @@ class Simulation:
             )
             turns[group] = turn
             turn += 1
+            self.steps.append({})
             self._score(group)
             self._test(bonus=False)
             if self._ends[group] > self._settled:
@@ -107,6 +127,7 @@ class Simulation:
         seen = self._seen[group]
         if seen is not None:
             self.reads[group].append(length - seen)
+        self.steps[-1].setdefault(group, []).append(None if seen is None else length - seen)
         self._seen[group], self._ends[group] = length, length + 1
 
     def _propose(self, index: int, draft_len: int) -> None:

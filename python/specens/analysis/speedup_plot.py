@@ -99,7 +99,7 @@ def speedups_by_weight(
 def _kind(candidate: Candidate, names: Sequence[str]) -> str:
     own = candidate.drafter if isinstance(candidate.drafter, str) else names[candidate.drafter or 0]
     if candidate.schedule != "alternate":
-        return f"fixed, {own} drafts"
+        return f"{candidate.schedule}, {own} drafts"
     return "alternate" if candidate.drafter is None else f"alternate, {own} begins"
 
 

@@ -92,15 +92,18 @@ def compare(
     tree: TreePlan | None,
     json: bool,
     rules: Sequence[str],
+    schedules: Sequence[str] | None = None,
 ) -> bool:
     """Compare ensembles, the same by each engine, under every schedule, and print; True if it was interrupted.
 
-    rules: none compares each as it is with `standard`.
+    rules: none compares each as it is with `standard`. schedules: beside it, or None, as of `with_other_schedules`.
     """
     ensembles = [
         each
         for one in given
-        for each in (with_other_schedules(one, fixed_draft_len, tree, rules) if rules else with_standard(one))
+        for each in (
+            with_other_schedules(one, fixed_draft_len, tree, rules, schedules) if rules else with_standard(one)
+        )
     ]
     comparison = display.compare_with_progress(errors, ensembles, **with_chat_of(given[0], job))
     if json:
@@ -125,7 +128,8 @@ def plan(
     """Measure, predict and print, and then draw the picture where a path for it is given."""
     job = with_chat_of(ensemble, job)
     outside = None if wanted.lookup is None else wanted.drafter
-    chosen = list(candidates(ensemble.plan.num_members, wanted.longest, outside))
+    apart = all(model.runs_elsewhere for model in ensemble.models)
+    chosen = list(candidates(ensemble.plan.num_members, wanted.longest, outside, apart=apart))
     with progress(errors, "measuring") as shown:
         measured = measure(ensemble, **job, candidates=chosen, lookup=wanted.lookup, on_step=shown.say)
         shown.say("predicting")

@@ -172,6 +172,7 @@ def compare(
     tree_nodes: options.TreeNodes = None,
     drafter: options.Drafter = None,
     rule: options.Rules = None,
+    schedules: options.Schedules = None,
     engine: options.ComparedEngines = None,
     prompt: Question = None,
     chat: options.Chat = None,
@@ -187,7 +188,7 @@ def compare(
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
-    """Do the same job under standard, fixed, alternate and, with --tree, tree, and show what speculation gives.
+    """Do the same job under standard, fixed, alternate and, with --tree, tree, or those that --schedules names.
 
     With --engine, by one engine after the other: transformers,llama_cpp shows both for GGUF files. With --preset, under
     standard and as the method says.
@@ -209,10 +210,13 @@ def compare(
             raise ValueError(
                 f"--fixed-draft-len: expected --draft-lens beside --preset {preset}, got {fixed_draft_len}"
             )
+        if schedules is not None:
+            raise ValueError(f"--schedules: expected none beside --preset {preset}, which has its own; got {schedules}")
         how |= {"tree": trees, "rule": rule}
         rules = []
     ensembles = [load(context, named, placement, **how) for named in options.by_engines(models, engine)]
-    interrupted = commands.compare(models, ensembles, job, fixed_draft_len, trees, json, rules)
+    named = None if schedules is None else schedules.split(",")
+    interrupted = commands.compare(models, ensembles, job, fixed_draft_len, trees, json, rules, named)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -61,9 +61,16 @@ Rules = Annotated[str | None, typer.Option("--rule", help="token, gumbel, or bot
 Schedule = Annotated[
     str | None,
     typer.Option(
-        autocompletion=lambda: ["standard", "fixed", "alternate", "tree"],
-        help="standard, fixed, alternate or tree. Default: alternate, or what --tree and --drafter say; of a lone "
-        "member fixed, with prompt lookup.",
+        autocompletion=lambda: ["standard", "fixed", "alternate", "parallel", "tree"],
+        help="standard, fixed, alternate, parallel (drafting while verifying) or tree. Default: alternate, or what "
+        "--tree and --drafter say; of a lone member fixed, with prompt lookup.",
+    ),
+]
+Schedules = Annotated[
+    str | None,
+    typer.Option(
+        help="What to compare with standard: fixed,alternate,parallel,tree or some. Default: fixed,alternate, and tree "
+        "with --tree."
     ),
 ]
 

@@ -55,6 +55,16 @@ def fixed_speedup_without_bonus(draft_len: int, acceptance: float, cost: float) 
     return _mean_emitted(draft_len, acceptance) * (1 + cost) / (1 + cost * draft_len)
 
 
+def parallel_speedup(draft_len: int, acceptance: float, cost: float) -> float:
+    """Drafts while others verify, on a device of its own, over the drafter and the others in turns of the slower one.
+
+    `cost` is by the slowest of the others, all of which forward at the same time. After accepted drafts a round tests g
+    of them, after a rejection one: (1 - a^g) / ((1 - a) (1 + a - a^g)) tokens a round.
+    """
+    of_a_chain, accepted = _mean_emitted(draft_len, acceptance), acceptance**draft_len
+    return of_a_chain / (1 + acceptance - accepted) * max(1, cost) / max(1, cost * draft_len)
+
+
 def _mean_emitted(num_rows: int, acceptance: float) -> float:
     """1 + a + a^2 + ...: the mean tokens of a round in which `num_rows` rows of the target are at hand."""
     return sum(acceptance**row for row in range(num_rows))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +17,16 @@ from specens.decoding.reads import read_together
 from specens.decoding.request import OUTSIDE, Request
 from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be read together, of requests as they were when it was asked for: arguments of `read_together`."""
+
+    requests: list[Request]
+    tokens: list[list[int]]
+    num_rows: list[int]
+    parents: list[list[int]]
 
 
 class Scorer:
@@ -72,16 +84,31 @@ class Scorer:
 
     def score(self, requests: Sequence[Request]) -> None:
         """Read what is new to the engine, so that every request has its logits after its last token."""
+        for asked in self.ask(requests):
+            self.keep(asked, self.read(asked))
+
+    def ask(self, requests: Sequence[Request]) -> list[Asked]:
+        """What `score` reads: nothing of it changes while the requests do."""
         waiting = [request for request in requests if self._num_rows(request)]
-        for together in [[request] for request in waiting] if self._exact else filter(None, [waiting]):
-            logits = read_together(
-                [request.readers[self.index] for request in together],
-                [self._sequence(request) for request in together],
+        return [
+            Asked(
+                together,
+                [list(self._sequence(request)) for request in together],
                 [self._num_rows(request) for request in together],
                 [self._parents(request) for request in together],
             )
-            for request, rows in zip(together, logits, strict=True):
-                self._keep(request, rows)
+            for together in ([[request] for request in waiting] if self._exact else filter(None, [waiting]))
+        ]
+
+    def read(self, asked: Asked) -> list[list[Tensor]]:
+        """The logits of each request, a tensor a member. It touches no more of a request than this scorer's reader."""
+        readers = [request.readers[self.index] for request in asked.requests]
+        return read_together(readers, asked.tokens, asked.num_rows, asked.parents)
+
+    def keep(self, asked: Asked, logits: Sequence[Sequence[Tensor]]) -> None:
+        """Hand requests what was read."""
+        for request, tokens, rows in zip(asked.requests, asked.tokens, logits, strict=True):
+            self._keep(request, len(tokens) + 1, rows)
 
     def _prompts(self, request: Request) -> list[list[int]]:
         return [request.task.prompts[index] for index in self._prompts_of]
@@ -104,34 +131,52 @@ class Scorer:
         first = max(request.rows[self.indices[0]].end, request.num_settled)
         return len(request.readable) + 1 - first
 
-    def _keep(self, request: Request, logits: Sequence[Tensor]) -> None:
-        """Keep logits [rows, vocab] of each member, as the request's processors leave them, and hidden states."""
+    def _keep(self, request: Request, end: int, logits: Sequence[Tensor]) -> None:
+        """Keep logits [rows, vocab] of each member before `end`, as the request's processors leave them."""
         hidden = request.readers[self.index].hidden
         for index, rows in zip(self.indices, hidden, strict=False):
-            request.hidden[index] = (len(request.readable) + 1 - len(rows), rows)
+            request.hidden[index] = (end - len(rows), rows)
         for index, prompt, rows in zip(self.indices, self._prompts(request), logits, strict=True):
-            first = len(request.readable) + 1 - len(rows)
+            first = end - len(rows)
             request.rows[index].add(first, _processed(request, index, prompt, rows, first))
 
 
 def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:
-    """Have each scorer score its requests: those whose engines run elsewhere at the same time, then the others."""
-    elsewhere = [(scorer, requests) for scorer, requests in work if scorer.runs_elsewhere]
-    everyone = {id(request): request for _, requests in elsewhere for request in requests}.values()
-    edited = any(request.processors(len(prompt)) for request in everyone for prompt in request.task.prompts)
-    if len(elsewhere) < 2 or edited:  # logits processors are the caller's, and may be no two threads' at a time
-        elsewhere = []
-    here = [own for own in work if own not in elsewhere]
-    if not elsewhere:
-        for scorer, requests in here:
-            scorer.score(requests)
+    """Have each scorer score its requests: those whose engines run elsewhere beside the others, at the same time."""
+    with scoring([own for own in work if own[0].runs_elsewhere]):
+        for scorer, requests in work:
+            if not scorer.runs_elsewhere:
+                scorer.score(requests)
+
+
+@contextmanager
+def scoring(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> Iterator[None]:
+    """Have scorers read requests as they are now, each in a thread, while the body goes on with other scorers.
+
+    Threads read and do no more: what requests keep is kept at the end, where logits processors see it too.
+    """
+    waiting = [(scorer, asked) for scorer, requests in work if (asked := scorer.ask(requests))]
+    if not waiting:
+        yield
         return
-    with ThreadPoolExecutor(len(elsewhere)) as pool:
-        waiting = [pool.submit(scorer.score, requests) for scorer, requests in elsewhere]
-        for scorer, requests in here:
-            scorer.score(requests)
-        for own in waiting:
-            own.result()
+    requests = {id(request): request for _, own in waiting for asked in own for request in asked.requests}.values()
+    before, started = [request.statistics.all_forward_seconds for request in requests], time.perf_counter()
+    with ThreadPoolExecutor(len(waiting)) as pool:
+        reads = [pool.submit(_read_all, scorer, own) for scorer, own in waiting]
+        yield
+        found = [read.result() for read in reads]
+    part = (time.perf_counter() - started) / len(requests)
+    for request, seconds in zip(requests, before, strict=True):
+        statistics = request.statistics
+        statistics.overlapped_seconds += max(0.0, statistics.all_forward_seconds - seconds - part)
+    for (scorer, own), logits in zip(waiting, found, strict=True):
+        for one, rows in zip(own, logits, strict=True):
+            scorer.keep(one, rows)
+
+
+@torch.inference_mode()  # which holds for a thread
+def _read_all(scorer: Scorer, asked: Sequence[Asked]) -> list[list[list[Tensor]]]:
+    return [scorer.read(one) for one in asked]
 
 
 def _processed(request: Request, member: int, prompt: list[int], rows: Tensor, first: int) -> Tensor:

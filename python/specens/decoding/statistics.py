@@ -19,7 +19,7 @@ class Statistics:
 
     forwards, tokens_fed, forward_seconds: what went through each member, its prompt included; a batched forward counts
         for every member in it, and its time is divided among them. model_calls: forwards as the machine sees them.
-    prompt_seconds: of the members' forwards that read the prompts.
+    prompt_seconds: of the members' forwards that read the prompts. overlapped_seconds: of forwards, while others ran.
     drafter_forwards, drafter_tokens_fed, drafter_seconds: the same of an outside drafter that is a model.
     drafted, tested, accepted: draft tokens by the member that proposed them; the last of one entry more is for those
         of a drafter that is no member. A draft after the first rejection of its chain is never tested.
@@ -42,6 +42,7 @@ class Statistics:
     emitted: int = 0
     seconds: float = 0.0
     prompt_seconds: float = 0.0
+    overlapped_seconds: float = 0.0
     drafter_forwards: int = 0
     drafter_tokens_fed: int = 0
     drafter_seconds: float = 0.0
@@ -68,9 +69,14 @@ class Statistics:
         return self.emitted / self.seconds if self.seconds else 0.0
 
     @property
+    def all_forward_seconds(self) -> float:
+        """Of the members and an outside drafter."""
+        return sum(self.forward_seconds) + self.drafter_seconds
+
+    @property
     def overhead_seconds(self) -> float:
         """Time outside forwards."""
-        return self.seconds - sum(self.forward_seconds) - self.drafter_seconds
+        return self.seconds - self.all_forward_seconds + self.overlapped_seconds
 
     @property
     def seconds_per_forward(self) -> float:

@@ -11,8 +11,7 @@ from specens.decoding.draws import draw
 from specens.decoding.request import OUTSIDE, Request
 from specens.decoding.scorer import score_all
 from specens.decoding.verification import verify
-from specens.drafters import Drafter, MemberDrafter
-from specens.schedules.plan import Plan
+from specens.schedules.plan import Plan, one_drafter
 
 
 class Fixed:
@@ -34,13 +33,7 @@ class Fixed:
     speculates = True
 
     def __init__(self, plan: Plan) -> None:
-        if isinstance(plan.drafter, int) and plan.num_members < 2:
-            raise ValueError(
-                f"schedule: expected two members or more for 'fixed', got {plan.num_members}; a lone one needs a "
-                "drafter that is no member"
-            )
-        self.index = plan.drafter if isinstance(plan.drafter, int) else OUTSIDE
-        self.drafter: Drafter = MemberDrafter(plan.drafter) if isinstance(plan.drafter, int) else plan.drafter
+        self.index, self.drafter = one_drafter(plan, "fixed")
         self.draft_len = plan.draft_lens[max(self.index, 0)]
         if isinstance(self.draft_len, ByConfidence) and not self.drafter.has_probabilities:
             raise ValueError(
@@ -50,7 +43,7 @@ class Fixed:
         self.tree = plan.tree
         if self.tree is not None and not isinstance(self.draft_len, int):
             raise ValueError("draft_lens: expected numbers beside trees, which are their own lengths")
-        self.drafting = (plan.drafter,) if isinstance(plan.drafter, int) else plan.drafter.indices
+        self.drafting = self.drafter.indices if self.index == OUTSIDE else (self.index,)
         self.adds_bonus = not plan.replaces  # an assistant has no say after a chain [Wang et al., 2025]
 
     def run_round(self, batch: Batch) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specens.decoding.draft_lens import DraftLen
-from specens.drafters import Drafter, TreePlan
+from specens.decoding.request import OUTSIDE
+from specens.drafters import Drafter, MemberDrafter, TreePlan
 from specens_kernels import DecisionTree, Replacement, Threshold, Typical
 
 Rule = str | Typical | Threshold | Replacement | DecisionTree
@@ -15,11 +16,11 @@ Rule = str | Typical | Threshold | Replacement | DecisionTree
 class Plan:
     """Settings that every schedule is made from; each uses those that concern it.
 
-    draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed`, or a drafter
-    that is none: then all draft_lens, which are equal, are its own. tree: the trees it drafts in place of chains.
-    drafter_counts: whether the drafter's distribution is a part of the target. rule: how drafts are accepted, a rule of
-    `specens_kernels.verify_chain` or, of trees, `verify_tree`; "gumbel" is one of every schedule, `standard` too.
-    proposes_first: under `alternate`, who proposes after a rejection; None leaves it to the schedule.
+    draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and
+    `parallel`, or a drafter that is none: then all draft_lens, which are equal, are its own. tree: the trees it drafts
+    in place of chains. drafter_counts: whether the drafter's distribution is a part of the target. rule: how drafts are
+    accepted, a rule of `specens_kernels.verify_chain` or, of trees, `verify_tree`; "gumbel" is one of every schedule,
+    `standard` too. proposes_first: under `alternate`, who proposes after a rejection; None leaves it to the schedule.
     """
 
     num_members: int
@@ -48,3 +49,15 @@ def member_that_drafts(plan: Plan, schedule: str) -> int:
         kind = type(plan.drafter).__name__
         raise ValueError(f"drafter: expected the index of a member under schedule '{schedule}', got a {kind}")
     return plan.drafter
+
+
+def one_drafter(plan: Plan, schedule: str) -> tuple[int, Drafter]:
+    """Who drafts for all members, and its index, OUTSIDE of one that is none."""
+    if not isinstance(plan.drafter, int):
+        return OUTSIDE, plan.drafter
+    if plan.num_members < 2:
+        raise ValueError(
+            f"schedule: expected two members or more for '{schedule}', got {plan.num_members}; a lone one needs a "
+            "drafter that is no member"
+        )
+    return plan.drafter, MemberDrafter(plan.drafter)

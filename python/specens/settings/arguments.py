@@ -243,10 +243,20 @@ def indices_read_together(
     alone = [[index] for index in sorted(itertools.chain(*groups))]
     if trees:
         return alone
-    if schedule == "fixed" and drafter is not None:  # it is fed before the others
+    if schedule in ("fixed", "parallel") and drafter is not None:  # it is fed before the others, or beside them
         rest = [[index for index in group if index != drafter] for group in groups]
         return sorted([[drafter], *filter(None, rest)])
     return groups if len(groups) > 1 or schedule in ("standard", "fixed") else alone
+
+
+def check_weights_of_drafter(models: Sequence[Engine], drafter: int | Drafter) -> None:
+    """Raise ValueError where a drafter that is read beside the members has the weights of one of them."""
+    model = models[drafter] if isinstance(drafter, int) else drafter.model
+    for index, member in enumerate(models):
+        if model is not None and index != drafter and member.is_same_as(model):
+            raise ValueError(
+                f"drafter: expected one with weights of its own under schedule 'parallel', got those of member {index}"
+            )
 
 
 def as_stop_tokens(stop_tokens: Sequence[int]) -> frozenset[int]:
