@@ -10,11 +10,13 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 MICRO = 1e6
+UNMEASURED = "Not measured yet."
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The lines of a file of results."""
-    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+    """The lines of a file of results; none where nothing was measured yet."""
+    path = RESULTS / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def table(head: Iterable[str], body: Iterable[Iterable[Any]]) -> str:
@@ -89,6 +91,55 @@ def vllm() -> str:
     return f"{table(head, body)}\n\n{where(runs[0])}"
 
 
+def vllm_ensemble() -> str:
+    """An ensemble in vLLM and in the driver: tokens a second, times both models at each token, the ideal by counts."""
+    runs = rows("vllm-ensemble-cpu.jsonl")
+    if not runs:
+        return UNMEASURED
+    cases = list(dict.fromkeys((run["setting"], run["batch"]) for run in runs))
+    body = []
+    for engine in dict.fromkeys(run["engine"] for run in runs):
+        base = "specens standard" if engine.startswith("specens") else "both each token"
+        cells = []
+        for case in cases:
+            own, both = ([run for run in runs if _case(run) == (*case, name)] for name in (engine, base))
+            ratio = f" ({_speed(own) / _speed(both):.2f}{_ideal(engine, own)})" if own and both else ""
+            cells.append(f"{_speed(own):.1f}{ratio}" if own else None)
+        body.append([engine, *cells])
+    head = ["engine", *(f"{setting}, batch {batch}" for setting, batch in cases)]
+    return f"{table(head, body)}\n\n{where(runs[0])}"
+
+
+def _speed(runs: list[dict[str, Any]]) -> float:
+    return median(run["tokens"] / run["seconds"] for run in runs)
+
+
+def _ideal(engine: str, runs: list[dict[str, Any]]) -> str:
+    """As bench/end_to_end/vllm_ensemble.py has it."""
+    tokens, drafts, accepted = (sum(run[name] for run in runs) for name in ("tokens", "drafts", "accepted"))
+    if not drafts:
+        return ""
+    if "forwards" in runs[0]:
+        return f"; {2 * tokens / sum(run['forwards'] for run in runs):.2f}"
+    draft_len = int(engine.removeprefix("K "))
+    return f"; {(1 + draft_len * accepted / drafts) * 2 / (draft_len + 2):.2f}"
+
+
+def everyday() -> str:
+    """Engines that users would pick: tokens a second of their texts."""
+    runs = [run for run in rows("everyday-cpu.jsonl") if run["kind"] == "text"]
+    if not runs:
+        return UNMEASURED
+    cases = list(dict.fromkeys(run["settings"] for run in runs))
+    body = []
+    for engine, drafts in dict.fromkeys((run["engine"], run["drafts"]) for run in runs):
+        own = [run for run in runs if (run["engine"], run["drafts"]) == (engine, drafts)]
+        chosen = [[run for run in own if run["settings"] == case] for case in cases]
+        cells = [f"{median(len(r['text']) / r['seconds'] for r in found):.1f}" if found else None for found in chosen]
+        body.append([engine, drafts, *cells])
+    return f"{table(['engine', 'drafts', *(f'{case}, tokens/s' for case in cases)], body)}\n\n{where(runs[0])}"
+
+
 def _case(run: dict[str, Any]) -> tuple[str, int, str]:
     return run["setting"], run["batch"], run["engine"]
 
@@ -147,6 +198,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ensembles": ensembles,
     "transformers": transformers,
     "vllm": vllm,
+    "vllm ensemble": vllm_ensemble,
+    "everyday": everyday,
     "agreement": agreement,
     "gpu": gpu,
 }

@@ -13,7 +13,7 @@ from specens.adapters.vllm import v1_ensemble, v2
 from specens.adapters.vllm.ensemble_config import check_engine, check_member
 from specens.adapters.vllm.ensemble_model import SpecensEnsemble
 from specens.adapters.vllm.ensemble_settings import EnsembleSettings
-from specens.adapters.vllm.v1_drafts import drafter_index
+from specens.adapters.vllm.member_drafter import drafter_index
 from specens.adapters.vllm.v2_ensemble import EnsembleRejectionSampler, EnsembleSampler, EnsembleState
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams

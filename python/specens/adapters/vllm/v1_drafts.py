@@ -6,15 +6,12 @@ scored them, so that its first pass needs the next tokens alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.config import ModelConfig, get_layers_from_vllm_config
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
@@ -22,11 +19,11 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.utils import PADDING_SLOT_ID
 
 from specens.adapters.vllm import arguments
-from specens.adapters.vllm.ensemble_model import MEMBER_PREFIX, SpecensEnsemble
+from specens.adapters.vllm.member_drafter import SHARED, sharing_a_member
 from specens.adapters.vllm.replacements import Replacement
 from specens_kernels import sample
 
-FIRST_DRAFTS, STEP, SHARED = "specens_first_drafts", "specens_step", "specens_shared"  # kept on vLLM's proposer
+FIRST_DRAFTS, STEP = "specens_first_drafts", "specens_step"  # kept on vLLM's proposer
 
 
 def replacements(rule: str) -> list[Replacement]:
@@ -34,38 +31,12 @@ def replacements(rule: str) -> list[Replacement]:
     tokens = ("target_token_ids", "next_token_ids", "target_positions", "target_hidden_states")
     inputs = ("self", *tokens, "token_indices_to_sample", "cad", "num_rejected_tokens_gpu")
     draws = ("self", "logits", "sampling_metadata")
+    shares = partial(sharing_a_member, DraftModelProposer, "_get_model", "_draft_attn_layer_names")
     return [
-        Replacement(SpecDecodeBaseProposer, "load_model", ("self", "target_model"), _sharing_a_member),
+        Replacement(SpecDecodeBaseProposer, "load_model", ("self", "target_model"), shares),
         Replacement(SpecDecodeBaseProposer, "set_inputs_first_pass", inputs, _remembering_positions),
         Replacement(SpecDecodeBaseProposer, "_sample_from_logits", draws, partial(_drawing_by_seed, rule)),
     ]
-
-
-def _sharing_a_member(original: Callable) -> Callable:
-    def load_model(self: Any, target_model: Any) -> None:
-        index = None
-        if isinstance(target_model, SpecensEnsemble) and isinstance(self, DraftModelProposer):
-            index = drafter_index(target_model, self.draft_model_config)
-        setattr(self, SHARED, index is not None)
-        if index is None:
-            original(self, target_model)
-            return
-        self.model = target_model.members[index]
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
-        self._draft_attn_layer_names = {name for name in layers if name.startswith(f"{MEMBER_PREFIX}{index}.")}
-
-    return load_model
-
-
-def drafter_index(model: SpecensEnsemble, draft: ModelConfig) -> int | None:
-    """Which member the draft model is; None for one of its own."""
-    known, wanted = [_identity(config) for config in model.configs], _identity(draft)
-    return known.index(wanted) if wanted in known else None
-
-
-def _identity(config: ModelConfig) -> tuple[str, str | None]:
-    local = os.path.exists(config.model)
-    return (os.path.realpath(config.model), None) if local else (config.model, config.revision)
 
 
 def _remembering_positions(original: Callable) -> Callable:

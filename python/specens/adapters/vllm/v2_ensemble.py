@@ -5,7 +5,6 @@ A member that drafts is the one thing that takes a replacement, of how the draft
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,9 +19,9 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneAR
 
 from specens.adapters.vllm import arguments, v2
 from specens.adapters.vllm.arguments import Target
-from specens.adapters.vllm.ensemble_model import MEMBER_PREFIX, SpecensEnsemble, ensemble_logprobs
+from specens.adapters.vllm.ensemble_model import SpecensEnsemble, ensemble_logprobs
+from specens.adapters.vllm.member_drafter import sharing_a_member
 from specens.adapters.vllm.replacements import Replacement
-from specens.adapters.vllm.v1_drafts import drafter_index
 from specens_kernels import sample
 
 NEXT_TOKEN = 1  # the stream of the token that `verify_chain` draws
@@ -166,21 +165,5 @@ class EnsembleRejectionSampler(RejectionSampler):
 def replacements(rule: str) -> list[Replacement]:
     """How a drafter gets its module, where that is a member; rule: "token" or "gumbel", which the samplers follow."""
     EnsembleState.rule = rule
-    return [Replacement(DraftModelSpeculator, "load_model", ("self", "target_model"), _sharing_a_member)]
-
-
-def _sharing_a_member(original: Callable) -> Callable:
-    def load_model(self: Any, target_model: Any) -> None:
-        index = None
-        if isinstance(target_model, SpecensEnsemble) and isinstance(self, StandaloneARSpeculator):
-            index = drafter_index(target_model, self.draft_model_config)
-        if index is None:
-            original(self, target_model)
-            return
-        self.load_draft_model = lambda *_: target_model.members[index]
-        self._draft_vllm_config = self.vllm_config
-        original(self, target_model)
-        names = self.vllm_config.compilation_config.static_forward_context
-        self.draft_attn_layer_names = {name for name in names if name.startswith(f"{MEMBER_PREFIX}{index}.")}
-
-    return load_model
+    shares = partial(sharing_a_member, StandaloneARSpeculator, "load_draft_model", "draft_attn_layer_names")
+    return [Replacement(DraftModelSpeculator, "load_model", ("self", "target_model"), shares)]
