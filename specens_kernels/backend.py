@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from specens_kernels import __path__ as package_folders
 from specens_kernels import instruction_set
-from specens_kernels.buffers import written
+from specens_kernels.buffers import check_disjoint, written
 from specens_kernels.triton_release import find_triton, import_triton, loaded_when_called
-from specens_kernels.workspace import Workspace, in_workspace
+from specens_kernels.workspace import CURRENT, Workspace, in_workspace
 
 Implementation = Callable[..., Any]
 Table = dict[str, Implementation | None]
@@ -324,15 +325,17 @@ def run_operator(
     call: the public arguments, a named tuple with member_logits, out, workspace and backend. pack(call, members): what
     the operator takes, in order and by name; members: a sequence of the members' logits. check(call): raises ValueError
     for an argument that is wrong. The C++ checks for itself what it reads: there, `check` only finds the name of what
-    was wrong, since looking at all arguments in Python would double a call's cost. names(call): the fields of `out`
-    that the operator writes, in its order.
+    was wrong, since looking at all arguments in Python would double a call's cost. With Triton only the first of calls
+    that are alike is checked. names(call): the fields of `out` that the operator writes, in its order.
     """
     logits, out = call.member_logits, call.out
     try:
         members = [logits] if isinstance(logits, Tensor) else logits
         name, operator = select_for(table, call.backend, members[0], op_name, out, call.workspace)
-        if name != "cpp" or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or name == "reference":
             check(call)
+        elif name == "triton":
+            operator = _checked_where_new(operator, call, check)
         given, options = pack(call, members)
         if out is None:
             return operator(*given, **options)
@@ -344,6 +347,28 @@ def run_operator(
     if torch.is_grad_enabled():
         count_changes(buffers)
     return None
+
+
+def _checked_where_new(operator: Implementation, call: Any, check: Callable[[Any], None]) -> Implementation:
+    """An operator of Triton, which checks a call unless one like it was there before (`parts.replays`).
+
+    What is wrong with a call shows in what its operator takes, without reading tensors, but for memory that is shared.
+    """
+
+    def run(*given: Any, **options: Any) -> Any:
+        if call.out is not None:
+            buffers = {str(index): buffer for index, buffer in enumerate(given[0])}
+            check_disjoint(buffers, call._replace(out=None)._asdict())
+        CURRENT.check = partial(check, call)
+        try:
+            result = operator(*given, **options)
+            if CURRENT.check is not None:  # no kernel has run: tensors are fake
+                check(call)
+            return result
+        finally:
+            CURRENT.check = None
+
+    return run
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:

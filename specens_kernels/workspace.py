@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,35 +15,59 @@ from torch import Tensor
 from specens_kernels.values import fail
 
 ALIGNMENT = 256  # bytes, of each tensor
-Step = Callable[[list[Any]], None]  # of a call: takes the tensors so far, and adds those that it makes
+Step = Callable[[list[Any]], None]  # of a call: takes what there is so far, and puts in what it makes
 
 
-class Scratch(NamedTuple):
-    """A tensor of a call that lives no longer than it. Without a workspace a call makes it anew."""
+class Layout(NamedTuple):
+    """Of a tensor that a call makes."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     nbytes: int
-    make: Callable[[list[Any]], Tensor]  # from the tensors so far
-    fill: Callable[[list[Any], Tensor], Any] | None  # writes the same into a tensor; None: kernels write it
+
+    def new(self) -> Tensor:
+        """One in memory of its own."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+    def within(self, memory: Tensor) -> Tensor:
+        """One at the start of this memory, uint8."""
+        return memory[: self.nbytes].view(self.dtype).as_strided(self.shape, self.stride)
+
+
+class Scratch(NamedTuple):
+    """A step that makes a tensor which lives no longer than the call, by an operation of torch."""
+
+    at: int  # the index where it is put; its address after it
+    layout: Layout
+    make: Callable[[list[Any]], Tensor]
+    write: Callable[..., Any]  # (made, out): writes the same into a tensor
 
     def __call__(self, made: list[Any]) -> None:
         """Make it."""
-        made.append(self.make(made))
+        made[self.at] = tensor = self.make(made)
+        made[self.at + 1] = tensor.data_ptr()
 
-    def take(self, made: list[Any], tensor: Tensor) -> None:
-        """Take this tensor for it."""
-        if self.fill is not None:
-            self.fill(made, tensor)
-        made.append(tensor)
+
+class Plan(NamedTuple):
+    """What a call does besides the Python that led to it.
+
+    It works on a list: what it is given, then its constants, among them None where something is yet to be made.
+    """
+
+    constants: list[Any]
+    nbytes: int  # of its scratch memory
+    scratch: dict[int, int]  # where addresses in that memory are put: their distance from its start
+    new: dict[int, Layout]  # where new tensors are put; their addresses after them
+    steps: list[Step]
 
 
 class Current(threading.local):
-    """The workspace of the call that this thread is in."""
+    """Of the call that this thread is in."""
 
     workspace: Workspace | None = None
+    check: Callable[[], None] | None = None  # what is left to be done unless such a call was there before
 
 
 CURRENT = Current()
@@ -62,7 +87,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._memory: list[Tensor] = []  # uint8, the newest last; what older ones hold stays where it is
-        self._steps: WeakKeyDictionary[Any, list[Step]] = WeakKeyDictionary()
+        self._plans: WeakKeyDictionary[Any, Plan] = WeakKeyDictionary()
         self._used = threading.Lock()
 
     @property
@@ -81,24 +106,33 @@ class Workspace:
             CURRENT.workspace = None
             self._used.release()
 
-    def steps_of(self, recording: Any) -> list[Step]:
-        """Those of a recorded call, with tensors of this memory where it makes some for itself."""
-        steps = self._steps.get(recording)
-        if steps is None:
-            steps = self._steps[recording] = self._placed(recording.steps)
-        return steps
+    def plan_of(self, recording: Any) -> Plan:
+        """That of a recorded call, with this memory where it would make some for itself."""
+        plan = self._plans.get(recording)
+        if plan is None:
+            plan = self._plans[recording] = self._placed(recording)
+        return plan
 
-    def _placed(self, steps: Sequence[Step]) -> list[Step]:
-        placed, scratch = list(steps), {index: step for index, step in enumerate(steps) if isinstance(step, Scratch)}
-        if not scratch:
-            return placed
-        first, (some, *_) = 0, scratch.values()
-        memory = self._memory_of(sum(_rounded(step.nbytes) for step in scratch.values()), some.device)
-        for index, step in scratch.items():
-            own = memory[first : first + step.nbytes].view(step.dtype).as_strided(step.shape, step.stride)
-            placed[index] = partial(step.take, tensor=own)
-            first += _rounded(step.nbytes)
-        return placed
+    def _placed(self, recording: Any) -> Plan:
+        plan, first = recording.plan, recording.num_given
+        made = plan.new | {step.at: step.layout for step in plan.steps if isinstance(step, Scratch)}
+        lent = {index: layout for index, layout in made.items() if index not in recording.results}
+        ends = list(accumulate((rounded(layout.nbytes) for layout in lent.values()), initial=plan.nbytes))
+        if ends[-1] == 0:
+            return plan
+        constants, memory = plan.constants.copy(), self._memory_of(ends[-1], recording.device)
+        for index, distance in plan.scratch.items():
+            constants[index - first] = memory.data_ptr() + distance
+        for (index, layout), begin in zip(lent.items(), ends, strict=False):
+            tensor = layout.within(memory[begin:])
+            constants[index - first : index - first + 2] = tensor, tensor.data_ptr()
+        steps = [
+            partial(step.write, out=constants[step.at - first])
+            if isinstance(step, Scratch) and step.at in lent
+            else step
+            for step in plan.steps
+        ]
+        return Plan(constants, 0, {}, {index: own for index, own in plan.new.items() if index not in lent}, steps)
 
     def _memory_of(self, nbytes: int, device: torch.device) -> Tensor:
         memory = next((own for own in self._memory if own.device == device and own.nbytes >= nbytes), None)
@@ -110,7 +144,7 @@ class Workspace:
         return memory
 
 
-def _rounded(nbytes: int) -> int:
+def rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -7,7 +7,7 @@ is kept here, under what it was compiled for, and called directly.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -174,10 +174,31 @@ def compile_launch(launch: Launch, start: bool) -> Any:
     return launch.kernel.run(**launch.arguments, **compile_options(launch), grid=launch.grid, warmup=not start)
 
 
-def start_compiled(compiled: Any, launch: Launch) -> None:
-    """Start a kernel that has been compiled for such a launch."""
-    arguments = [launch.arguments[parameter.name] for parameter in launch.kernel.params]
-    compiled[(*launch.grid, 1, 1)[:3]](*arguments)
+def starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, Sequence[Any]], None]:
+    """What starts a compiled kernel on a stream, with arguments in order: tensors may be addresses.
+
+    Where nobody listens to launches, what Triton tells listeners is not made.
+    """
+    sizes, run = (*grid, 1, 1)[:3], compiled.run
+    function, metadata, runtime = compiled.function, compiled.packed_metadata, triton.knobs.runtime
+
+    def start(stream: int, arguments: Sequence[Any]) -> None:
+        if _listeners(runtime.launch_enter_hook) or _listeners(runtime.launch_exit_hook):
+            compiled[sizes](*arguments, stream=stream)
+        else:
+            run(*sizes, stream, function, metadata, None, None, None, *arguments)
+
+    return start
+
+
+def _listeners(hook: Any) -> Any:
+    """Whether someone listens: a hook is a chain, or what was put in its place."""
+    return getattr(hook, "calls", hook)
+
+
+def stream_of(device: int) -> int:
+    """The current stream of a device, as Triton launches on it."""
+    return triton.runtime.driver.active.get_current_stream(device)
 
 
 @cache
@@ -222,7 +243,8 @@ def _start(launch: Launch, device: int, known: dict[int, Hashable]) -> None:
         return
     compiled = COMPILED.get(key)
     if compiled is not None:
-        start_compiled(compiled, launch)
+        arguments = [launch.arguments[parameter.name] for parameter in launch.kernel.params]
+        starter(compiled, launch.grid)(stream_of(device), arguments)
     else:
         compiled = COMPILED[key] = compile_launch(launch, start=True)
     if ACTIVITY.record is not None:

@@ -19,38 +19,49 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specens_kernels.parts.launches import ACTIVITY, ALIGNMENT, Launch
+from specens_kernels.parts.launches import ACTIVITY, ALIGNMENT, Launch, starter, stream_of
 from specens_kernels.parts.rules import KEPT_NODES
-from specens_kernels.workspace import CURRENT, Scratch, Step
+from specens_kernels.workspace import CURRENT, Layout, Plan, Scratch, Step, rounded
 
 UNSEEN = object()
 MOST_RECORDINGS = 512  # of an operator; the oldest makes way. They hold no memory of a GPU
-UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default)
+UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 OF_NEW_TENSORS = ("dtype", "layout", "device", "pin_memory")
 
 
-class Slot(int):
-    """The place of a tensor among those of a call: its arguments, then what it makes."""
-
-
 class Recording(TorchDispatchMode):
-    """What a launcher did, to be done again."""
+    """What a launcher did, to be done again.
+
+    A tensor has two indices in the list that a plan works on: its own, and after it that of its address, which is what
+    kernels are launched with. Of tensors that kernels alone read and write nothing but the address is ever made.
+    """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.num_given = 1 + 2 * len(inputs)  # a stream comes first
+        self.device = inputs[0].device
+        self.results: set[int] = set()  # indices of what results are, or lie in
+        self.plan = Plan([], 0, {}, {}, [])
         self._alive: list[Any] = []  # so that no identity is used twice
-        self._scratch: dict[int, Tensor] = {}  # by the index of the step that makes it
-        self._slots: dict[int, Slot] = {}
-        self._num_inputs, self._num_slots = len(inputs), 0
-        for tensor in inputs:
-            self._add(tensor)
+        self._indices: dict[int, int] = {}  # by identity: tensors, and arguments of kernels
+        self._addresses: dict[int, int] = {}  # of a tensor's index: that of its address
+        self._unwritten: dict[int, Layout] = {}  # tensors that were made, of which addresses are all that is needed yet
+        self._views: dict[int, Callable[[], Step]] = {}  # likewise; what makes the step that makes one
+        self._storages: dict[int, int] = {}  # of tensors that were made, by index
+        for index, tensor in enumerate(inputs):
+            self._know(tensor, 1 + 2 * index)
 
-    def _add(self, value: Any) -> None:
-        self._slots[id(value)] = Slot(self._num_slots)
-        self._num_slots += 1
+    def _know(self, value: Any, index: int) -> int:
+        self._indices[id(value)] = index
+        self._addresses.setdefault(index, index + 1)
         self._alive.append(value)
+        return index
+
+    def _add(self, *constants: Any) -> int:
+        """The index of the first of what a plan holds besides what it is given."""
+        self.plan.constants.extend(constants)
+        return self.num_given + len(self.plan.constants) - len(constants)
 
     def record(self, launch: Callable[..., Any], given: Sequence[Any], options: dict[str, Any]) -> Any:
         """Call a launcher, and return what it does."""
@@ -61,89 +72,161 @@ class Recording(TorchDispatchMode):
         finally:
             ACTIVITY.record = None
         results = list(result) if isinstance(result, (list, tuple)) else result
-        self._fill_result = filler(self._template(results))
-        self._keep_apart(results)
+        self._result_of = self._getter(results)
+        kept = {_storage_of(own) for own in (results if isinstance(results, list) else [results]) if own is not None}
+        self.results = {index for index, storage in self._storages.items() if storage in kept}
+        self._place()
         self._alive.clear()
         return result
 
-    def _keep_apart(self, results: Any) -> None:
-        """Make what results are, or lie in, anew each time: no workspace lends memory for it."""
-        given = results if isinstance(results, list) else [results]
-        kept = {_storage_of(tensor) for tensor in given if tensor is not None}
-        for index, tensor in self._scratch.items():
-            if _storage_of(tensor) in kept:
-                self.steps[index] = self.steps[index].__call__
-        self._scratch.clear()
+    def _place(self) -> None:
+        """Give scratch memory to what has no tensor of its own."""
+        begin = 0
+        for index, layout in self._unwritten.items():
+            if layout.nbytes == 0:
+                self.plan.constants[index + 1 - self.num_given] = 0
+            else:
+                self.plan.scratch[index + 1] = begin
+                begin += rounded(layout.nbytes)
+        self.plan = self.plan._replace(nbytes=begin)
 
-    def replay(self, tensors: list[Any], steps: Sequence[Step]) -> Any:
-        """Do it again for other arguments. steps: its own, or a workspace's."""
-        for step in steps:
-            step(tensors)
-        return self._fill_result(tensors)
+    def replay(self, given: list[Any], plan: Plan) -> Any:
+        """Do it again for other arguments. plan: its own, or a workspace's."""
+        made = given + plan.constants
+        if plan.nbytes > 0:
+            memory = torch.empty(plan.nbytes, dtype=torch.uint8, device=self.device)
+            begin = memory.data_ptr()
+            for index, distance in plan.scratch.items():
+                made[index] = begin + distance
+        for index, layout in plan.new.items():
+            made[index] = tensor = layout.new()
+            made[index + 1] = tensor.data_ptr()
+        for step in plan.steps:
+            step(made)
+        return self._result_of(made)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record an operation of torch."""
         assert function is not torch.ops.aten.as_strided.default, "its offset is that of a storage, not of an argument"
         assert function is not torch.ops.aten._local_scalar_dense.default, "a launcher waits for the device"
-        template, named = self._template(list(args)), kwargs or {}
-        fill = filler(template)
+        named = kwargs or {}
         assert not any(isinstance(value, Tensor) for value in named.values()), "a tensor by name"
         ACTIVITY.record = None  # of an operator of ours the launches are its own
         result = function(*args, **named)
         ACTIVITY.record = self._launched
-        if function is torch.ops.aten.detach.default and self._slots.get(id(args[0]), -1) >= self._num_inputs:
-            self._slots[id(result)] = self._slots[id(args[0])]  # what torch.empty ends with
-            self._alive.append(result)
-            return result
-        several = not isinstance(result, Tensor)
-        for tensor in result if several else (result,):
-            self._add(tensor)
-
-        if several:
-            self.steps.append(lambda made: made.extend(function(*fill(made), **named)))
-        elif _shares(result, args):
-            self.steps.append(lambda made: made.append(function(*fill(made), **named)))
+        if function is torch.ops.aten.detach.default and self._indices[id(args[0])] >= self.num_given:
+            self._know(result, self._indices[id(args[0])])  # what torch.empty ends with
+        elif function in UNWRITTEN:
+            self._unwritten[self._new(result)] = _layout_of(result)
+        elif isinstance(result, Tensor) and _shares(result, args) and not function._schema.is_mutable:
+            if any(result is own for own in args):
+                return result
+            self._record_view(function, list(args), named, result)
+        elif isinstance(result, Tensor) and not _shares(result, args):
+            fill = self._getter(list(args))
+            index = self._new(result)
+            self.plan.steps.append(_scratch_of(index, result, function, fill, named))
         else:
-            self._scratch[len(self.steps)] = result
-            self.steps.append(_scratch_of(result, function, fill, named))
+            fill, several = self._getter(list(args)), not isinstance(result, Tensor)
+            indices = [self._new(tensor) for tensor in (result if several else (result,))]
+            self.plan.steps.append(_step_of(indices, lambda made: function(*fill(made), **named), several))
         return result
 
+    def _new(self, tensor: Tensor) -> int:
+        index = self._know(tensor, self._add(None, None))
+        self._storages[index] = _storage_of(tensor)
+        return index
+
+    def _record_view(self, function: Any, args: list[Any], named: dict[str, Any], result: Tensor) -> None:
+        base = next(own for own in args if isinstance(own, Tensor) and _shares(result, [own]))
+        address, distance = self._address_of(base), result.data_ptr() - base.data_ptr()
+        index = self._new(result)
+        if result.numel() == 0:
+            self.plan.constants[index + 1 - self.num_given] = 0
+        elif distance == 0:
+            self._addresses[index] = address
+        else:
+            self.plan.steps.append(lambda made: made.__setitem__(index + 1, made[address] + distance))
+
+        def step() -> Step:
+            fill = self._getter(args)
+            return lambda made: made.__setitem__(index, function(*fill(made), **named))
+
+        self._views[index] = step
+
+    def _index_of(self, tensor: Tensor) -> int:
+        """Where a tensor is, which something other than a kernel needs."""
+        index = self._indices[id(tensor)]
+        if index in self._unwritten:
+            self.plan.new[index] = self._unwritten.pop(index)
+        elif index in self._views:
+            self.plan.steps.append(self._views.pop(index)())
+        return index
+
+    def _address_of(self, tensor: Tensor) -> int:
+        """Where the address of a tensor is, which is all that kernels need."""
+        index = self._indices.get(id(tensor))
+        if index is not None:
+            return self._addresses[index]
+        assert any(tensor is nodes for nodes in KEPT_NODES.values()), "a tensor of unknown origin"
+        return self._add(tensor.data_ptr())
+
     def _launched(self, compiled: Any, launch: Launch) -> None:
-        arguments = [launch.arguments[parameter.name] for parameter in launch.kernel.params]
-        fill = filler([self._view(argument) for argument in arguments])
-        start = compiled[(*launch.grid, 1, 1)[:3]]
-        self.steps.append(lambda made: start(*fill(made)))
+        arguments = [self._argument(launch.arguments[parameter.name]) for parameter in launch.kernel.params]
+        start, given = starter(compiled, launch.grid), _tuple_of(arguments)
+        self.plan.steps.append(lambda made: start(made[0], given(made)))
 
-    def _view(self, argument: Any) -> Any:
-        """The template of an argument: where it has tensors, the slot of a step that fills it for all launches."""
-        if id(argument) not in self._slots:
-            template = self._template(argument)
-            if template is argument:
-                return argument
-            fill = filler(template)
-            self.steps.append(lambda made: made.append(fill(made)))
-            self._add(argument)
-        return self._slots[id(argument)]
+    def _argument(self, argument: Any) -> int:
+        """Where an argument of a kernel is; one with tensors is made once for all launches."""
+        if isinstance(argument, Tensor):
+            return self._address_of(argument)
+        if not _has_tensors(argument):
+            return self._add(argument)
+        if id(argument) not in self._indices:
+            fill = _tuple_of([self._argument(item) for item in argument])
+            index = self._know(argument, self._add(None))
+            self.plan.steps.append(lambda made: made.__setitem__(index, fill(made)))
+        return self._indices[id(argument)]
 
-    def _template(self, value: Any) -> Any:
-        """A value with slots for tensors, in lists where there are any; constants as they are."""
+    def _getter(self, value: Any) -> Callable[[list[Any]], Any]:
+        """What gives a value of an operation of torch, in which tensors are looked for, or results."""
         if isinstance(value, Tensor):
-            slot = self._slots.get(id(value))
-            kept = slot is None and any(value is nodes for nodes in KEPT_NODES.values())
-            assert slot is not None or kept, "a tensor of unknown origin"
-            return value if slot is None else slot
-        if isinstance(value, (tuple, list)):
-            items = [self._template(item) for item in value]
-            return value if all(new is old for new, old in zip(items, value, strict=True)) else items
-        return value
+            return itemgetter(self._index_of(value))
+        if not _has_tensors(value):
+            return lambda _: value
+        getters = [self._getter(item) for item in value]
+        return lambda made: [get(made) for get in getters]
 
 
-def _scratch_of(result: Tensor, function: Any, fill: Callable[[list[Any]], Any], named: dict[str, Any]) -> Scratch:
+def _tuple_of(indices: Sequence[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    if len(indices) == 1:
+        (index,) = indices
+        return lambda made: (made[index],)
+    return itemgetter(*indices)
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_has_tensors, value)))
+
+
+def _layout_of(tensor: Tensor) -> Layout:
+    nbytes = tensor.untyped_storage().nbytes()
+    return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, nbytes)
+
+
+def _step_of(indices: Sequence[int], make: Callable[[list[Any]], Any], several: bool) -> Step:
+    """The step that puts what an operation of torch gives."""
+
+    def put(made: list[Any]) -> None:
+        result = make(made)
+        for index, tensor in zip(indices, result if several else (result,), strict=True):
+            made[index], made[index + 1] = tensor, tensor.data_ptr()
+
+    return put
+
+
+def _scratch_of(index: int, result: Tensor, function: Any, fill: Callable[..., Any], named: dict[str, Any]) -> Scratch:
     """The step that makes a new tensor by an operation of torch."""
-    layout, like = (tuple(result.shape), result.stride()), {"dtype": result.dtype, "device": result.device}
-    own = (*layout, *like.values(), result.untyped_storage().nbytes())
-    if function in UNWRITTEN:  # four times as fast as the operation itself
-        return Scratch(*own, lambda _: torch.empty_strided(*layout, **like), None)
     writing, rest = writing_form(function), {name: value for name, value in named.items() if name not in OF_NEW_TENSORS}
 
     def write(made: list[Any], out: Tensor) -> None:
@@ -154,7 +237,7 @@ def _scratch_of(result: Tensor, function: Any, fill: Callable[[list[Any]], Any],
         else:
             out.copy_(function(*fill(made), **named))
 
-    return Scratch(*own, lambda made: function(*fill(made), **named), write)
+    return Scratch(index, _layout_of(result), lambda made: function(*fill(made), **named), write)
 
 
 @cache
@@ -178,46 +261,24 @@ def _shares(result: Tensor, given: Sequence[Any]) -> bool:
     return any(isinstance(own, Tensor) and _storage_of(own) == _storage_of(result) for own in given)
 
 
-def filler(template: Any) -> Callable[[list[Any]], Any]:
-    """A function that puts tensors into the slots of a template."""
-    if type(template) is Slot:
-        return itemgetter(template)
-    if type(template) is not list:
-        return lambda _: template
-    slots = [(index, item) for index, item in enumerate(template) if type(item) is Slot]
-    inner = [(index, filler(item)) for index, item in enumerate(template) if type(item) is list]
-
-    def fill(made: list[Any]) -> list[Any]:
-        filled = template.copy()
-        for index, slot in slots:
-            filled[index] = made[slot]
-        for index, fill_item in inner:
-            filled[index] = fill_item(made)
-        return filled
-
-    return fill
-
-
-def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, list[Tensor]]:
-    """What a launcher can see of arguments without reading tensors, and the tensors, each as often as it is there."""
-    tensors: list[Tensor] = []
+def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, list[Any]]:
+    """What a launcher can see of arguments without reading tensors; a place for a stream, then each tensor, as often as
+    it is there, and its address."""
+    tensors: list[Any] = [None]
     seen: list[Hashable] = [*options]
     for argument in (*given, *options.values()):
         for value in argument if isinstance(argument, (list, tuple)) else (argument,):
             if isinstance(value, Tensor):
-                tensors.append(value)
-                seen.append(_seen(value))
+                address = value.data_ptr()
+                tensors += value, address
+                seen += value.shape, value.stride(), value.dtype, address % ALIGNMENT, value.get_device()
             else:
                 seen.append(value)
         seen.append(UNSEEN)  # where an argument ends
-    indices = {id(tensor): index for index, tensor in enumerate(tensors)}
-    if len(indices) < len(tensors):  # a tensor that is there twice
-        seen.append(tuple(indices[id(tensor)] for tensor in tensors))
+    indices = {id(tensor): index for index, tensor in enumerate(tensors[1::2])}
+    if 2 * len(indices) < len(tensors) - 1:  # a tensor that is there twice
+        seen.append(tuple(indices[id(tensor)] for tensor in tensors[1::2]))
     return tuple(seen), tensors
-
-
-def _seen(tensor: Tensor) -> Hashable:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % ALIGNMENT, tensor.get_device()
 
 
 @contextmanager
@@ -230,21 +291,26 @@ def off() -> Iterator[None]:
         ACTIVITY.direct = False
 
 
+def _nothing() -> None:
+    pass
+
+
 def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
     """A launcher whose calls are recorded and replayed."""
-    # interpreter: it has no compiled kernels to call directly
-    if triton.knobs.runtime.interpret:
-        return launch
+    interpreted = triton.knobs.runtime.interpret  # interpreter: it has no compiled kernels to call directly
     recordings: dict[Hashable, Any] = {}  # a Recording, or None of what was seen once
     lock = threading.Lock()
 
     def call(*given: Any, **options: Any) -> Any:
-        if ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
+        check, CURRENT.check = CURRENT.check or _nothing, None
+        if interpreted or ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
+            check()
             return launch(*given, **options)
         seen, tensors = describe(given, options)
         key = seen, ACTIVITY.dependent
         recording, workspace = recordings.get(key, UNSEEN), CURRENT.workspace
         if recording is UNSEEN:
+            check()
             with lock:
                 if len(recordings) >= MOST_RECORDINGS:
                     del recordings[next(iter(recordings))]
@@ -253,14 +319,15 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
                 return launch(*given, **options)
             recording = None
         if recording is None:
-            recording = Recording(tensors)
+            recording = Recording(tensors[1::2])
             result = recording.record(launch, given, options)
             with lock:
                 recordings[key] = recording
             if workspace is not None:
-                workspace.steps_of(recording)
+                workspace.plan_of(recording)
             return result
-        with torch.cuda.device_of(tensors[0]):
-            return recording.replay(tensors, recording.steps if workspace is None else workspace.steps_of(recording))
+        with torch.cuda.device_of(tensors[1]):
+            tensors[0] = stream_of(tensors[1].get_device())
+            return recording.replay(tensors, recording.plan if workspace is None else workspace.plan_of(recording))
 
     return call

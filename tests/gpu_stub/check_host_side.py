@@ -16,6 +16,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from ops import test_arguments as wrong
+from ops import test_verify_tree_arguments as wrong_trees
 from packed import ragged, verify_packed
 from problems import random_problem
 from torch import Tensor
@@ -162,6 +164,26 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def addresses_in(value: Any) -> Iterator[int]:
+    """And other numbers."""
+    if isinstance(value, Tensor):
+        yield value.data_ptr()
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from addresses_in(item)
+    elif isinstance(value, int):
+        yield value
+
+
+def tensors_and_addresses(direct: Any, replayed: Any) -> Iterator[tuple[Tensor, int]]:
+    """What a call launches with, directly and replayed."""
+    if isinstance(direct, Tensor):
+        yield direct, replayed
+    elif isinstance(direct, (tuple, list)):
+        for own, other in zip(direct, replayed, strict=True):
+            yield from tensors_and_addresses(own, other)
+
+
 class Operations(TorchDispatchMode):
     """What torch is asked for, and the arguments of this package's operators."""
 
@@ -188,15 +210,21 @@ class Names:
         self.indices: dict[int, int] = {}
         self.of(given)
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: Any, like: Any = None) -> Any:
+        """like: what a direct call has there, which tells addresses from other numbers."""
         if isinstance(value, Tensor):
-            index = self.indices.setdefault(value.data_ptr(), len(self.indices))
-            return index, value.shape, value.stride(), value.dtype
+            return self.of_address(value.data_ptr())
+        if isinstance(like, Tensor):
+            return self.of_address(value)
         if isinstance(value, (tuple, list)):
-            return tuple(self.of(item) for item in value)
+            likes = like if isinstance(like, (tuple, list)) else [None] * len(value)
+            return tuple(itertools.starmap(self.of, zip(value, likes, strict=True)))
         if isinstance(value, dict):
             return tuple(self.of(item) for item in value.values())
         return value.value if isinstance(value, tl.constexpr) else value
+
+    def of_address(self, address: int) -> tuple[str, int]:
+        return "tensor", self.indices.setdefault(address, len(self.indices))
 
 
 class Copies:
@@ -237,12 +265,14 @@ def test_a_replayed_call_launches_what_a_direct_one_does_on_its_own_tensors(laun
     for operator, given in operations.operators:
         direct, others = launcher_of(operator), Copies().of(given)
         replays = replayed(direct)
-        seen = []
+        seen, of_direct = [], None
         for call, arguments in ((direct, given), (replays, given), (replays, given), (replays, others)):
             launched.clear()
             names = Names(arguments)
             results = call(*arguments[0], **arguments[1])
-            seen.append((names.of(launched), names.of(results)))
+            of_direct = of_direct or launched.copy()
+            layouts = [(own.shape, own.stride(), own.dtype) for own in tensors_in(results)]
+            seen.append((names.of(launched, of_direct), names.of(results), layouts))
             if call is replays:
                 replayed_calls += len(launched)
         assert seen[0] == seen[1] == seen[2] == seen[3], operator
@@ -255,8 +285,7 @@ def test_one_tensor_for_two_arguments_is_another_call(launched):
         launched.clear()
         sample(logits, seeds=numbers, positions=positions, backend="triton")
         _, _, arguments = launched[-1]
-        given = {tensor.data_ptr() for tensor in tensors_in(arguments)}
-        assert {numbers.data_ptr(), positions.data_ptr()} <= given
+        assert {numbers.data_ptr(), positions.data_ptr()} <= set(addresses_in(arguments))
 
 
 def test_recordings_hold_no_tensor():
@@ -373,17 +402,58 @@ def test_with_buffers_and_a_workspace_a_second_call_allocates_nothing():
         assert sum(map(allocated_by, without.values())) > 0  # the profiler would see it
 
 
-def test_what_calls_in_a_workspace_launch_does_not_overlap(launched):
-    workspace = Workspace()
-    for name, call in calls_with_buffers(workspace).items():
-        call()
-        launched.clear()
-        call()
-        seen: dict[int, Tensor] = {}
-        for tensor in tensors_in([arguments for _, _, arguments in launched]):
-            seen[tensor.data_ptr()] = max(seen.get(tensor.data_ptr(), tensor), tensor, key=lambda own: own.nbytes)
-        starts = sorted(start for start, tensor in seen.items() if tensor.nbytes and _lent(workspace, tensor))
-        assert all(start + seen[start].nbytes <= after for start, after in itertools.pairwise(starts)), name
+def test_scratch_memory_that_calls_launch_with_does_not_overlap(launched):
+    for workspace in (Workspace(), None):
+        for name, call in calls_with_buffers(workspace).items():
+            launched.clear()
+            with replays.off():
+                call()
+            direct = launched.copy()
+            for _ in range(3):
+                launched.clear()
+                call()
+            sizes: dict[int, int] = {}
+            for tensor, address in tensors_and_addresses(direct, launched):
+                if address != tensor.data_ptr():  # no argument
+                    sizes[address] = max(sizes.get(address, 0), tensor.nbytes)
+            starts = sorted(start for start, nbytes in sizes.items() if nbytes)
+            assert all(start + sizes[start] <= after for start, after in itertools.pairwise(starts)), name
+
+
+def wrong_calls() -> Iterator[Any]:
+    for argument, changes in (*wrong.WRONG_LOGITS, *wrong.WRONG_TARGETS, *wrong.WRONG_UNIFORMS, *wrong.WRONG_ROUNDS):
+        yield argument, wrong.verify, changes
+    for argument, changes in (*wrong.WRONG_LOGITS, *wrong.WRONG_TARGETS, *wrong.WRONG_UNIFORMS):
+        yield argument, wrong.draw, wrong.first_rows(changes)
+    for argument, changes in wrong_trees.WRONG:
+        yield argument, wrong_trees.verify, changes
+
+
+def test_a_wrong_call_is_refused_after_right_ones_like_it():
+    for call in (wrong.verify, wrong.draw, wrong_trees.verify):
+        for _ in range(3):
+            call(backend="triton")
+    for argument, call, changes in wrong_calls():
+        wrong.assert_named(argument, call, {"backend": "triton"} | changes)
+
+
+def test_only_the_first_of_calls_that_are_alike_is_checked(monkeypatch):
+    module = importlib.import_module("specens_kernels.ops.verify_chain")
+    checked, check = [], module.check
+    monkeypatch.setattr(module, "check", lambda call: checked.append(call) or check(call))
+    for sampling in (Sampling(0.7), Sampling(0.9)):
+        before = len(checked)
+        for _ in range(4):
+            wrong.verify(sampling=sampling, backend="triton")
+        assert 1 <= len(checked) - before <= 2  # where it is seen, and where it is recorded
+    out = wrong.verify(backend="triton")
+    for _ in range(3):
+        wrong.verify(backend="triton", out=out)
+    shared = out._replace(num_tokens=out.num_accepted)
+    wrong.assert_named("out.num_tokens", wrong.verify, {"out": shared, "backend": "triton"})
+    wrong.assert_named(
+        "out.num_tokens", wrong.verify, {"out": out._replace(num_tokens=wrong.SEEDS), "backend": "triton"}
+    )
 
 
 def _lent(workspace: Workspace, tensor: Tensor) -> bool:
