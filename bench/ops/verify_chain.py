@@ -100,19 +100,20 @@ def _chosen_case(
     """Drafts are those that the rule takes, but for one of a natural round. logits: [batch, draft_len + 1, vocab]."""
     (batch, _, vocab), logits = logits.shape, logits.to(DTYPES[dtype])
     accepted = NATURAL_LEN if acceptance == "natural" else DRAFT_LEN
-    keys = {"seeds": torch.arange(batch), "positions": torch.full((batch,), 100)}
+    positions = torch.full((batch,), 100)
     drafts = logits[:, :DRAFT_LEN].argmax(-1)
     uniforms = torch.full((batch, DRAFT_LEN + 1), 0.5, dtype=torch.float64)
 
-    def verify(backend: str | None, one: slice = slice(None)) -> Verdict:
-        numbers = {"uniforms": uniforms[one]} if rule == "token" else {name: key[one] for name, key in keys.items()}
-        return specens_kernels.verify_chain(
-            logits[one], drafts[one], rule=rule, sampling=sampling, backend=backend, **numbers
-        )
+    tensors = {"member_logits": logits, "draft_tokens": drafts} | (
+        {"uniforms": uniforms} if rule == "token" else {"seeds": torch.arange(batch), "positions": positions}
+    )
+
+    def verify(tensors: dict[str, Tensor], backend: str | None = options.backend) -> Verdict:
+        return specens_kernels.verify_chain(**tensors, rule=rule, sampling=sampling, backend=backend)
 
     if rule == "gumbel":
         for step in range(DRAFT_LEN):
-            drafts[:, step] = verify(options.backend).tokens[:, step]
+            drafts[:, step] = verify(tensors).tokens[:, step]
     if accepted < DRAFT_LEN:
         drafts[:, accepted] = (drafts[:, accepted] + 1) % vocab
     target = (logits[:, :DRAFT_LEN].double() / sampling.temperature).softmax(-1)
@@ -128,10 +129,13 @@ def _chosen_case(
             "mean_accepted": accepted,
         },
         dtype=dtype,
-        run=lambda: verify(options.backend),
+        run=lambda: verify(tensors),
         result=lambda verdict: verdict.tokens,
         check=lambda tokens: check_tokens(
-            tokens, lambda request, _: verify("reference", slice(request, request + 1)).tokens[0]
+            tokens,
+            lambda request, _: verify(
+                {name: tensor[request : request + 1] for name, tensor in tensors.items()}, "reference"
+            ).tokens[0],
         ),
         bounds=bounds.reading([logits]),
         bytes_needed=(accepted + 1) * batch * vocab * logits.element_size(),

@@ -4,6 +4,7 @@ namespace specens {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr int64_t stretch = score_lanes * score_lanes;  // blocks of which the best of each 16 that are 16 apart is kept
 
 }  // namespace
 
@@ -29,21 +30,31 @@ void BlockBounds::start(const std::vector<float>& maxima, float origin, double t
     // a smaller factor only loosens the bounds
     const auto factor = static_cast<float>(std::min(2 / temperature, double{std::numeric_limits<float>::max()}));
     bounds_.resize(maxima.size());
-    tile_bounds_.resize(maxima.size() / blocks_per_tile);
+    best_.resize((maxima.size() + stretch - 1) / stretch * score_lanes);
     score_kernels().score_bounds(maxima.data(), static_cast<int64_t>(maxima.size()), origin, factor, noise.bounds(),
-                                 bounds_.data(), tile_bounds_.data());
+                                 bounds_.data(), best_.data());
 }
 
 int64_t BlockBounds::pop(double limit) {
-    const auto tile = std::max_element(tile_bounds_.begin(), tile_bounds_.end()) - tile_bounds_.begin();
-    if (tile_bounds_[tile] < float_below(limit)) {
+    const auto most = std::max_element(best_.begin(), best_.end());
+    if (*most < float_below(limit)) {
         return -1;
     }
-    const auto begin = bounds_.begin() + tile * blocks_per_tile;
-    const auto best = std::find(begin, begin + blocks_per_tile, tile_bounds_[tile]);
-    *best = -infinity;
-    tile_bounds_[tile] = *std::max_element(begin, begin + blocks_per_tile);
-    return best - bounds_.begin();
+    const int64_t index = most - best_.begin();
+    const int64_t first = index / score_lanes * stretch + index % score_lanes;
+    const int64_t end = std::min(first + stretch, static_cast<int64_t>(bounds_.size()));
+    int64_t found = -1;
+    float next = -infinity;
+    for (int64_t block = first; block < end; block += score_lanes) {
+        if (found < 0 && bounds_[block] == *most) {
+            found = block;
+        } else {
+            next = std::max(next, bounds_[block]);
+        }
+    }
+    bounds_[found] = -infinity;
+    *most = next;
+    return found;
 }
 
 }  // namespace specens

@@ -46,7 +46,7 @@ class WaitingTokens {
     }
     void added(int64_t more) { count_ += more; }
     int64_t count() const { return count_; }
-    uint32_t id(int64_t index) const { return ids_[index]; }
+    const uint32_t* ids() const { return ids_.data(); }
     const uint32_t* draw(NoiseKey key) {
         std::fill_n(room(0), score_lanes, 0u);
         words_.resize(ids_.size());
@@ -103,7 +103,7 @@ class BlockBounds {
   public:
     void reserve(const Sizes& most) {
         reserve_all(most.blocks(), bounds_);
-        reserve_all(most.tiles(), tile_bounds_);
+        reserve_all(most.tiles() + score_lanes, best_);
     }
     // maxima: not above the origin, with room for whole tiles of blocks.
     void start(const std::vector<float>& maxima, float origin, double temperature, const RowNoise& noise);
@@ -123,7 +123,8 @@ class BlockBounds {
     }
 
   private:
-    std::vector<float> bounds_, tile_bounds_;
+    std::vector<float> bounds_;
+    std::vector<float> best_;  // of each 16 blocks that are 16 apart
 };
 
 }  // namespace specens

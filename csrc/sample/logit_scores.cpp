@@ -12,12 +12,6 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr float float_max = std::numeric_limits<float>::max();
 constexpr size_t tried_blocks = 6;  // of the best bounds, which set a first limit
 
-// The largest float that is not above a number.
-float float_at_most(double number) {
-    const auto nearest = static_cast<float>(number);
-    return nearest > number ? std::nextafter(nearest, -std::numeric_limits<float>::infinity()) : nearest;
-}
-
 }  // namespace
 
 void LogitScores::start(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters) {
@@ -42,6 +36,7 @@ void LogitScores::start(const std::vector<LogitRow>& rows, const EnsembleParamet
     for (const Part& part : parts_) {
         vocab_ = std::min(vocab_, part.logits.vocab());  // beyond it a member's logit counts as -inf
     }
+    lone_ = parts_.size() == 1 && parts_[0].weight == 1 && plausibility_ == 0;
     if (plausibility_ > 0) {
         vocab_ = std::min(vocab_, rows[0].vocab);
         first_maxima_.assign(tile_count(rows[0].vocab), -std::numeric_limits<float>::infinity());
@@ -61,17 +56,14 @@ float LogitScores::scan(const ExactLogits& logits, int64_t tile, bool used) {
 
 void LogitScores::read_tile(int64_t tile) {
     alignas(64) float scratch[tile_size];
-    float group_max[groups_per_tile];
-    const int64_t first = tile * tile_size;
-    const int64_t count = std::min(tile_size, vocab_ - first);
-    const TileScan seen = row_kernels().scan_groups(parts_[0].logits.tile(tile, scratch), count, group_max);
+    const int64_t count = std::min(tile_size, vocab_ - tile * tile_size);
+    float* maxima = maxima_.data() + tile * blocks_per_tile;
+    const TileScan seen = row_kernels().scan_groups(parts_[0].logits.tile(tile, scratch), count, maxima);
     if (seen.has_nan || seen.max > float_max) {
         status_ |= (seen.has_nan ? status_nan_logits : 0) | (seen.max > float_max ? status_infinite_logits : 0);
+        std::replace(maxima, maxima + blocks_per_tile, std::numeric_limits<float>::infinity(), float_max);
     }
     tile_maxima_[tile] = std::min(seen.max, float_max);
-    const int64_t blocks = (count + block_size - 1) / block_size;
-    std::transform(group_max, group_max + blocks, maxima_.begin() + first / block_size,
-                   [](float largest) { return largest < float_max ? largest : float_max; });
 }
 
 void LogitScores::mix_run(int64_t first, int64_t count, double* totals) const {
@@ -119,7 +111,7 @@ void LogitScores::read(RowNoise& noise) {
     constexpr float none = -std::numeric_limits<float>::infinity();
     maxima_.assign(tile_count(vocab_) * blocks_per_tile, none);
     tile_maxima_.resize(tile_count(vocab_));
-    mixed_maxima_.resize(lone() ? 0 : noise.blocks());
+    mixed_maxima_.resize(lone_ ? 0 : noise.blocks());
     int64_t tiles = tile_count(vocab_);
     for (const ExactLogits& logits : all_) {
         tiles = std::max(tiles, tile_count(logits.vocab()));
@@ -129,14 +121,14 @@ void LogitScores::read(RowNoise& noise) {
             noise.draw_tiles(begin, end);
         }
         for (int64_t tile = begin; tile < end; ++tile) {
-            if (!lone()) {
+            if (!lone_) {
                 read_mixed_tile(tile);
             } else if (tile < tile_count(vocab_)) {
                 read_tile(tile);
             }
         }
     });
-    if (lone()) {
+    if (lone_) {
         origin_ = *std::max_element(tile_maxima_.begin(), tile_maxima_.end());
         return;
     }
@@ -157,12 +149,12 @@ void LogitScores::find_plausible() {
     plausible_.clear();
     for (int64_t block = 0; block * block_size < vocab_; ++block) {
         const int64_t first = block * block_size;
-        if (first_maxima_[first / tile_size] < float_at_most(least)) {
+        if (first_maxima_[first / tile_size] < float_below(least)) {
             continue;
         }
         uint64_t bits[2];
         const int64_t count = std::min(block_size, vocab_ - first);
-        score_kernels().at_least(all_[0].run(first, count, scratch), count, float_at_most(least), bits);
+        score_kernels().at_least(all_[0].run(first, count, scratch), count, float_below(least), bits);
         for_bits(bits, [&](int64_t index) {
             if (all_[0].logit(first + index) >= least) {
                 plausible_.push_back(first + index);
@@ -172,7 +164,7 @@ void LogitScores::find_plausible() {
 }
 
 double LogitScores::logit(int64_t token) const {
-    if (lone()) {
+    if (lone_) {
         return parts_[0].logits.logit(token);
     }
     double total = 0;
@@ -190,7 +182,7 @@ template <typename Consider>
 void LogitScores::for_logits_at_least(int64_t block, double limit, const Consider& consider) const {
     const int64_t first = block * block_size;
     const int64_t count = std::min(block_size, vocab_ - first);
-    if (!lone()) {
+    if (!lone_) {
         alignas(64) double totals[block_size];
         mix_run(first, count, totals);
         for (int64_t index = 0; index < count; ++index) {
@@ -202,8 +194,7 @@ void LogitScores::for_logits_at_least(int64_t block, double limit, const Conside
     }
     alignas(64) float scratch[block_size];
     uint64_t bits[2];
-    score_kernels().at_least(parts_[0].logits.run(first, count, scratch), count,
-                             std::max(float_at_most(limit), -float_max), bits);
+    score_kernels().at_least(parts_[0].logits.run(first, count, scratch), count, float_below(limit), bits);
     for_bits(bits, [&](int64_t index) { consider(first + index); });
 }
 
@@ -243,7 +234,7 @@ void LogitScores::collect(int64_t block, const RowNoise& noise, BestList& best) 
 // The least word of a token of a block that can reach the limit, unless it has the block's largest noise: its score is
 // value - log(exp(-largest) - log(word)), so that exp(value - limit) must be at least -log(word) >= 1 - word.
 uint32_t LogitScores::least_word(int64_t block, double limit) const {
-    const double below = limit - value(lone() ? maxima_[block] : mixed_maxima_[block]);
+    const double below = limit - value(lone_ ? maxima_[block] : mixed_maxima_[block]);
     if (!(below > 0)) {
         return 0;
     }
@@ -254,16 +245,14 @@ uint32_t LogitScores::least_word(int64_t block, double limit) const {
 // Scores what was set apart, but for the tokens that have their block's largest noise.
 void LogitScores::settle(const RowNoise& noise, BestList& best) {
     const uint32_t* words = tokens_.draw(noise.key());
-    int64_t block = -1;
-    uint32_t least = 0;
-    for (int64_t index = 0; index < tokens_.count(); ++index) {
-        const int64_t token = tokens_.id(index);
-        if (token / block_size != block) {
-            block = token / block_size;
-            least = least_word(block, best.limit());
-        }
-        if (words[index] >= least) {
-            consider(token, noise.largest(block), noise, best);
+    const uint32_t* ids = tokens_.ids();
+    for (int64_t index = 0, count = tokens_.count(); index < count;) {
+        const uint32_t block = ids[index] / uint32_t{block_size};
+        const uint32_t least = least_word(block, best.limit());
+        for (; index < count && ids[index] / uint32_t{block_size} == block; ++index) {
+            if (words[index] >= least) {
+                consider(ids[index], noise.largest(block), noise, best);
+            }
         }
     }
     tokens_.clear();
@@ -281,7 +270,7 @@ void LogitScores::try_best_blocks(const RowNoise& noise, BestList& best) {
         if (noise.any()) {
             consider_lifted(block, noise, best);
         } else {
-            const double most = lone() ? maxima_[block] : mixed_maxima_[block];
+            const double most = lone_ ? maxima_[block] : mixed_maxima_[block];
             for_logits_at_least(block, most, [&](int64_t token) { best.add({value(logit(token)), token}); });
         }
     }
@@ -290,18 +279,19 @@ void LogitScores::try_best_blocks(const RowNoise& noise, BestList& best) {
 // The best score mostly is where some block's largest noise lies: those of the blocks that could have it set a limit
 // which few blocks reach.
 void LogitScores::race_blocks(const RowNoise& noise, BestList& best) {
-    bounds_.start(maxima_, lone() ? static_cast<float>(origin_) : 0.0f, temperature_, noise);
+    bounds_.start(maxima_, lone_ ? static_cast<float>(origin_) : 0.0f, temperature_, noise);
     try_best_blocks(noise, best);
     const size_t tried = candidates_.size();
-    bounds_.for_rest(best.limit(), [&](int64_t block) { candidates_.push_back(block); });
     const double factor = 1 / temperature_;
-    for (size_t index = tried; noise.any() && index < candidates_.size(); ++index) {
-        const int64_t block = candidates_[index];
+    double limit = best.limit();
+    bounds_.for_rest(limit, [&](int64_t block) {
+        candidates_.push_back(block);
         const int64_t token = block * block_size + noise.argmax(block);
-        if (token < vocab_ && (logit(token) - origin_) * factor + noise.bound(block) >= best.limit()) {
+        if (noise.any() && token < vocab_ && (logit(token) - origin_) * factor + noise.bound(block) >= limit) {
             consider_lifted(block, noise, best);
+            limit = best.limit();
         }
-    }
+    });
     for (size_t index = 0; index < candidates_.size(); ++index) {
         if (index < tried || bounds_.reaches(candidates_[index], best.limit())) {
             collect(candidates_[index], noise, best);

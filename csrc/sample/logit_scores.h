@@ -36,7 +36,6 @@ class LogitScores {
         ExactLogits logits;
         double weight;
     };
-    bool lone() const { return parts_.size() == 1 && parts_[0].weight == 1 && plausibility_ == 0; }
     void read(RowNoise& noise);
     void read_tile(int64_t tile);
     void read_mixed_tile(int64_t tile);
@@ -58,6 +57,7 @@ class LogitScores {
     double value(double logit) const { return (logit - origin_) / temperature_; }
 
     std::vector<Part> parts_;
+    bool lone_ = false;             // one part, whose logits are the scores' as they are
     std::vector<ExactLogits> all_;  // of every member
     std::vector<char> used_;
     double plausibility_ = 0;          // 0 is off

@@ -26,9 +26,9 @@ struct ScoreKernels {
     // totals[i] += weight * logits[i], where NaN counts as -inf, +inf as the largest float; -inf where the logit is
     void (*mix)(const float* logits, int64_t count, double weight, double* totals);
     // bounds[i] = at least (maxima[i] - origin) / 2 * factor + noise[i], where no maximum is above the origin; -inf
-    // where it is. tile_bounds[i] = the largest of 16 of them.
+    // where it is. best[16 s + lane] = the largest of bounds[256 s + 16 k + lane] for k below 16. count: of whole 16.
     void (*score_bounds)(const float* maxima, int64_t count, float origin, float factor, const float* noise,
-                         float* bounds, float* tile_bounds);
+                         float* bounds, float* best);
 };
 
 const ScoreKernels& score_kernels();  // of the instruction set in use

@@ -11,11 +11,12 @@ namespace specens {
 namespace {
 
 struct Lanes {
-    __m256i quarter[4];
+    static constexpr int count = 8;  // of 16, what is live would not fit into the registers
+    __m256i half[2];
 
     template <typename Function>
     static Lanes make(Function function) {
-        return {function(0), function(1), function(2), function(3)};
+        return {function(0), function(1)};
     }
     static Lanes set(uint32_t word) {
         return make([=](int) { return _mm256_set1_epi64x(word); });
@@ -30,22 +31,22 @@ struct Lanes {
         return make([=](int index) { return _mm256_add_epi32(_mm256_set1_epi64x(first + 4 * index), rising); });
     }
     Lanes multiplied(uint32_t factor) const {
-        return make([&](int index) { return _mm256_mul_epu32(quarter[index], _mm256_set1_epi64x(factor)); });
+        return make([&](int index) { return _mm256_mul_epu32(half[index], _mm256_set1_epi64x(factor)); });
     }
     Lanes low_half() const { return *this; }
     Lanes high_half() const {
-        return make([&](int index) { return _mm256_srli_epi64(quarter[index], 32); });
+        return make([&](int index) { return _mm256_srli_epi64(half[index], 32); });
     }
     Lanes combined(const Lanes& second, const Lanes& third) const {
         return make([&](int index) {
-            const __m256i two = _mm256_xor_si256(quarter[index], second.quarter[index]);
-            return _mm256_xor_si256(two, third.quarter[index]);
+            const __m256i two = _mm256_xor_si256(half[index], second.half[index]);
+            return _mm256_xor_si256(two, third.half[index]);
         });
     }
     void store(uint32_t* to) const {
-        for (int index = 0; index < 4; ++index) {
+        for (int index = 0; index < 2; ++index) {
             const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
-            const __m256i words = _mm256_permutevar8x32_epi32(quarter[index], even);
+            const __m256i words = _mm256_permutevar8x32_epi32(half[index], even);
             _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 4 * index), _mm256_castsi256_si128(words));
         }
     }

@@ -13,6 +13,7 @@ namespace specens {
 namespace {
 
 struct Lanes {
+    static constexpr int count = 16;
     __m512i half[2];
 
     static Lanes set(uint32_t word) { return {_mm512_set1_epi64(word), _mm512_set1_epi64(word)}; }

@@ -10,6 +10,7 @@ namespace specens {
 namespace {
 
 struct Lanes {
+    static constexpr int count = 16;
     uint32x4_t quarter[4];
 
     struct Product {

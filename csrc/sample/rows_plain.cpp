@@ -9,7 +9,8 @@ namespace specens {
 namespace {
 
 struct Lanes {
-    uint64_t lane[16];
+    static constexpr int count = 16;
+    uint64_t lane[count];
 
     template <typename Function>
     static Lanes make(Function function) {
