@@ -197,7 +197,7 @@ def _table(
         KERNEL_DEVICES[f"{name}_cpp"] = frozenset({"cpu", "cuda"} if cuda else {"cpu"})
         table["cpp"] = getattr(torch.ops.specens, name).default
         if load is not None:
-            operator = _add_triton(name, load, traced, cuda)
+            operator = add_triton(name, load, traced, cuda)
             KERNEL_DEVICES[f"{name}_triton"] = _kernel_devices(operator) - ({"cpu"} if operator == name else set())
             table["triton"] = getattr(torch.ops.specens, operator).default
     for device_type, preference in FASTEST_FIRST.items():
@@ -211,7 +211,7 @@ def _table(
     return table
 
 
-def _add_triton(name: str, load: Callable[[], Implementation], traced: Implementation, cuda: bool) -> str:
+def add_triton(name: str, load: Callable[[], Implementation], traced: Implementation, cuda: bool) -> str:
     """The operator that has Triton's kernel."""
 
     def load_replayed() -> Implementation:

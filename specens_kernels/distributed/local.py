@@ -1,15 +1,17 @@
-"""The best tokens of this rank's slices: by the C++ where it can, else in torch, on every device."""
+"""The best tokens of this rank's slices: by the C++ or Triton where they can, else in torch, on every device."""
 
 from __future__ import annotations
 
+import importlib
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import Target
-from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS
+from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, TRITON_REASON, add_triton
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.gumbel import BLOCK
@@ -48,6 +50,14 @@ HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "be
 if HAS_OPERATORS:
     OPERATORS.trace("best_of_shard", empty_best)
     OPERATORS.trace("gumbel_noise", empty_noise)
+BY_TRITON = None  # the name of the operator that has Triton's kernel
+if HAS_OPERATORS and TRITON_REASON is None:
+    BY_TRITON = add_triton(
+        "best_of_shard",
+        lambda: importlib.import_module("specens_kernels.ops.sample.triton_shard").launch,
+        empty_best,
+        False,
+    )
 
 
 def has_operators(like: Tensor) -> bool:
@@ -55,10 +65,17 @@ def has_operators(like: Tensor) -> bool:
     return HAS_OPERATORS and like.is_cpu
 
 
+def best_operator(like: Tensor) -> Callable[..., list[Tensor]] | None:
+    """What finds the best tokens of a part, of logits like these; None: torch."""
+    name = "best_of_shard" if has_operators(like) else BY_TRITON if like.is_cuda else None
+    return None if name is None else getattr(torch.ops.specens, name)
+
+
 def has_kernel(target: Target, before: Tensor | Paths | None) -> bool:
-    """Whether the C++ can find the best tokens; plausibility and the paths of trees are for torch."""
+    """Whether a kernel can find the best tokens; plausibility and the paths of trees are for torch."""
     follows_paths = target.processing.active and isinstance(before, Paths)
-    return has_operators(target.member_logits[0]) and target.plausibility == 0 and not follows_paths
+    like = target.member_logits[0]
+    return best_operator(like) is not None and target.plausibility == 0 and not follows_paths
 
 
 def split_at_block(shard: Shard, target: Target, before: Tensor | Paths | None) -> tuple[Part | None, Part | None]:
@@ -92,16 +109,16 @@ def _columns(logits: Tensor, begin: int, end: int) -> Tensor:
     return own if own.shape[-1] > 0 else logits.new_full((*logits.shape[:-1], 1), -math.inf)
 
 
-def best_in_cpp(part: Part, seeds: Tensor | None, positions: Tensor | None) -> Found:
+def best_by_kernel(part: Part, seeds: Tensor | None, positions: Tensor | None) -> Found:
     """The best tokens of a part that begins with a block of noise."""
     target, options = part.target, operator_options(part.target)
     if isinstance(part.before, Tensor):
         options["draft_tokens"] = part.before
     if seeds is not None and positions is not None:
         options |= {"seeds": seeds, "positions": positions}
-    values, tokens, status = torch.ops.specens.best_of_shard(
-        target.member_logits, first_token=part.shard.start, **options
-    )
+    operator = best_operator(target.member_logits[0])
+    assert operator is not None
+    values, tokens, status = operator(target.member_logits, first_token=part.shard.start, **options)
     return Found(values, tokens, status.long())
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
 from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_steps
 from specens_kernels.distributed.filters import KEY_BITS, OF_DTYPE, filter_of
-from specens_kernels.distributed.local import best_in_cpp, has_kernel, split_at_block
+from specens_kernels.distributed.local import best_by_kernel, has_kernel, split_at_block
 from specens_kernels.distributed.shard import Shard, usable
 from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
@@ -171,10 +171,11 @@ def best_in_parts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best token of each row here, [batch, rows, 1], its logit, and the slice's status [batch, rows].
 
-    The C++ reads from the first block of noise on that begins here; torch what lies before that, 127 tokens at most.
+    A kernel reads from the first block of noise on that begins here; torch what lies before that, 127 tokens at most.
     """
     first, rest = split_at_block(shard, target, before)
-    values, tokens, status = [], [], torch.zeros(target.member_logits[0].shape[:2], dtype=torch.int64)
+    like = target.member_logits[0]
+    values, tokens, status = [], [], torch.zeros(like.shape[:2], dtype=torch.int64, device=like.device)
     if first is not None:
         members = read_members(*first)
         scores = mixed_logits(members.logits, members.weights, 0.0)
@@ -183,7 +184,7 @@ def best_in_parts(
     if rest is not None:
         seeds = None if noise.seeds is None else noise.seeds.contiguous()
         positions = None if noise.positions is None or seeds is None else noise.positions.contiguous()
-        best = best_in_cpp(rest, seeds, positions)
+        best = best_by_kernel(rest, seeds, positions)
         values.append(best.values[..., None])
         tokens.append(best.tokens.clamp(min=0)[..., None] + rest.shard.start)
         status = status | best.status

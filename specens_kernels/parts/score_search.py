@@ -87,6 +87,15 @@ def _value_bounds(scores, statistics, target, state, request, rows, maxima, orig
 
 
 @triton.jit
+def _of_noise(scores, block):
+    """The number of a block of the vocabulary's first 128 tokens, the next, ..., of which this may be a part."""
+    if scores.first_block is not None:
+        return block + scores.first_block
+    else:
+        return block
+
+
+@triton.jit
 def _block_bounds(scores, statistics, target, state, request, rows, maxima, origin, rate, seed, position, noisy):
     """What no score of a block exceeds, float32 [GROUPS, blocks of a group], and those blocks, int32."""
     TOGETHER: tl.constexpr = scores.VISITED // scores.BLOCK
@@ -98,7 +107,7 @@ def _block_bounds(scores, statistics, target, state, request, rows, maxima, orig
     noise = tl.zeros(bounds.shape, tl.float32) - INFINITY
     PARTS: tl.constexpr = scores.VISITED // NOISE_BLOCK
     for part in range(PARTS):
-        noise = tl.maximum(noise, largest_bound(seed, position, block * PARTS + part))
+        noise = tl.maximum(noise, largest_bound(seed, position, _of_noise(scores, block * PARTS + part)))
     bounds = tl.where(bounds > -INFINITY, bound_of(bounds) + tl.where(noisy, noise, 0.0), -INFINITY)
     return tl.trans(bounds), tl.trans(block)
 
@@ -123,9 +132,11 @@ def _values(scores, statistics, target, state, request, step, tokens, origin, th
 
 
 @triton.jit
-def _score(value, seed, position, token, noisy):
+def _score(scores, value, seed, position, token, noisy):
     """Of one token, [1], its value with the noise, float64."""
-    noise = tl.where(everywhere(noisy, token), -tl.log(token_noise(seed, position, token)), 0.0)
+    block = _of_noise(scores, token // NOISE_BLOCK)
+    own = token_noise(seed, position, block * NOISE_BLOCK + token % NOISE_BLOCK)
+    noise = tl.where(everywhere(noisy, token), -tl.log(own), 0.0)
     return tl.max(tl.where(value > -INFINITY, value + noise, -INFINITY), 0)
 
 
@@ -186,7 +197,8 @@ def search_scores(scores, statistics, target, request, step, position, BEST: tl.
             values = _values(
                 scores, statistics, target, state, request, step, tokens, origin, threshold, rate, tl.float32
             )
-            noise = tl.where(everywhere(noisy, tokens), block_bounds(seed, position, noise_blocks), 0.0)
+            noise = block_bounds(seed, position, _of_noise(scores, noise_blocks))
+            noise = tl.where(everywhere(noisy, tokens), noise, 0.0)
             upper = tl.where(values > -INFINITY, bound_of(values) + noise, -INFINITY)
             largest = tl.max(upper, 0)
             while (largest.to(tl.float64) >= tl.min(best, 0)) & (largest > -INFINITY):
@@ -195,7 +207,7 @@ def search_scores(scores, statistics, target, request, step, position, BEST: tl.
                 value = _values(
                     scores, statistics, target, state, request, step, one, origin, threshold, rate, tl.float64
                 )
-                best, chosen = _put(best, chosen, _score(value, seed, position, one, noisy), token)
+                best, chosen = _put(best, chosen, _score(scores, value, seed, position, one, noisy), token)
                 if BEST == 1 and scores.LONE:  # equal logits of a greedy request: the first of them wins
                     done = (tokens == token) | ((upper == largest) & everywhere(noisy == 0, tokens))
                 else:

@@ -46,6 +46,7 @@ class ScoreView(NamedTuple):
     plausibility_rest: float
     blocks: int
     tiles: int
+    first_block: int | None  # of noise, of a part of the vocabulary; None: the vocabulary is whole
     HAS_SEEDS: tl.constexpr
     LONE: tl.constexpr  # no logits are mixed
     EXACT: tl.constexpr  # a value is a logit over the temperature, not a logarithm of a probability
@@ -99,6 +100,7 @@ def score_view(
         plausibility_rest=plausibility - _float32(plausibility),
         blocks=blocks,
         tiles=tiles,
+        first_block=None,
         HAS_SEEDS=tl.constexpr(seeds is not None),
         LONE=tl.constexpr(lone),
         EXACT=tl.constexpr(exact),

@@ -31,7 +31,7 @@ from specens_kernels import (
     verify_chain,
     verify_tree,
 )
-from specens_kernels.distributed import operations, target
+from specens_kernels.distributed import local, operations, target
 from specens_kernels.distributed.filters import MOST_CANDIDATES
 from specens_kernels.distributed.groups import Exchange
 
@@ -312,12 +312,16 @@ def test_padding_is_not_read():
     assert_equal(results[1], verify_chain(logits, drafts, seeds=numbers, positions=numbers, backend="reference"), "")
 
 
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
 @pytest.mark.parametrize("vocab", [90, 700, 5003])
-def test_the_best_tokens_of_slices_are_found_in_cpp_as_in_torch(vocab, monkeypatch):
+def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backend, monkeypatch):
     calls = []
-    kernel = target.best_in_cpp
-    monkeypatch.setattr(target, "best_in_cpp", lambda *given: calls.append(given) or kernel(*given))
-    for seed in range(many(12)):
+    kernel = target.best_by_kernel
+    monkeypatch.setattr(target, "best_by_kernel", lambda *given: calls.append(given) or kernel(*given))
+    if backend == "triton":
+        operator = getattr(torch.ops.specens, local.BY_TRITON)
+        monkeypatch.setattr(local, "best_operator", lambda _: operator)
+    for seed in range(many(12 if backend == "cpp" else 3)):
         choice, problem = random.Random(seed), random_problem(seed, (vocab,))
         arguments = of_gumbel(problem, seed).arguments | {"logprobs": False}
         if not isinstance(arguments["ensemble"], LogitMixture):

@@ -22,6 +22,8 @@ from specens_kernels.arguments import (
 from specens_kernels.ops.sample.reference import one_step
 from specens_kernels.ops.sample.triton_scores import draw_found
 from specens_kernels.ops.sample.triton_scores import launches as launches_of_scores
+from specens_kernels.ops.sample.triton_shard import launches as shard_launches
+from specens_kernels.ops.sample.triton_shard import new_best
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_kernel import Call, decide, launches, new_outcome
 from specens_kernels.ops.verify_chain.triton_report import ReportView, new_results, raw_view, report_launches
@@ -124,4 +126,6 @@ def aot_variants() -> list[AotVariant]:
         )
         *_, best = launches_of_scores(draw_found(tokens, None, status, 1), scores, statistics, target, DraftView())
         variants.append(aot_variant(best))
+        *_, of_shard = shard_launches(new_best(target), scores._replace(first_block=8), statistics, target)
+        variants.append(aot_variant(of_shard))
     return variants
