@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 from driver.tiny_models import tiny_llama
 from specens import SpeculativeEnsemble
+from specens.cli.options import Placement
 from specens.engines.loading import Loader, engine_of, split_adapter
 
 
@@ -34,6 +35,13 @@ def test_gguf_files_are_run_by_llama_cpp_where_it_is_installed(llama_cpp_is, spe
 def test_all_other_models_are_run_by_transformers(llama_cpp_is, spec):
     llama_cpp_is(True)
     assert engine_of(spec) == ("transformers", spec)
+
+
+def test_the_address_of_a_cluster_needs_a_model_there():
+    for models in (["ray:a", "b"], ["a", "ray:b"]):
+        Placement(None, None, None, "head:6379").check(models)
+    with pytest.raises(ValueError, match="--ray-address: expected a model with ray: before it, got a, b"):
+        Placement(None, None, None, "head:6379").check(["a", "b"])
 
 
 @pytest.mark.parametrize("installed", [True, False])

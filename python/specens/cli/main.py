@@ -35,6 +35,7 @@ WITHOUT_EFFECT_ON_TEXTS = {
     "batch_size",
     "device",
     "threads",
+    "ray_address",
     "stream",
     "json",
     "seed",
@@ -112,6 +113,7 @@ def generate(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    ray_address: options.RayAddress = None,
     stream: options.Stream = True,
     json: options.Json = False,
 ) -> None:
@@ -140,7 +142,7 @@ def generate(
     trees = options.parse_tree(tree, tree_nodes, schedule)
     texts_of = _settings_of_texts(context) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
     run = FileRun(files, job, texts_of) if files.are_many else None
-    placement = options.Placement(dtype, device, threads)
+    placement = options.Placement(dtype, device, threads, ray_address)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
     ensemble = load(context, models, placement, ensemble=mixture, draft_lens=draft_lens, **how)
     job = commands.with_chat_of(ensemble, job)
@@ -185,6 +187,7 @@ def compare(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    ray_address: options.RayAddress = None,
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
@@ -201,7 +204,7 @@ def compare(
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    placement = options.Placement(dtype, device, threads)
+    placement = options.Placement(dtype, device, threads, ray_address)
     trees = options.parse_tree(tree, tree_nodes)
     how: dict[str, Any] = {"ensemble": mixture, "draft_lens": draft_lens, "drafter": drafter, "preset": preset}
     rules = (rule or "token").split(",")
@@ -245,6 +248,7 @@ def plan(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    ray_address: options.RayAddress = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each forward; medians are taken.")] = 5,
     plot: Annotated[Path | None, typer.Option(help=PLOT_HELP)] = None,
     json: options.Json = False,
@@ -259,7 +263,7 @@ def plan(
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    placement = options.Placement(dtype, device, threads)
+    placement = options.Placement(dtype, device, threads, ray_address)
     lookup = options.parse_planned(drafter, len(models))
     if plot is not None:
         commands.check_picture(plot)

@@ -34,6 +34,7 @@ def load(
     with loading(errors, f"loading {', '.join(models)}"):
         from specens import SpeculativeEnsemble
 
+        placement.check([*models, *([] if drafter is None else [drafter.removeprefix("model:")])])
         settings["draft_lens"] = None if draft_lens is None else options.parse_draft_lens(draft_lens)
         settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, placement)
         given = {name: value for name, value in settings.items() if value is not None}

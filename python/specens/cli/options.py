@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +124,12 @@ GenerationConfig = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the Ray cluster where ray: models run, HOST:PORT. Default: RAY_ADDRESS, else one of its own."
+    ),
+]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
@@ -363,6 +370,14 @@ class Placement:
     dtype: str | None
     device: str | None
     threads: int | None
+    ray_address: str | None = None
+
+    def check(self, models: Sequence[str]) -> None:
+        """Raise ValueError where an option is for other models."""
+        from specens.engines.loading import engine_of
+
+        if self.ray_address is not None and all(engine_of(model)[0] != "ray" for model in models):
+            raise ValueError(f"--ray-address: expected a model with ray: before it, got {', '.join(models)}")
 
     def apply(self) -> dict[str, Any]:
         """Set the threads of torch; `dtype` and `device` as arguments. Raises ValueError where the dtype is unknown."""
@@ -373,6 +388,8 @@ class Placement:
         dtype = None if self.dtype is None else as_dtype(self.dtype, "--dtype")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        if self.ray_address is not None:
+            os.environ["RAY_ADDRESS"] = self.ray_address  # which `engines.ray` joins
         return {"dtype": dtype, "device": self.device}
 
 

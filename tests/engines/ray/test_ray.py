@@ -47,7 +47,11 @@ def expected():
     return [SpeculativeEnsemble(members, schedule="standard").generate(prompt, **JOB).tokens for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("schedule", [{"schedule": "standard"}, {"schedule": "alternate"}, {"tree": (2, 2)}], ids=str)
+@pytest.mark.parametrize(
+    "schedule",
+    [{"schedule": "standard"}, {"schedule": "alternate"}, {"schedule": "parallel", "draft_lens": 3}, {"tree": (2, 2)}],
+    ids=str,
+)
 def test_every_schedule_writes_the_texts_of_members_in_this_process(actors, expected, schedule):
     ensemble = SpeculativeEnsemble(actors, **schedule)
     assert ensemble.generate(PROMPTS[0], **JOB).tokens == expected[0]
@@ -77,6 +81,33 @@ def test_an_actor_that_is_killed_is_started_again_and_the_texts_are_the_same(act
 def test_what_an_engine_refuses_there_is_refused_here(actors):
     with pytest.raises(ValueError, match=r"prompt|token"):
         SpeculativeEnsemble(actors, schedule="standard").generate([10**6], **JOB)
+
+
+def test_a_context_is_whole_after_a_read_that_raised(actors):
+    context, plain = actors[0].open(Needs(2)), Tiny(0)().open(Needs(2))
+    text, other = context.add([1, 2]), plain.add([1, 2])
+    (first,) = context.read([Read(text, [])])
+    gone = context.add([5])
+    with pytest.raises(Exception, match=r"out of range"):
+        context.read([Read(text, [10**6])])
+    context.remove(gone)
+    text.roll_back(0)
+    (again,) = context.read([Read(text, [3])])
+    assert torch.equal(first, plain.read([Read(other, [])])[0])
+    torch.testing.assert_close(again, plain.read([Read(other, [3])])[0])
+
+
+class Small(CausalLM):
+    def check_length(self, num_tokens):
+        if num_tokens > 10:
+            raise ValueError(f"cache: expected at most 10 tokens, got {num_tokens}")
+
+
+def test_the_room_of_an_engine_there_is_asked_about(actors):  # noqa: ARG001
+    engine = RayEngine(lambda: Small(tiny_llama(0)))
+    engine.check_length(10)
+    with pytest.raises(ValueError, match="cache: expected at most 10 tokens, got 11"):
+        engine.check_length(11)
 
 
 def refuse():

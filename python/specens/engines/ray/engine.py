@@ -53,7 +53,11 @@ class RayEngine(Engine):
         self._ray = ray_module()
         if not self._ray.is_initialized():
             own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}  # a cluster decides for itself
-            self._ray.init(log_to_driver=False, **own)
+            try:
+                self._ray.init(log_to_driver=False, **own)
+            except ConnectionError as error:
+                address = os.environ.get("RAY_ADDRESS")
+                raise ValueError(f"members: expected a Ray cluster at {address}, found none: {error}") from None
         if isinstance(load, str):
             load = SpecLoader(load, dtype=dtype, device=device, revision=revision)
         # Ray calls again what a lost actor did not answer; a new life knows nothing, and says so. It reserves no CPU
@@ -62,6 +66,7 @@ class RayEngine(Engine):
         self._actor = self._ray.remote(Worker).options(**settings).remote(load)
         weakref.finalize(self, _end, self._ray, self._actor)
         self.contexts, self._turns = itertools.count(), itertools.count()
+        self._longest = 0  # of the lengths that it was asked about and has room for
         self._learn()
 
     def _learn(self) -> None:
@@ -99,6 +104,12 @@ class RayEngine(Engine):
     def check(self, needs: Needs) -> None:
         """As the engine's there."""
         self.call("check", needs)
+
+    def check_length(self, num_tokens: int) -> None:
+        """As the engine's there, which is asked once about a length."""
+        if num_tokens > self._longest:
+            self.call("check_length", num_tokens)
+            self._longest = num_tokens
 
     def forget(self, context: int) -> None:
         """Have the actor forget a context, some time."""
@@ -144,11 +155,15 @@ class RayText(Text):
 
 
 class RayContext(Context):
-    """The texts of a batch in an actor. life: the one that knows of them up to the changes that wait."""
+    """The texts of a batch in an actor.
+
+    life: the one that knows of them up to the changes that wait; None where none does, as after a read that raised.
+    """
 
     def __init__(self, engine: RayEngine, needs: Needs) -> None:
         self.needs, self.number = needs, next(engine.contexts)
-        self._engine, self._life, self._numbers = engine, engine.life, itertools.count()
+        self._engine, self._numbers = engine, itertools.count()
+        self._life: str | None = engine.life
         self._texts: dict[int, RayText] = {}
         self._waiting: list[Change] = []
         weakref.finalize(self, engine.forget, self.number)
@@ -176,7 +191,7 @@ class RayContext(Context):
             return self._waiting
         return [("add", text.number, text.prompt) for text in self._texts.values()]
 
-    def is_up_to_date(self, life: str) -> None:
+    def is_up_to_date(self, life: str | None) -> None:
         self._life, self._waiting = life, []
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
@@ -185,7 +200,11 @@ class RayContext(Context):
         assert all(isinstance(text, RayText) and not read.nodes for text, read in zip(texts, reads))
         numbers = [text.number for text in texts if isinstance(text, RayText)]
         asked = [RemoteRead(number, tuple(read.sequence), read.num_rows) for number, read in zip(numbers, reads)]
-        answer = self._engine.read(self, asked)
+        try:
+            answer = self._engine.read(self, asked)
+        except Exception:
+            self.is_up_to_date(None)
+            raise
         self.forwards = [
             Forward([self._texts[number] for number in own], counts, seconds)
             for own, counts, seconds in answer.forwards

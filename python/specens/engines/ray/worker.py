@@ -57,6 +57,10 @@ class Worker:
         """As the engine's."""
         self.engine.check(needs)
 
+    def check_length(self, num_tokens: int) -> None:
+        """As the engine's."""
+        self.engine.check_length(num_tokens)
+
     def read(
         self,
         life: str,
@@ -74,10 +78,14 @@ class Worker:
             return None
         done, answer = self._last.get(context, (-1, None))
         if done != turn:
-            if context not in self._contexts:
-                self._contexts[context] = self.engine.open(needs), {}
-            self._change(*self._contexts[context], changes)
-            answer = self._read(*self._contexts[context], reads)
+            try:
+                if context not in self._contexts:
+                    self._contexts[context] = self.engine.open(needs), {}
+                self._change(*self._contexts[context], changes)
+                answer = self._read(*self._contexts[context], reads)
+            except BaseException:
+                self._contexts.pop(context, None)  # half changed; its owner tells all of it anew
+                raise
             self._last[context] = turn, answer
         return answer
 
