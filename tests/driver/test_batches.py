@@ -40,7 +40,7 @@ def alone_and_together(ensemble, jobs, batch_size=3, **settings):
     return alone, together
 
 
-@pytest.mark.parametrize("num_members", [2, 3])
+@pytest.mark.parametrize("num_members", [3, *[2] * FULL])
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, top_p=0.9)], ids=["greedy", "sampled"])
 def test_a_batch_writes_the_texts_that_its_requests_write_alone(members, name, num_members, sampling):

@@ -47,7 +47,7 @@ def members():
     return [first, relative_of(first, 1, noise=0.2), relative_of(first, 2, noise=0.2)]
 
 
-@settings(max_examples=400 if FULL else 40, deadline=None, derandomize=not FULL)
+@settings(max_examples=400 if FULL else 25, deadline=None, derandomize=not FULL)
 @given(st.data())
 def test_every_way_of_speculating_writes_the_text_of_standard(members, data):
     target = TARGETS[data.draw(st.sampled_from(sorted(TARGETS)))]

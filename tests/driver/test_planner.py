@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import FULL
 from driver.tiny_models import PROMPT, Bigram, relative_of, save_pair, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.analysis.measure import measure, measure_weights
@@ -42,7 +43,7 @@ SETTINGS = {
     "three, alternate 3,1,2": Candidate("alternate", (3, 1, 2)),
 }
 SAMPLING = Sampling(temperature=0.8)
-NUM_TOKENS = 80
+NUM_TOKENS, GREEDY_TOKENS = 80, 80 if FULL else 40
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +165,12 @@ ENSEMBLES = {
 def test_the_forwards_of_a_greedy_text_are_predicted_one_by_one(members, name):
     ensemble, num_members = ENSEMBLES[name], 3 if name == "three" else 2
     chosen = [candidate for candidate in SETTINGS.values() if len(candidate.draft_lens) == num_members]
-    measured = measure_all(members[:num_members], chosen, 1, Sampling(0), ensemble)
+    measured = measure_all(members[:num_members], chosen, 1, Sampling(0), ensemble, GREEDY_TOKENS)
     for candidate in chosen:
-        statistics = text_of(members[:num_members], candidate, ensemble=ensemble, sampling=Sampling(0)).statistics
+        settings = {"ensemble": ensemble, "sampling": Sampling(0), "max_new_tokens": GREEDY_TOKENS}
+        statistics = text_of(members[:num_members], candidate, **settings).statistics
         prediction = predict(measured, candidate)
-        found = [max(count - 1, 0) / NUM_TOKENS for count in statistics.forwards]
+        found = [max(count - 1, 0) / GREEDY_TOKENS for count in statistics.forwards]
         assert prediction.forwards == pytest.approx(found, abs=1e-9), candidate
         indices = [[index] for index in range(num_members)]
         run = simulate(measured, candidate, indices, measured.acceptance[0], random.Random(0))

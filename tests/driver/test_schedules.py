@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import torch
-from driver.text_law import LENGTH, TEXTS, fit_of_texts, fit_of_tokens
+from cases import FULL
+from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import SpeculativeEnsemble
 from specens.decoding.draft_lens import ByAcceptance
@@ -44,7 +45,7 @@ def greedy_texts(pair):
 
 @pytest.mark.parametrize("name", ENSEMBLES)
 @pytest.mark.parametrize("schedule", ["fixed", "alternate", "parallel"])
-@pytest.mark.parametrize("draft_lens", [1, (1, 4), (5, 2)], ids=str)
+@pytest.mark.parametrize("draft_lens", [1, *[(1, 4)] * FULL, (5, 2)], ids=str)
 def test_greedy_speculation_writes_the_tokens_of_standard(pair, greedy_texts, name, schedule, draft_lens):
     for drafter in (0,) if schedule == "alternate" else (0, 1):
         result = generate(pair, schedule, draft_lens, ENSEMBLES[name], drafter, sampling=GREEDY)
@@ -101,15 +102,14 @@ def test_a_seed_that_was_drawn_reproduces_the_text(pair):
     assert generate(pair, "alternate", seed=None).seed != first.seed
 
 
-# Of longer drafts and of `alternate` in batches (test_batches), which write the texts of requests alone.
+# Longer drafts and `alternate` are in test_batches, and that texts of a batch are those of requests alone.
 @pytest.mark.parametrize("name", ENSEMBLES)
-@pytest.mark.parametrize("schedule", ["standard", "fixed"])
+@pytest.mark.parametrize("schedule", ["standard", *["fixed"] * FULL])
 def test_sampled_texts_follow_the_law_of_the_ensemble(name, schedule):
     tables = 1.5 * torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(4))
     ensemble = SpeculativeEnsemble([Bigram(table) for table in tables], ensemble=ENSEMBLES[name], schedule=schedule)
-    texts = [[0, *ensemble.generate([0], max_new_tokens=LENGTH, seed=seed).tokens] for seed in range(TEXTS)]
     transition = target_logprobs(list(tables), ensemble=ENSEMBLES[name]).double().exp()
-    assert fit_of_tokens(texts, transition) > 1e-4
+    assert fit_of_texts(ensemble, transition)[0] > 1e-4
 
 
 OUTSIDERS = {

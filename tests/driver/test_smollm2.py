@@ -23,7 +23,7 @@ def test_greedy_speculation_writes_the_text_of_standard(smollm2, expert, tokeniz
     members = [expert, smollm2]
     job = {"prompt": QUESTION, "chat": True, "max_new_tokens": LENGTH, "sampling": Sampling(temperature=0.0)}
     expected = SpeculativeEnsemble(members, tokenizer, ensemble, schedule="standard").generate(**job)
-    for schedule, draft_lens in (("fixed", 3), ("alternate", 1), ("alternate", (3, 1))):
+    for schedule, draft_lens in (("fixed", 3), *[("alternate", 1)] * FULL, ("alternate", (3, 1))):
         result = SpeculativeEnsemble(members, tokenizer, ensemble, draft_lens, schedule).generate(**job)
         assert result.tokens == expected.tokens
         assert result.text == expected.text == tokenizer.decode(expected.tokens, skip_special_tokens=True)
@@ -59,7 +59,7 @@ def test_one_model_under_two_prompts_is_a_prompt_ensemble(smollm2, tokenizer):
     job = {"chat": True, "max_new_tokens": 12, "sampling": Sampling(temperature=0.0)}
     expected = SpeculativeEnsemble([smollm2, smollm2], tokenizer, schedule="standard").generate(prompts, **job)
     assert expected.statistics.model_calls == len(expected.tokens)
-    for schedule in ("fixed", "alternate"):
+    for schedule in (*["fixed"] * FULL, "alternate"):
         result = SpeculativeEnsemble([smollm2, smollm2], tokenizer, schedule=schedule).generate(prompts, **job)
         assert result.tokens == expected.tokens
 

@@ -50,7 +50,7 @@ def test_uniforms_beside_the_acceptance_ratio(backend, device, ensemble, tempera
     drafts = torch.multinomial(draft, 1, generator=torch.Generator().manual_seed(3))
     ratio = (target.gather(1, drafts) / draft.gather(1, drafts))[:, 0]
     tested = 0
-    for distance in NEAR if backend == "cpp" else NEAR[1:4:2]:
+    for distance in NEAR if backend == "cpp" else NEAR[1:2]:
         for side in (1 - distance, 1 + distance):
             uniform = ratio * side
             possible = uniform < 1
