@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +17,8 @@ from specens_kernels import Contrastive, Mixture, target_logprobs
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'specens-kernels[evaluation]'")
 
+from lm_eval.__main__ import cli_evaluate  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
 from specens import SpeculativeEnsemble  # noqa: E402
 from specens.adapters.lm_eval import SpeculativeLM  # noqa: E402
 
@@ -123,9 +130,47 @@ def test_a_local_task_runs_from_model_args(tmp_path):
         tasks=tasks,
         batch_size=2,
         bootstrap_iters=0,
+        task_manager=TaskManager(include_defaults=False),
     )["results"]
     assert found["choice"]["acc,none"] == 1.0
     assert found["answer"]["exact_match,none"] == 1.0
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "evaluation.md").read_text()
+ARC = {"question": "w6", "choices": {"text": ["w4", "w8"], "label": ["A", "B"]}, "answerKey": "B"}
+DATA = {  # what the tasks of the page ask for, by folder, configuration and split
+    ("openai/gsm8k", "main", "train"): [{"question": f"w{index} w1", "answer": "w3 #### 4"} for index in range(6)],
+    ("openai/gsm8k", "main", "test"): [{"question": "w2 w9", "answer": "w7 #### 5"}],
+    **{("allenai/ai2_arc", "ARC-Easy", split): [ARC] for split in ("train", "validation", "test")},
+}
+
+
+def test_the_command_of_the_page_runs_as_pasted(tmp_path, monkeypatch, capsys):
+    for name, model in (("MODEL", FIRST), ("OTHER", SECOND)):
+        model.save_pretrained(tmp_path / name)
+        TOKENIZER.save_pretrained(tmp_path / name)
+    for (folder, configuration, split), rows in DATA.items():
+        data = tmp_path / folder / configuration
+        data.mkdir(parents=True, exist_ok=True)
+        (data / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        files = "".join(f"\n  - {{split: {path.stem}, path: {configuration}/{path.name}}}" for path in data.iterdir())
+        head = f"configs:\n- config_name: {configuration}\n  data_files:{files}"
+        (tmp_path / folder / "README.md").write_text(f"---\n{head}\n---\n")
+    install, command = re.search(r"^```\n(.*?)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE).groups()
+    assert install == 'pip install "specens-kernels[evaluation]"'
+    python, *words = shlex.split(command.replace("\\\n", ""))
+    assert [python, *words[:2]] == ["python", "-m", "specens.adapters.lm_eval"]
+    assert "without a GPU add `--device cpu`" in PAGE
+    device = [] if torch.cuda.is_available() else ["--device", "cpu"]
+    tasks = [str(Path(lm_eval.__file__).parent / "tasks" / name) for name in ("gsm8k", "arc")]  # to read all takes long
+    few = partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda *_, **__: few(include_path=tasks))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lm_eval", *words[2:], *device])
+    cli_evaluate()
+    printed = capsys.readouterr().out
+    assert re.search(r"^\|arc_easy *\|.*\|acc +\|", printed, re.M)
+    assert re.search(r"^\|gsm8k *\|.*\|exact_match\|", printed, re.M)
 
 
 def test_wrong_arguments_are_named():
