@@ -217,6 +217,15 @@ def test_a_run_is_not_continued_with_other_settings_or_another_seed(ensemble, pr
         run(ensemble, prompts, output)
 
 
+def test_a_run_is_not_continued_by_another_engine(models, prompts, tmp_path, monkeypatch):
+    output = tmp_path / "texts.jsonl"
+    assert generate(models, prompts, output).exit_code == 0
+    monkeypatch.setattr("specens.engines.loading.engine_of", lambda spec: ("llama_cpp", spec))
+    refused = generate(models, prompts, output)
+    assert refused.exit_code == 2
+    assert "engines: expected ['transformers', 'transformers'], with which" in refused.stderr
+
+
 @pytest.mark.parametrize("content", [b'{"a": 1}\n{"b": 2}', b'{"b": 2}', b"not JSON\nat all"])
 def test_a_file_of_something_else_is_left_as_it_is(models, ensemble, prompts, tmp_path, content):
     other = tmp_path / "other.jsonl"

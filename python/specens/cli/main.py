@@ -140,7 +140,7 @@ def generate(
     job = _job(prompt, chat, input, seed=seed, **given)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes, schedule)
-    texts_of = _settings_of_texts(context) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
+    texts_of = _settings_of_texts(context, models) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
     run = FileRun(files, job, texts_of) if files.are_many else None
     placement = options.Placement(dtype, device, threads, ray_address)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
@@ -372,6 +372,9 @@ def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None
     return settings | {"prompt": prompt, "chat": chat}
 
 
-def _settings_of_texts(context: typer.Context) -> dict[str, Any]:
-    """The options that the texts depend on, as they were given."""
-    return {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS | GRAMMARS}
+def _settings_of_texts(context: typer.Context, models: list[str]) -> dict[str, Any]:
+    """The options that the texts depend on, as they were given; and the engines, which may follow from what is here."""
+    from specens.engines.loading import engine_of
+
+    given = {name: value for name, value in context.params.items() if name not in WITHOUT_EFFECT_ON_TEXTS | GRAMMARS}
+    return given | {"engines": [engine_of(model)[0] for model in models]}
