@@ -1,5 +1,6 @@
 """Predictions of the planner, against closed forms and against generations whose forwards are counted."""
 
+import io
 import json
 import random
 import sys
@@ -9,10 +10,22 @@ import pytest
 import torch
 from cases import FULL
 from driver.tiny_models import PROMPT, Bigram, relative_of, save_pair, tiny_llama
+from rich.console import Console
 from specens import SpeculativeEnsemble
 from specens.analysis.measure import measure, measure_weights
-from specens.analysis.planner import Candidate, GroupCost, Measured, candidates, predict, predict_all, simulate
+from specens.analysis.planner import (
+    WORTHWHILE,
+    Candidate,
+    GroupCost,
+    Measured,
+    candidates,
+    pick,
+    predict,
+    predict_all,
+    simulate,
+)
 from specens.analysis.speedup_plot import picture_title, plot_speedups, speedups_by_length, speedups_by_weight
+from specens.cli.display import show_plan
 from specens.cli.main import app
 from specens.decoding.ideal import (
     alternate_speedup,
@@ -281,6 +294,24 @@ def test_drafting_while_verifying_is_planned_for_where_members_are_apart():
     assert 4 <= best.draft_lens[1] <= 6
 
 
+@pytest.mark.parametrize("acceptance", [0.2, 0.6, 0.9])
+def test_standard_is_picked_where_a_forward_costs_as_much_as_its_tokens(acceptance):
+    """As of quantised models on a processor, whose forwards are bound by computing."""
+    measured, chosen = even(acceptance, (1.0, 1.0), num_tokens=150), list(candidates(2, 3))
+    costs = {indices: GroupCost({1: 1.0, 2: 2.0}, 0.0) for indices in measured.costs}
+    predictions = predict_all(replace(measured, costs=costs), chosen)
+    best, fastest = pick(predictions), max(one.speedup for one in predictions if one.candidate.schedule != "standard")
+    assert (best.candidate.schedule, best.speedup) == ("standard", 1.0)
+    assert fastest < WORTHWHILE
+    shown = Console(width=200, record=True, file=io.StringIO())
+    show_plan(shown, measured, predictions, ["first", "second"])
+    said = shown.export_text()
+    assert "Best: --schedule standard" in said
+    assert f"would run at {fastest:.2f} times the speed of standard" in said
+    by_memory = {indices: GroupCost({1: 1.0, 2: 1.1}, 0.0) for indices in measured.costs}
+    assert (pick(predict_all(replace(measured, costs=by_memory), chosen)).speedup > 1.2) is (acceptance > 0.5)
+
+
 def test_prompts_and_the_time_outside_forwards_are_part_of_the_prediction():
     assert predict(even(1.0, (1.0,), 100, prompt=11.0, outside=0.5), Candidate("standard", (1,))).tokens_per_second == (
         pytest.approx(100 / (11.0 + 99 + 100 * 0.5))
@@ -318,7 +349,8 @@ def test_the_command_picks_a_schedule(tmp_path):
     assert rates == sorted(rates, reverse=True)
     assert set(values["measured"]["costs"]) == {"0", "1"}
     assert set(values["measured"]["costs"]["0"]["seconds"]) >= {"1", "2", "8"}
-    assert values["best"] == values["predictions"][0]["options"]
+    fastest = values["predictions"][0]
+    assert values["best"] == (fastest["options"] if fastest["speedup"] >= WORTHWHILE else "--schedule standard")
     chosen = CliRunner().invoke(app, ["generate", *models, "--prompt", "w5", *values["best"].split(), "--json"])
     assert chosen.exit_code == 0, chosen.stderr
     options = ["--longest", "2", "--drafter", "lookup"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specens.analysis.planner import WORTHWHILE
 from specens.decoding.ideal import (
     alternate_speedup,
     fixed_speedup,
@@ -21,7 +22,6 @@ from specens.settings.jobs import derived_seed
 from specens_kernels import Sampling
 
 WARM_UP_TOKENS = 8
-WORTHWHILE = 1.02
 EXPLAINED = 0.15  # a measured speed-up this far below the ideal one is explained
 
 

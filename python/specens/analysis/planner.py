@@ -19,6 +19,7 @@ from specens.settings.arguments import indices_read_together
 
 REPEATS = 16
 MOST_COMBINATIONS = 100
+WORTHWHILE = 1.02  # a speed-up that is less than this is none
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,12 @@ def predict_all(measured: Measured, chosen: Sequence[Candidate], *, seed: int = 
     baseline = predict(measured, Candidate("standard", (1,) * measured.num_members), seed=seed)
     found = [predict(measured, candidate, baseline.tokens_per_second, seed=seed) for candidate in chosen]
     return sorted(found, key=lambda prediction: -prediction.tokens_per_second)
+
+
+def pick(predictions: Sequence[Prediction]) -> Prediction:
+    """The fastest of some predictions, which stands first; `standard`, if it is among them, where that hardly pays."""
+    plain = [one for one in predictions if one.candidate.schedule == "standard"]
+    return plain[0] if plain and predictions[0].speedup < WORTHWHILE else predictions[0]
 
 
 def predict(measured: Measured, candidate: Candidate, baseline: float | None = None, *, seed: int = 0) -> Prediction:

@@ -9,7 +9,7 @@ from typing import Any
 
 from specens.analysis.compare import with_other_schedules, with_standard
 from specens.analysis.measure import measure, measure_weights
-from specens.analysis.planner import candidates, predict_all
+from specens.analysis.planner import candidates, pick, predict_all
 from specens.analysis.speedup_plot import check_picture, picture_title, plot_speedups
 from specens.cli import display
 from specens.cli.exits import Output, errors, print_json
@@ -136,7 +136,7 @@ def plan(
         predictions = predict_all(measured, chosen)
     if json:
         found = {"measured": measured.to_dict(), "predictions": [one.to_dict() for one in predictions]}
-        print_json({"models": models, "best": predictions[0].candidate.options} | found)
+        print_json({"models": models, "best": pick(predictions).candidate.options} | found)
     else:
         display.show_plan(Output(), measured, predictions, _names(models))
     if plot is not None:  # at the end, so that Ctrl-C only costs the picture

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specens.analysis.compare import Comparison, Row, compare
-from specens.analysis.planner import Measured, Prediction
+from specens.analysis.planner import Measured, Prediction, pick
 from specens.cli.progress import progress
 from specens.decoding.request import Event
 from specens.generate import Generation, SpeculativeEnsemble
@@ -115,9 +115,13 @@ def show_plan(console: Console, measured: Measured, predictions: Sequence[Predic
     """Print what was measured, what is predicted, the fastest first, and what to do."""
     console.print(cost_table(measured, names))
     console.print(prediction_table(predictions))
-    best = predictions[0]
+    best = pick(predictions)
     gain = f"{best.tokens_per_second:.1f} tokens/s, {best.speedup:.2f} times standard"
     console.print(f"Best: {best.candidate.options} ({gain})", highlight=False, soft_wrap=True)
+    others = [one for one in predictions if one.candidate.schedule != "standard"]
+    if best.candidate.schedule == "standard" and others:
+        speed = f"{others[0].candidate}, would run at {others[0].speedup:.2f} times the speed of standard"
+        console.print(f"Speculation does not pay here: the best of it, {speed}.", highlight=False, soft_wrap=True)
 
 
 def cost_table(measured: Measured, names: Sequence[str]) -> Table:
