@@ -3,7 +3,8 @@
 python -m bench.end_to_end.overhead [--profile fixed]
 
 Milliseconds of processor time of this thread, operations of `specens_kernels` included, a round and request, and the
-same at a vocabulary of 64, where these have next to nothing to do.
+same at a vocabulary of 64, where these have next to nothing to do. reading_share: the part of the first that one
+`torch.amax` over every row that a forward gave takes in the same run: less than that cannot be, where all are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from specens_kernels import Mixture
 
-NEW_TOKENS, REPEATS, MOST_ROWS = 96, 5, 64
+VOCAB, NEW_TOKENS, REPEATS, MOST_ROWS = 49152, 96, 5, 64
 WAYS = {
     "standard": {"schedule": "standard"},
     "fixed": {"schedule": "fixed", "draft_lens": 4},
@@ -42,6 +43,8 @@ class NoText(Text):
 class NoContext(Context):
     """Gives rows of one table, whatever is read."""
 
+    num_rows = 0  # that all contexts gave
+
     def __init__(self, table: Tensor) -> None:
         self._table = table
 
@@ -51,6 +54,7 @@ class NoContext(Context):
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         """Rows of the table."""
+        NoContext.num_rows += sum(read.num_rows for read in reads)
         return [self._table[len(read.sequence) % MOST_ROWS :][: read.num_rows] for read in reads]
 
     def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
@@ -68,20 +72,22 @@ class NoEngine(Engine):
         self.vocab_size = vocab
         common = torch.randn(2 * MOST_ROWS, vocab, generator=torch.Generator().manual_seed(0))
         own = torch.randn(2 * MOST_ROWS, vocab, generator=torch.Generator().manual_seed(1 + seed))
-        self._table = 3 * common + 0.5 * own
+        self.table = 3 * common + 0.5 * own
 
     def open(self, needs: Needs) -> NoContext:  # noqa: ARG002
         """An empty context."""
-        return NoContext(self._table)
+        return NoContext(self.table)
 
 
-def milliseconds(vocab: int, way: str, batch: int) -> tuple[float, float]:
-    """Medians of processor time a round and a request, and of rounds a token."""
+def milliseconds(vocab: int, way: str, batch: int) -> tuple[float, float, float]:
+    """Medians of processor time a round and a request, and of what reading its rows takes; and rounds a token."""
     ensemble = SpeculativeEnsemble(
         [NoEngine(vocab, seed) for seed in range(2)], ensemble=Mixture((0.5, 0.5)), **WAYS[way]
     )
-    found, rounds = [], 0.0
+    table = NoEngine(vocab, 0).table
+    found, reading, rounds = [], [], 0.0
     for seed in range(REPEATS):
+        NoContext.num_rows = 0
         started = time.thread_time()
         texts = list(
             ensemble.generate_many([[1, 2, 3]] * batch, batch_size=batch, seed=seed, max_new_tokens=NEW_TOKENS)
@@ -89,7 +95,12 @@ def milliseconds(vocab: int, way: str, batch: int) -> tuple[float, float]:
         seconds = time.thread_time() - started
         rounds = sum(text.statistics.rounds for text in texts)
         found.append(1000 * seconds / rounds)
-    return statistics.median(found), rounds / (batch * NEW_TOKENS)
+        started = time.thread_time()
+        for _ in range(REPEATS):
+            table.amax(-1)
+        seconds_a_row = (time.thread_time() - started) / (REPEATS * len(table))
+        reading.append(1000 * seconds_a_row * NoContext.num_rows / rounds)
+    return statistics.median(found), statistics.median(reading), rounds / (batch * NEW_TOKENS)
 
 
 def main() -> None:
@@ -106,8 +117,9 @@ def main() -> None:
         return
     for way in WAYS:
         for batch in (1, 16):
-            (all_ms, rounds), (own_ms, _) = milliseconds(49152, way, batch), milliseconds(64, way, batch)
+            (all_ms, reading, rounds), (own_ms, *_) = milliseconds(VOCAB, way, batch), milliseconds(64, way, batch)
             values = {"ms": round(all_ms, 3), "ms_at_vocab_64": round(own_ms, 3), "rounds_a_token": round(rounds, 2)}
+            values |= {"reading_share": round(reading / all_ms, 3)}
             print(json.dumps({"way": way, "batch": batch, **values}), flush=True)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from specens.decoding.draws import _as_lists, on_host
+from specens.decoding.draws import _as_lists, largest, on_host
 from specens.decoding.logit_rows import LogitRows, joined
 
 
@@ -53,3 +53,14 @@ def test_a_stretch_over_several_forwards_is_the_one_that_was_asked_for():
 def test_results_that_come_at_once_are_those_that_come_one_by_one():
     columns = (torch.tensor([1, -1]), torch.tensor([[2, 3, -1], [4, 5, 6]]), torch.tensor([7, 8], dtype=torch.int32))
     assert _as_lists(columns) == on_host(*columns) == [[1, -1], [[2, 3, -1], [4, 5, 6]], [7, 8]]
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 65, 1000, 50257])
+def test_the_largest_numbers_of_rows_are_those_of_topk(vocab):
+    rows = torch.randn(3, vocab, generator=torch.Generator().manual_seed(vocab))
+    rows[:, ::3] = -torch.inf
+    for count in (1, 2, 7, 40):
+        scores, tokens = largest(rows, count)
+        assert torch.equal(scores, rows.topk(min(count, vocab)).values)
+        assert torch.equal(rows.gather(1, tokens), scores)
+        assert all(len(set(line)) == len(line) for line in tokens.tolist())

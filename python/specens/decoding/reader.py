@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from torch import Tensor
 
 from specens.decoding.statistics import Statistics
-from specens.engines.protocol import Context, Engine, Forward, Needs, Text, check_tokens
+from specens.engines.protocol import Context, Engine, Needs, Text, check_tokens
 
 COUNTING = Lock()  # statistics are a request's, whose members may be read at the same time
 
@@ -105,16 +105,17 @@ class Reader:
         asks_for_known = self._prompt_read and num_rows > num_tokens - self.num_read - self.num_nodes
         return self._last if asks_for_known else ((), ())
 
-    def count(self, forward: Forward) -> None:
-        """Book these texts' part of a forward, if any: of the time as large a one as of the texts."""
-        tokens = {id(text): count for text, count in zip(forward.texts, forward.num_tokens, strict=True)}
+    def count(self, tokens: Mapping[int, int], seconds: float) -> None:
+        """Book these texts' part of a forward, if any: of the time as large a one as of the texts.
+
+        tokens: how many it read of each text, by the text's identity.
+        """
         mine = zip(self.indices, map(id, self.texts), strict=True)
         own = {index: tokens[text] for index, text in mine if text in tokens}
         if own:
-            seconds = forward.seconds * len(own) / len(tokens)
-            counts = list(own.values())
+            counts, share = list(own.values()), seconds * len(own) / len(tokens)
             with COUNTING:
-                self._statistics.count_forward(list(own), counts, seconds, reads_prompt=not self._prompt_read)
+                self._statistics.count_forward(list(own), counts, share, reads_prompt=not self._prompt_read)
             self._prompt_read = True
 
     def keep(self, num_read: int, num_nodes: int, logits: Sequence[Tensor], hidden: Sequence[Tensor]) -> None:

@@ -90,8 +90,9 @@ def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor
     seconds = time.perf_counter() - started
     new = {id(text): count for part in parts for text, count in part.reader.num_new(part.length)}
     for forward in context.forwards or [Forward(texts, [new[id(text)] for text in texts], seconds)]:
+        tokens = {id(text): count for text, count in zip(forward.texts, forward.num_tokens, strict=True)}
         for part in parts:
-            part.reader.count(forward)
+            part.reader.count(tokens, forward.seconds)
     return logits, context.hidden or ()
 
 

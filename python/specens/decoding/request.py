@@ -228,9 +228,12 @@ class Request:
 
     def may_follow(self, index: int) -> bool:
         """Whether a token can stand at an index: not after an end, nor after a draft that cannot be accepted."""
-        if index < self.num_settled:
+        first = self.num_settled
+        if index < first or (index == first and self._masks is None):
             return True
-        path = [self.num_settled + node for node in self.drafts.path(index - self.num_settled - 1)]
+        path: Sequence[int] = range(first, index)
+        if not self.drafts.is_chain:
+            path = [first + node for node in self.drafts.path(index - first - 1)]
         if not self._excluded.isdisjoint(path):
             return False
         if self._masks is not None:

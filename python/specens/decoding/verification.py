@@ -123,13 +123,16 @@ def _settle(
 def _tree_rows(group: list[Request], index: int) -> Tensor:
     """Logits [requests, nodes + 1, vocab] of a member after the text and all nodes, 0 where it has read none."""
     rows = [_rows_after(request, index) for request in group]
-    return rows[0][None] if len(rows) == 1 else torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    if len({len(own) for own in rows}) == 1:
+        return joined(rows).unflatten(0, (len(rows), -1))
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _rows_after(request: Request, index: int) -> Tensor:
     first, last = request.num_settled, len(request.sequence) + 1
     rows = request.rows[index].take(first, min(request.rows[index].end, last))
-    return torch.nn.functional.pad(rows, (0, 0, 0, last - first - len(rows)))
+    missing = last - first - len(rows)
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _tree_origin(group: list[Request]) -> tuple[list[int], dict[str, Any]]:

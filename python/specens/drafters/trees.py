@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specens.decoding.drafts import ROOT
-from specens.decoding.draws import draft_logprobs, draw_best_children, draw_siblings, most_likely
+from specens.decoding.draws import draft_logprobs, draw_best_children, draw_siblings, largest, most_likely
 from specens.decoding.request import OUTSIDE, Request
 from specens.drafters.tree_plan import TreePlan
 from specens_kernels import TokenTree
@@ -96,7 +96,8 @@ class _Growth:
         """Add the children of the newest drafts; whether there is more to expand, which are drafts then."""
         frontier, length = self._growth.frontier.tolist(), self._growth.expected_length
         rows = draft_logprobs(self.request, index, [self._drafts[candidate] for candidate in frontier])
-        chances, ids = rows.exp().topk(min(self._plan.width, rows.shape[-1]), dim=-1)
+        scores, ids = largest(rows, self._plan.width)
+        chances = scores.exp()
         for line, candidate in zip(chances, frontier, strict=True):
             if not self.request.can_draft_after(self._drafts[candidate]):
                 line.zero_()  # of no use
