@@ -79,6 +79,20 @@ def test_a_cache_that_grows_goes_on_as_it_was(engine: LlamaCpp, context: Context
         context.remove(each)
 
 
+def test_a_cache_that_has_no_space_to_grow_stays_as_it_was(
+    engine: LlamaCpp, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    text, fresh = context.add(PROMPT), engine.open(Needs())
+    read(context, text, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.model.functions, "llama_init_from_model", lambda *_: None)
+        with pytest.raises(MemoryError, match=r"llama.cpp has no space for 512 tokens of target.gguf"):
+            read(context, context.add(OTHER * 10), [])
+        with pytest.raises(MemoryError, match=r"llama.cpp has no space"):
+            assert not [context.add(PROMPT) for _ in range(20)]
+    assert torch.equal(read(context, text, [5]), read(fresh, fresh.add([*PROMPT, 5]), []))
+
+
 def test_a_text_longer_than_a_forward_is_read_in_parts(context: Context):
     ids = [3 + (7 * index) % 1000 for index in range(700)]
     whole, parts = context.add(ids[:10]), context.add(ids[:10])

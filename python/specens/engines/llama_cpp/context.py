@@ -34,9 +34,8 @@ class LlamaContext:
         self._adapter = adapter
         self._functions = model.functions
         self._batch = Batch(model.functions)
-        self._cells, self._num_sequences = CELLS, min(SEQUENCES, self.most_sequences)
+        self._open(CELLS, min(SEQUENCES, self.most_sequences))
         self._free = list(reversed(range(self._num_sequences)))
-        self._open()
 
     @property
     def most_sequences(self) -> int:
@@ -49,9 +48,8 @@ class LlamaContext:
             raise ValueError(f"batch_size: expected at most {self.most_sequences} texts and paths at a time")
         while len(self._free) < count:
             before = self._num_sequences
-            self._num_sequences = min(2 * before, self.most_sequences)
+            self._reopen(self._cells, min(2 * before, self.most_sequences))
             self._free = [*reversed(range(before, self._num_sequences)), *self._free]
-            self._reopen()
         return [self._free.pop() for _ in range(count)]
 
     def can_take(self, count: int) -> bool:
@@ -88,7 +86,7 @@ class LlamaContext:
         if torch.get_num_threads() != self._threads:
             self._set_threads()
         while self._cells < min(len(tokens), BATCH):  # llama.cpp takes no more tokens at once than there are cells
-            self._grow()
+            self._reopen(2 * self._cells, self._num_sequences)
         parts = []
         for start in range(0, len(tokens), BATCH):
             part = slice(start, start + BATCH)
@@ -102,13 +100,9 @@ class LlamaContext:
     def _decode(self) -> None:
         last_errors()
         while (result := self._functions.llama_decode(self._pointer, self._batch.struct)) == NO_SPACE:
-            self._grow()
+            self._reopen(2 * self._cells, self._num_sequences)
         if result != 0:
             raise RuntimeError(f"llama.cpp cannot read with {self.model.path.name} ({result}): {last_errors()}")
-
-    def _grow(self) -> None:
-        self._cells *= 2
-        self._reopen()
 
     def _rows(self, count: int) -> Tensor:
         logits = self._functions.llama_get_logits(self._pointer)
@@ -121,36 +115,38 @@ class LlamaContext:
         self._threads = torch.get_num_threads()
         self._functions.llama_set_n_threads(self._pointer, self._threads, self._threads)
 
-    def _open(self) -> None:
+    def _reopen(self, cells: int, num_sequences: int) -> None:
+        """A larger cache, with what the one before holds."""
+        size = self._functions.llama_state_get_size(self._pointer)
+        state = (ctypes.c_uint8 * size)()
+        self._functions.llama_state_get_data(self._pointer, state, size)
+        close = self._close
+        self._open(cells, num_sequences, state)
+        close()
+
+    def _open(self, cells: int, num_sequences: int, state: ctypes.Array[ctypes.c_uint8] | None = None) -> None:
+        """Take a new cache, which holds a state; where there is no space for it, all stays as it is."""
         functions, model = self._functions, self.model
         parameters = functions.llama_context_default_params()
-        parameters.n_ctx, parameters.n_seq_max = self._cells, self._num_sequences
+        parameters.n_ctx, parameters.n_seq_max = cells, num_sequences
         parameters.n_batch = parameters.n_ubatch = BATCH
         parameters.kv_unified = True  # tokens of several texts, of any number each, in one forward
         parameters.swa_full = True  # windows that forget nothing which a rejection may need again
         parameters.no_perf = True
         last_errors()
-        self._pointer: Any = functions.llama_init_from_model(model.pointer, parameters)
-        if not self._pointer:
-            raise MemoryError(f"llama.cpp has no space for {self._cells} tokens of {model.path.name}: {last_errors()}")
-        self._close = weakref.finalize(self, _free, functions, self._pointer, model.weights)
-        self._memory = functions.llama_get_memory(self._pointer)
+        pointer = functions.llama_init_from_model(model.pointer, parameters)
+        if not pointer:
+            raise MemoryError(f"llama.cpp has no space for {cells} tokens of {model.path.name}: {last_errors()}")
+        close = weakref.finalize(self, _free, functions, pointer, model.weights)
+        if state is not None and not functions.llama_state_set_data(pointer, state, len(state)):
+            close()
+            raise RuntimeError(f"llama.cpp cannot move the cache of {model.path.name}: {last_errors()}")
+        self._pointer, self._close, self._cells, self._num_sequences = pointer, close, cells, num_sequences
+        self._memory = functions.llama_get_memory(pointer)
         if self._adapter is not None:
             adapters = (functions.llama_adapter_lora_p_ctypes * 1)(self._adapter)
-            functions.llama_set_adapters_lora(self._pointer, adapters, 1, (ctypes.c_float * 1)(1.0))
+            functions.llama_set_adapters_lora(pointer, adapters, 1, (ctypes.c_float * 1)(1.0))
         self._set_threads()
-
-    def _reopen(self) -> None:
-        """A larger cache, with what the one before holds."""
-        functions = self._functions
-        size = functions.llama_state_get_size(self._pointer)
-        state = (ctypes.c_uint8 * size)()
-        size = functions.llama_state_get_data(self._pointer, state, size)
-        close = self._close
-        self._open()
-        close()
-        if functions.llama_state_set_data(self._pointer, state, size) != size:
-            raise RuntimeError(f"llama.cpp cannot move the cache of {self.model.path.name}: {last_errors()}")
 
 
 def _free(functions: Any, pointer: Any, _: Weights) -> None:
