@@ -164,7 +164,8 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     count, blocks = min(count, rows.shape[-1]), rows.shape[-1] // BLOCK
     if rows.device.type != "cpu" or blocks <= count:
-        return tuple(rows.topk(count, dim=-1))  # type: ignore[return-value]
+        all_of = rows.topk(count, dim=-1)
+        return all_of.values, all_of.indices
     best = rows[..., : blocks * BLOCK].unflatten(-1, (blocks, BLOCK)).amax(-1).topk(count, dim=-1).indices
     tokens = (best[..., None] * BLOCK + torch.arange(BLOCK)).flatten(-2)
     tokens = torch.cat([tokens, torch.arange(blocks * BLOCK, rows.shape[-1]).expand(len(rows), -1)], dim=-1)
