@@ -1,6 +1,6 @@
 """What the compiled Triton kernels need, without a GPU: `python -m bench static`.
 
-What an operation's `aot_variants` gives is compiled for each architecture; its binary tells registers, stack,
+What `bench/gpu/variants` lists of an operation is compiled for each architecture; its binary tells registers, stack,
 shared memory, local loads and stores (spills), the widest loads from device memory, and whether a loop that loads has
 a barrier. A process that interprets kernels (TRITON_INTERPRET=1) cannot compile them, so this one is its own.
 """
@@ -93,12 +93,12 @@ def compile_operation(operation: str, architectures: Sequence[int], most: int) -
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from specens_kernels.parts.launches import DEPENDENT_CAPABILITY, as_dependent, compile_options
+    from specens_kernels.parts.launches import DEPENDENT_CAPABILITY, aot_variant, as_dependent, compile_options
 
-    module = importlib.import_module(f"specens_kernels.ops.{operation}.triton_kernel")
+    module = importlib.import_module(f"bench.gpu.variants.{operation}")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
-    variants = module.aot_variants()
+    variants = [aot_variant(launch) for launch in module.variants()]
     for index in sorted(chosen([variant.kernel.fn.__name__ for variant in variants], most)):
         for architecture in architectures:
             dependent = architecture >= 10 * DEPENDENT_CAPABILITY

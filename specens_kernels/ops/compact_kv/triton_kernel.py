@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specens_kernels.ops.compact_kv.reference import MAX_PREFIX_LEN
 from specens_kernels.parts.chain import INVALID_PARAMETER
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.sampling import any_size, size_of
 
 CACHES_A_LAUNCH = 16  # each is an argument
@@ -243,17 +243,3 @@ def launch(
 
 def _table(values: Any) -> Any:
     return None if values is None else values.to(torch.int64).contiguous()
-
-
-def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU: dense and paged caches."""
-
-    def tensor(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    dense, paged = (tensor(*shape, dtype=torch.bfloat16) for shape in ((8, 8, 4096, 128), (2, 512, 16, 8, 128)))
-    plain = Moves(tensor(8, 6), 6, tensor(8), None, None, None, 0, 8, 4096, tensor(8), tensor(8, dtype=torch.int32))
-    in_blocks = plain._replace(num_kept=tensor(8), block_table=tensor(8, 64), columns=64, blocks=512, block_size=16)
-    mapped = in_blocks._replace(block_table=None, slot_mapping=tensor(8, 64))
-    found = [*launches([dense] * 4, plain, -4, -2), *launches([paged], in_blocks, -4, -3)]
-    return [aot_variant(launch) for launch in (*found, *launches([paged], mapped, -4, -3))]

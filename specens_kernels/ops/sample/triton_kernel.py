@@ -22,15 +22,11 @@ from specens_kernels.arguments import (
 from specens_kernels.ops.sample.reference import one_step
 from specens_kernels.ops.sample.triton_scores import draw_found
 from specens_kernels.ops.sample.triton_scores import launches as launches_of_scores
-from specens_kernels.ops.sample.triton_shard import launches as shard_launches
-from specens_kernels.ops.sample.triton_shard import new_best
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
-from specens_kernels.ops.verify_chain.triton_kernel import Call, decide, launches, new_outcome
-from specens_kernels.ops.verify_chain.triton_report import ReportView, new_results, raw_view, report_launches
+from specens_kernels.ops.verify_chain.triton_kernel import Call, decide
+from specens_kernels.ops.verify_chain.triton_report import ReportView, raw_view, report_launches
 from specens_kernels.parts.draft import DraftView
-from specens_kernels.parts.examples import example_random, example_targets
-from specens_kernels.parts.launches import AotVariant, aot_variant, run
-from specens_kernels.parts.rules import new_rule
+from specens_kernels.parts.launches import run
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.statistics import Statistics, new_statistics
 from specens_kernels.parts.target import TargetView, batch_of, target_view
@@ -105,27 +101,3 @@ def _report_rows(
         view = ReportView(tokens[:, :1].contiguous(), 1, None, *top, report.top)
         run(report_launches(view, statistics, target), tokens)
     return [values[:, 0] for values in top]
-
-
-def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of the draw, for compilation without a GPU; the pass is target_logprobs' own."""
-    variants = []
-    for index, target in enumerate(example_targets()[1::2]):
-        target = target._replace(steps=1)
-        statistics = new_statistics(target, DraftView())
-        results = new_results(batch_of(target), 1, Report(TARGET_LOGPROBS, 0), target.logits[0].device)
-        outcome = new_outcome(results, statistics, RuleKind.TOKEN, logprobs=True)
-        rule = new_rule(statistics, DraftView(), TOKEN_RULE, batch_of(target))
-        *_, draw = launches(outcome, statistics, target, DraftView(), rule, example_random(index), 0, 2)
-        variants.append(aot_variant(draw))
-        statistics, random = new_statistics(target, DraftView()), example_random(0)
-        scores = score_view(target, statistics, random.seeds, random.positions, False)
-        tokens, status = (
-            torch.empty(8, 4, dtype=torch.int64, device="meta"),
-            torch.empty(8, dtype=torch.int32, device="meta"),
-        )
-        *_, best = launches_of_scores(draw_found(tokens, None, status, 1), scores, statistics, target, DraftView())
-        variants.append(aot_variant(best))
-        *_, of_shard = shard_launches(new_best(target), scores._replace(first_block=8), statistics, target)
-        variants.append(aot_variant(of_shard))
-    return variants

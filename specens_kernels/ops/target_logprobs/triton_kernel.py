@@ -13,8 +13,7 @@ from torch import Tensor
 from specens_kernels.arguments import ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.parts.draft import DraftView, row_is_read
-from specens_kernels.parts.examples import edited_target, example_draft, example_targets, filtered_targets
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.read import first_of, read_block
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.search import SEARCH_BLOCK, search
@@ -237,23 +236,3 @@ def launch(
     logprobs = torch.empty(shape, dtype=torch.float32, device=target.logits[0].device) if out is None else out[0]
     run(launches(logprobs, target), logprobs)
     return logprobs
-
-
-def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU.
-
-    Of filtered targets the search, and what reads a whole mixture; of processing what sums its tables.
-    """
-    variants = []
-    for target in example_targets():
-        variants += [aot_variant(launch) for launch in launches(_meta_logprobs(target), target)]
-    lone, mixture, contrast = filtered_targets()
-    for target, index in ((lone, 0), (mixture, 2), (contrast, 1)):
-        draft = example_draft(target, index)
-        variants.append(aot_variant(filter_launch(new_statistics(target, draft), target, draft)))
-    *_, last = launches(_meta_logprobs(mixture), mixture)
-    return [*variants, aot_variant(last), aot_variant(edit_launch(edited_target().edits))]
-
-
-def _meta_logprobs(target: TargetView) -> Tensor:
-    return torch.empty(*target.logits[0].shape[:2], target.vocab, device="meta")

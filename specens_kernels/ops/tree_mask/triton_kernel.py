@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.ops.tree_mask.reference import Layout
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY, any_size, size_of
 
 BLOCKS, WARPS = (128, 2048), 4  # keys of a program, of narrow and wide masks: up to 16 bytes a thread
@@ -125,37 +125,3 @@ def launch(
     )
     run(iter([mask_launch(call)]), parents)
     return mask, call.positions
-
-
-def aot_variants() -> list[AotVariant]:
-    """(kernel, signature, constexprs) of what is launched, for compilation without a GPU."""
-    return [
-        aot_variant(mask_launch(_example_call(layout, dtype)))
-        for layout, dtype in (
-            (Layout.FULL, torch.int8),
-            (Layout.PACKED, torch.int8),
-            (Layout.ADDITIVE, torch.bfloat16),
-        )
-    ]
-
-
-def _example_call(layout: Layout, dtype: torch.dtype) -> MaskCall:
-    batch, nodes, prefix = 8, 60, 4096
-
-    def tensor(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    width = (nodes + 7) // 8 if layout == Layout.PACKED else prefix + nodes
-    return MaskCall(
-        parents=tensor(batch, nodes),
-        prefix_lens=tensor(batch),
-        num_nodes=tensor(batch),
-        nodes=nodes,
-        max_prefix=any_size(0 if layout == Layout.PACKED else prefix),
-        window=LARGEST_WINDOW,
-        positions=tensor(batch, nodes),
-        mask=tensor(batch * nodes, width, dtype=dtype),
-        width=width,
-        PACKED=tl.constexpr(layout == Layout.PACKED),
-        ADDITIVE=tl.constexpr(layout == Layout.ADDITIVE),
-    )

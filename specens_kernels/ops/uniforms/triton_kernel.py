@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.philox import uniform
 
 BLOCK_BATCH, WARPS = 256, 4  # two requests a thread
@@ -61,10 +61,3 @@ def launch(seeds: Tensor, positions: Tensor, steps: Tensor, stream: int, *, out:
     uniforms = torch.empty(seeds.shape[0], dtype=torch.float64, device=seeds.device) if out is None else out[0]
     run(launches(uniforms, seeds, positions, steps, stream), uniforms)
     return uniforms
-
-
-def aot_variants() -> list[AotVariant]:
-    """What is launched, for compilation without a GPU."""
-    uniforms = torch.empty(1000, dtype=torch.float64, device="meta")
-    numbers = torch.empty(1000, dtype=torch.int64, device="meta")
-    return [aot_variant(launch) for launch in launches(uniforms, numbers, numbers, numbers, 0)]

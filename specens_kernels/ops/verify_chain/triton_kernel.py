@@ -17,26 +17,24 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import (
-    NO_LOGPROBS,
     TARGET_LOGPROBS,
     ChainArguments,
     Report,
     Rule,
     ready_for_kernels,
 )
-from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
+from specens_kernels.ops.sample.triton_scores import chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, PROCESSED_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
     emitted_rows,
-    example_report_launch,
     new_results,
     raw_report_launches,
     raw_view,
     report_launches,
 )
-from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, rule_launches, shares_kernel
+from specens_kernels.ops.verify_chain.triton_rules import rule_launches
 from specens_kernels.parts.chain import FROM_RESIDUAL, MOST_LIKELY, NOTHING, Outcome, walk
 from specens_kernels.parts.draft import DraftView, dense_drafts, draft_view, row_limit, without_distribution
 from specens_kernels.parts.draw import (
@@ -46,16 +44,7 @@ from specens_kernels.parts.draw import (
     row_states,
     store_row_states,
 )
-from specens_kernels.parts.examples import (
-    edited_target,
-    example_draft,
-    example_random,
-    example_rule,
-    example_targets,
-    filtered_targets,
-    packed_draft,
-)
-from specens_kernels.parts.launches import AotVariant, Launch, aot_variant, run, wait_for_launch_before
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, target_share
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
@@ -328,54 +317,3 @@ def _report(
     elif report.top > 0:
         view = ReportView(tokens, columns, None, *results[6:], report.top)
         run(report_launches(view, statistics, target), tokens)
-
-
-def aot_variants() -> list[AotVariant]:
-    """What is launched, for compilation without a GPU.
-
-    Of filters, rules, edits, packed rows and reports the kernels after the statistics, for some targets and drafts.
-    """
-    found: list[Launch] = []
-    for index, target in enumerate(example_targets()):
-        found += _example_launches(target, example_draft(target, index), index, RuleKind.TOKEN)
-    lone, mixture, contrast = filtered_targets()
-    *_, masses, walked, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
-    for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
-        after = _example_launches(lone, example_draft(lone, 0), 0, kind)
-        found += [launch for launch in after if launch.kernel in (shares_kernel, entropy_kernel)]
-    found += [masses, walked, residual, draw, *_other_launches()]
-    for target in (*example_targets()[::2], edited_target(), lone, mixture):
-        found += _example_score_launches(target)
-    return [aot_variant(launch) for launch in found]
-
-
-def _example_score_launches(target: TargetView) -> list[Launch]:
-    """The kernels of the rule gumbel alone."""
-    drafts = example_draft(target, 3) if target.row_offsets is None else packed_draft(target, False)
-    draft, report = without_distribution(drafts), Report(NO_LOGPROBS, 0)
-    statistics, random = new_statistics(target, draft), example_random(0)
-    results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
-    scores = score_view(target, statistics, random.seeds, random.positions, False, chain=True)
-    own = score_launches(chain_found(results, target.steps, False), scores, statistics, target, draft)
-    return [launch for launch in own if launch.kernel in SCORE_KERNELS]
-
-
-def _other_launches() -> Iterator[Launch]:
-    """With edits and packed rows the kernels of two kinds of drafts; a synthetic draw, what compares, and a report."""
-    target, lone = edited_target(), example_targets()[0]
-    _, statistics, *_ = _example_launches(target, packed_draft(target, False), 1, RuleKind.TOKEN)
-    *_, residual, _ = _example_launches(target, packed_draft(target, True), 0, RuleKind.TOKEN)
-    *_, draw = _example_launches(lone, without_distribution(example_draft(lone, 1)), 1, RuleKind.SYNTHETIC)
-    _, mixture, contrast = filtered_targets()
-    *_, top, _ = _example_launches(mixture, example_draft(mixture, 0), 0, RuleKind.REPLACEMENT)
-    *_, walked = _example_launches(contrast, example_draft(contrast, 2), 1, RuleKind.DECISION_TREE)
-    yield from (statistics, residual, draw, top, walked, example_report_launch())
-
-
-def _example_launches(target: TargetView, draft: DraftView, index: int, kind: RuleKind) -> Iterator[Launch]:
-    statistics = new_statistics(target, draft, all_tops=kind.compares)
-    report = Report(NO_LOGPROBS if index % 2 else TARGET_LOGPROBS, 0)
-    results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
-    outcome = new_outcome(results, statistics, kind, report.logprobs == TARGET_LOGPROBS)
-    rule = new_rule(statistics, draft, example_rule(kind, draft.draft_len), batch_of(target))
-    return launches(outcome, statistics, target, draft, rule, example_random(index), 0, STREAM_NEXT)

@@ -14,12 +14,11 @@ from specens_kernels.arguments import NO_LOGPROBS, RAW_LOGPROBS, Report, Target
 from specens_kernels.ops.target_logprobs.reference import raw
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
 from specens_kernels.parts.draft import DraftView
-from specens_kernels.parts.examples import example_targets
 from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.states import keep_part, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NOWHERE, Statistics, load_plane, new_statistics
-from specens_kernels.parts.target import LN_2, TargetView, batch_of, target_temperature, target_view
+from specens_kernels.parts.target import LN_2, TargetView, target_temperature, target_view
 
 SLACK = tl.constexpr(1e-4)  # of a bound, wider than what float32 rounds
 
@@ -157,13 +156,3 @@ def emitted_rows(target: TargetView, num_tokens: Tensor) -> DraftView:
 def raw_view(target: Target, report: Report, steps: int) -> TargetView | None:
     """The target without temperature, filters and processing, if it is that which log-probabilities are asked of."""
     return target_view(raw(target), steps) if report.logprobs == RAW_LOGPROBS else None
-
-
-def example_report_launch() -> Launch:
-    """A report of raw logits, without data."""
-    target = example_targets()[2]
-    results = new_results(batch_of(target), target.steps, Report(RAW_LOGPROBS, 5), target.logits[0].device)
-    tokens, _, num_tokens, _, _, logprobs, top_tokens, top_logprobs = results
-    report = ReportView(tokens, target.steps, logprobs, top_tokens, top_logprobs, 5)
-    *_, launch = raw_report_launches(report, target, emitted_rows(target, num_tokens))
-    return launch

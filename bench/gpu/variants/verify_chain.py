@@ -1,0 +1,99 @@
+"""The launches of verify_chain for compilation without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.gpu.variants.examples import (
+    edited_target,
+    example_draft,
+    example_random,
+    example_rule,
+    example_targets,
+    filtered_targets,
+    packed_draft,
+)
+from specens_kernels.arguments import (
+    NO_LOGPROBS,
+    RAW_LOGPROBS,
+    TARGET_LOGPROBS,
+    Report,
+)
+from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
+from specens_kernels.ops.sample.triton_scores import launches as score_launches
+from specens_kernels.ops.verify_chain.triton_kernel import STREAM_NEXT, launches, new_outcome
+from specens_kernels.ops.verify_chain.triton_report import (
+    ReportView,
+    emitted_rows,
+    new_results,
+    raw_report_launches,
+)
+from specens_kernels.ops.verify_chain.triton_rules import entropy_kernel, shares_kernel
+from specens_kernels.parts.draft import DraftView, without_distribution
+from specens_kernels.parts.launches import Launch
+from specens_kernels.parts.rules import new_rule
+from specens_kernels.parts.scores import score_view
+from specens_kernels.parts.statistics import new_statistics
+from specens_kernels.parts.target import TargetView, batch_of
+from specens_kernels.rules import RuleKind
+
+
+def variants() -> list[Launch]:
+    """What is launched.
+
+    Of filters, rules, edits, packed rows and reports the kernels after the statistics, for some targets and drafts.
+    """
+    found: list[Launch] = []
+    for index, target in enumerate(example_targets()):
+        found += _example_launches(target, example_draft(target, index), index, RuleKind.TOKEN)
+    lone, mixture, contrast = filtered_targets()
+    *_, masses, walked, residual, draw = _example_launches(contrast, example_draft(contrast, 2), 2, RuleKind.BLOCK)
+    for kind in (RuleKind.BLOCK, RuleKind.TYPICAL):
+        after = _example_launches(lone, example_draft(lone, 0), 0, kind)
+        found += [launch for launch in after if launch.kernel in (shares_kernel, entropy_kernel)]
+    found += [masses, walked, residual, draw, *_other_launches()]
+    for target in (*example_targets()[::2], edited_target(), lone, mixture):
+        found += _example_score_launches(target)
+    return found
+
+
+def _example_score_launches(target: TargetView) -> list[Launch]:
+    """The kernels of the rule gumbel alone."""
+    drafts = example_draft(target, 3) if target.row_offsets is None else packed_draft(target, False)
+    draft, report = without_distribution(drafts), Report(NO_LOGPROBS, 0)
+    statistics, random = new_statistics(target, draft), example_random(0)
+    results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
+    scores = score_view(target, statistics, random.seeds, random.positions, False, chain=True)
+    own = score_launches(chain_found(results, target.steps, False), scores, statistics, target, draft)
+    return [launch for launch in own if launch.kernel in SCORE_KERNELS]
+
+
+def _other_launches() -> Iterator[Launch]:
+    """With edits and packed rows the kernels of two kinds of drafts; a synthetic draw, what compares, and a report."""
+    target, lone = edited_target(), example_targets()[0]
+    _, statistics, *_ = _example_launches(target, packed_draft(target, False), 1, RuleKind.TOKEN)
+    *_, residual, _ = _example_launches(target, packed_draft(target, True), 0, RuleKind.TOKEN)
+    *_, draw = _example_launches(lone, without_distribution(example_draft(lone, 1)), 1, RuleKind.SYNTHETIC)
+    _, mixture, contrast = filtered_targets()
+    *_, top, _ = _example_launches(mixture, example_draft(mixture, 0), 0, RuleKind.REPLACEMENT)
+    *_, walked = _example_launches(contrast, example_draft(contrast, 2), 1, RuleKind.DECISION_TREE)
+    yield from (statistics, residual, draw, top, walked, _report_launch())
+
+
+def _example_launches(target: TargetView, draft: DraftView, index: int, kind: RuleKind) -> Iterator[Launch]:
+    statistics = new_statistics(target, draft, all_tops=kind.compares)
+    report = Report(NO_LOGPROBS if index % 2 else TARGET_LOGPROBS, 0)
+    results = new_results(batch_of(target), draft.draft_len + 1, report, target.logits[0].device)
+    outcome = new_outcome(results, statistics, kind, report.logprobs == TARGET_LOGPROBS)
+    rule = new_rule(statistics, draft, example_rule(kind, draft.draft_len), batch_of(target))
+    return launches(outcome, statistics, target, draft, rule, example_random(index), 0, STREAM_NEXT)
+
+
+def _report_launch() -> Launch:
+    """A report of raw logits, without data."""
+    target = example_targets()[2]
+    results = new_results(batch_of(target), target.steps, Report(RAW_LOGPROBS, 5), target.logits[0].device)
+    tokens, _, num_tokens, _, _, logprobs, top_tokens, top_logprobs = results
+    report = ReportView(tokens, target.steps, logprobs, top_tokens, top_logprobs, 5)
+    *_, launch = raw_report_launches(report, target, emitted_rows(target, num_tokens))
+    return launch
