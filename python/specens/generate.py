@@ -244,6 +244,7 @@ class SpeculativeEnsemble:
         exact: bool = False,
         on_tokens: Callable[[int, int, list[Event]], None] | None = None,
         on_round: Callable[[Round], None] | None = None,
+        on_error: Callable[[int, int, Exception], None] | None = None,
         **settings: Unpack[Settings],
     ) -> Iterator[Generation]:
         """Generate from many prompts, `batch_size` at a time; yields each text as it is finished, with its index.
@@ -259,14 +260,18 @@ class SpeculativeEnsemble:
             two bf16 models of 4 layers and width 256, on one thread, a batch of 8 took 4.5 times as long.
         on_tokens: called after each round with a prompt's number, the sample and the events of its tokens.
         on_round: called then too, with all that is known of the round.
+        on_error: called with a prompt's number, the sample and what was raised, where one text fails: by a setting of
+            its Job, a constraint, a logits processor, or where no token can be drawn. There is no Generation of it, and
+            all others go on. None: texts under way are finished and yielded, no others begin, and then it is raised.
         settings: of every text, see `Settings`.
-        Raises as `generate`; KeyboardInterrupt passes through, after all finished texts have been yielded.
+        Raises as `generate`; what a model or memory fails at ends all of them at once, and KeyboardInterrupt passes
+        through, after all finished texts have been yielded.
         """
         for name, value in (("batch_size", batch_size), ("samples", samples)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
         as_switch("exact", exact, False)
-        check_callbacks(on_tokens=on_tokens, on_round=on_round)
+        check_callbacks(on_tokens=on_tokens, on_round=on_round, on_error=on_error)
         if isinstance(prompts, (str, bytes, Mapping, MemberPrompts)) or not isinstance(prompts, Iterable):
             raise ValueError(f"prompts: expected several, such as a list, got {type(prompts).__name__}")
         make_task = TaskMaker(self, settings)
@@ -275,17 +280,29 @@ class SpeculativeEnsemble:
             assert on_tokens is not None
             on_tokens(request.task.index, request.task.sample, events)
 
-        batch = self._batch(batch_size, [] if on_tokens is None else [report], on_round, exact)
-        return self._generate_many(prompts, samples, batch, make_task)
+        batch = self._batch(batch_size, [] if on_tokens is None else [report], on_round, exact, on_error)
+        return self._generate_many(self._requests(prompts, samples, make_task, on_error), batch)
 
-    def _generate_many(
-        self, prompts: Iterable[Any], samples: int, batch: Batch, make_task: TaskMaker
-    ) -> Iterator[Generation]:
-        jobs = (prompt if isinstance(prompt, Job) else Job(prompt) for prompt in prompts)
-        requests = (
-            self._request(make_task(job, index, sample)) for index, job in enumerate(jobs) for sample in range(samples)
-        )
+    def _requests(
+        self,
+        prompts: Iterable[Any],
+        samples: int,
+        make_task: TaskMaker,
+        on_error: Callable[[int, int, Exception], None] | None,
+    ) -> Iterator[Request]:
+        for index, prompt in enumerate(prompts):
+            job = prompt if isinstance(prompt, Job) else Job(prompt)
+            for sample in range(samples):
+                try:
+                    request = self._request(make_task(job, index, sample))
+                except ValueError as error:
+                    if on_error is None:
+                        raise
+                    on_error(index, sample, error)
+                else:
+                    yield request
 
+    def _generate_many(self, requests: Iterable[Request], batch: Batch) -> Iterator[Generation]:
         finished = batch.run(requests)
         while True:
             with torch.inference_mode(), running(self._all_models):  # not while the caller has the turn
@@ -316,7 +333,12 @@ class SpeculativeEnsemble:
         return Request(task, self.tokenizer, min(model.vocab_size for model in self.models))
 
     def _batch(
-        self, size: int, reports: list[Report], on_round: Callable[[Round], None] | None, exact: bool = False
+        self,
+        size: int,
+        reports: list[Report],
+        on_round: Callable[[Round], None] | None,
+        exact: bool = False,
+        on_error: Callable[[int, int, Exception], None] | None = None,
     ) -> Batch:
         """A batch with caches of its own. reports: called after each round with a request and its new events."""
         if on_round is not None:
@@ -331,7 +353,8 @@ class SpeculativeEnsemble:
         drafter, outside = self.plan.drafter, None
         if self.schedule.speculates and not isinstance(drafter, int) and drafter.model is not None:
             outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], size, exact)
-        return Batch(self.schedule(self.plan), scorers, size, report, outside)
+        note_error = None if on_error is None else lambda task, error: on_error(task.index, task.sample, error)
+        return Batch(self.schedule(self.plan), scorers, size, report, outside, note_error)
 
     def _scorer(
         self, index: int, model: Engine, indices: Sequence[int], prompts_of: Sequence[int], size: int, exact: bool

@@ -142,6 +142,7 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
         (lambda: LayerSkip([3]), "skip_layers: expected some of the member's layers, 0 to 2"),
         (lambda: LayerSkip(exit_layer=4), "exit_layer: expected at most the member's 3 layers, got 4"),
         (lambda: LayerSkip([0], index=2), "index: expected the index of a member, 0 to 1; got 2"),
+        (lambda: Jacobi(True), "index: expected the index of a member, 0 to 1; got True"),
         (lambda: Lookahead(1), "ngram: expected an integer >= 2, got 1"),
         (lambda: Heads(3), "heads: expected a function of hidden states, got 3"),
         (lambda: DraftModel("nowhere"), "model: expected a folder"),

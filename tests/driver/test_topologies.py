@@ -190,6 +190,16 @@ def test_texts_of_several_drafters_follow_the_law(target, plan):
     assert min(accepted) > 20
 
 
+def test_a_lookup_after_other_drafters_goes_on_from_the_text(pair):
+    """What the store knows of the text's end is right, whatever a member has drafted before it was asked."""
+    text = SpeculativeEnsemble(pair[:1], schedule="standard").generate(PROMPT, max_new_tokens=31, sampling=GREEDY)
+    drafter = Several([1, PromptLookup(store=[text.tokens], choose="frequent")])
+    ensemble = SpeculativeEnsemble(pair, None, Mixture((1.0, 0.0)), tree=(3, 2), drafter=drafter)
+    again = ensemble.generate(PROMPT, max_new_tokens=31, sampling=GREEDY)
+    assert again.tokens == text.tokens
+    assert again.statistics.accepted[OUTSIDE] > 10
+
+
 @pytest.mark.parametrize("given", ["12", [], [1.5], [None], [PromptLookup]], ids=str)
 def test_several_of_something_else_than_drafters_is_refused(given):
     with pytest.raises(ValueError, match="drafters: expected"):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from specens.decoding.request import Event, Request
+from specens.decoding.request import Event, Request, RequestError, Task
 from specens.decoding.scorer import Scorer
 
 
@@ -24,7 +24,8 @@ class Batch:
     """Runs rounds of a schedule until every request is finished; new ones take the places of those that leave.
 
     scorers: one for each set of weights. outside: that of a drafter that is no member. on_tokens: called after each
-    round with a request and its new events.
+    round with a request and its new events. on_error: called with the task of a request that fails and what was raised,
+    while the others go on; None: those under way are finished, no others begin, and then it is raised.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class Batch:
         size: int,
         on_tokens: Callable[[Request, list[Event]], None] | None = None,
         outside: Scorer | None = None,
+        on_error: Callable[[Task, Exception], None] | None = None,
     ) -> None:
         self.requests: list[Request] = []
+        self._on_error = on_error
+        self._error: Exception | None = None
         self.scorers = scorers
         self._schedule = schedule
         self._size = size
@@ -57,23 +61,48 @@ class Batch:
         """Yield after each round the requests that are finished."""
         waiting = iter(requests)
         while self._admit(waiting):
-            done = [request for request in self.requests if request.finished]
+            done: list[Request] = []
+            try:
+                done = [request for request in self.requests if request.finished]
+                if not done:
+                    self._run_round()
+            except RequestError as failure:
+                self._fail(failure)
             for request in done:
                 self._release(request)
-            if not done:
-                self._run_round()
             yield done
+        if self._error is not None:
+            raise self._error
 
     def _admit(self, waiting: Iterator[Request]) -> bool:
-        """Fill free places; whether there is any request."""
-        while len(self.requests) < self._size:
-            request = next(waiting, None)
+        """Fill free places; whether there is any request. What fails to become one is as one that fails."""
+        while len(self.requests) < self._size and self._error is None:
+            try:
+                request = next(waiting, None)
+            except Exception as error:  # noqa: BLE001
+                self._error = error
+                break
             if request is None:
                 break
             for scorer in self._all_scorers:
                 scorer.admit(request)
             self.requests.append(request)
         return bool(self.requests)
+
+    def _fail(self, failure: RequestError) -> None:
+        """Let a request go in the middle of a round, which others begin anew; by their seeds they draft as before."""
+        self._release(failure.request)
+        if self._on_error is not None:
+            self._on_error(failure.request.task, failure.error)
+        elif self._error is None:
+            self._error = failure.error
+        for request in self.requests:
+            request.drop_drafts()
+            for scorer in self._all_scorers:
+                scorer.release(request)
+            for scorer in self._all_scorers:
+                scorer.admit(request)
+        self._report()
 
     def _release(self, request: Request) -> None:
         request.finish()
@@ -84,6 +113,9 @@ class Batch:
     def _run_round(self) -> None:
         self._mark = time.perf_counter()
         self._schedule.run_round(self)
+        self._report()
+
+    def _report(self) -> None:
         for request in self.requests:
             events = request.take_new_events()
             if events and self._on_tokens is not None:

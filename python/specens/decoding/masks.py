@@ -21,7 +21,7 @@ class Masks:
 
     constraint: called with the tokens before a position; the mask int32 [words] of the tokens that may stand there, or
         None where the text is complete. It may hand out the same tensor every time. stop_tokens: nothing follows them.
-    Raises ValueError where it returns something else.
+    A constraint that fails, or returns something else, fails its request alone.
     """
 
     def __init__(self, constraint: Constraint, stop_tokens: frozenset[int]) -> None:
@@ -38,7 +38,9 @@ class Masks:
         if index not in self._masks:
             node = index - request.num_settled - 1
             reachable = node < 0 or self._goes_on(node, request)
-            self._masks[index] = self._ask(request.text_before(index)) if reachable else None
+            text = request.text_before(index)
+            with request.failing_alone():
+                self._masks[index] = self._ask(text) if reachable else None
         return self._masks[index]
 
     def allows(self, node: int, request: Request) -> bool:

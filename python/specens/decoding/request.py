@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +32,16 @@ from specens_kernels import (
 )
 
 Ensemble = Mixture | LogitMixture | Contrastive | DenseTarget
+
+
+class RequestError(Exception):
+    """What ends one request of a batch, and no other. error: what was raised for it."""
+
+    def __init__(self, request: Request, error: Exception) -> None:
+        super().__init__(str(error))
+        self.request, self.error = request, error
+
+
 Told = tuple[float, list[tuple[int, float]] | None]  # of an emitted token: logprob and top_logprobs of its event
 
 
@@ -151,6 +162,11 @@ class Request:
         self._excluded: set[int] = set()
         self._num_delivered = 0
         self._tested: list[Draft] = []
+
+    @property
+    def settled(self) -> list[int]:
+        """The settled tokens: the text that candidates are to go on from, whatever others have drafted after it."""
+        return self.sequence[: self.num_settled]
 
     @property
     def remaining(self) -> int:
@@ -311,6 +327,11 @@ class Request:
         for rows in self.rows:
             rows.select(first, [0, *(node + 1 for node in kept)])
 
+    def drop_drafts(self) -> None:
+        """Take back whatever is under test, so that a round can begin anew."""
+        del self.sequence[self.num_settled :]
+        self.forget_drafts()
+
     def settle_drafts(
         self, tokens: list[int], path: Sequence[int], num_tested: int, told: Sequence[Told] | None
     ) -> None:
@@ -426,11 +447,22 @@ class Request:
         return tested, any(draft.parent is not None for draft in tested)
 
     def note_status(self, status: int, *, emitted: bool) -> None:
-        """Keep the status bits; a distribution without any token ends the generation with a RuntimeError."""
+        """Keep the status bits; a distribution without any token fails the request with a RuntimeError."""
         if not status and emitted:
             return
         flags = Status(status)
         self.statistics.status |= flags
         if not emitted:
             names = ", ".join(flag.name or str(flag.value) for flag in Status if flag and flag in flags)
-            raise RuntimeError(f"no token can be drawn at generated token {self.num_settled}: {names}")
+            with self.failing_alone():
+                raise RuntimeError(f"no token can be drawn at generated token {self.num_settled}: {names}")
+
+    @contextmanager
+    def failing_alone(self) -> Iterator[None]:
+        """What is raised within concerns this request alone."""
+        try:
+            yield
+        except RequestError:
+            raise
+        except Exception as error:
+            raise RequestError(self, error) from error

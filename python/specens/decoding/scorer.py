@@ -138,7 +138,9 @@ class Scorer:
             request.hidden[index] = (end - len(rows), rows)
         for index, prompt, rows in zip(self.indices, self._prompts(request), logits, strict=True):
             first = end - len(rows)
-            request.rows[index].add(first, _processed(request, index, prompt, rows, first))
+            with request.failing_alone():
+                own = _processed(request, index, prompt, rows, first)
+            request.rows[index].add(first, own)
 
 
 def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:

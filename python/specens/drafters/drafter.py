@@ -111,5 +111,5 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 def check_index(index: int, num_members: int) -> None:
     """Raise ValueError where a drafter asks for a member that there is not."""
-    if not isinstance(index, int) or not 0 <= index < num_members:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_members:
         raise ValueError(f"index: expected the index of a member, 0 to {num_members - 1}; got {index!r}")

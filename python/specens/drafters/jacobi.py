@@ -169,7 +169,7 @@ class Lookahead(Jacobi):
 
     def candidates(self, request: Request, count: int, length: int) -> list[list[int]]:
         """What the pool knows after the text's end, in the place of the first guesses."""
-        end = request.sequence[1 - self.ngram :] or request.task.prompts[self.index][1 - self.ngram :]
+        end = request.settled[1 - self.ngram :] or request.task.prompts[self.index][1 - self.ngram :]
         pool, guessed = self._pool(request), super().candidates(request, count, length)
         found = pool.propose_after(end, length)[0].tolist()
         others = paths_of(*pool.propose_tree(count * length, max_levels=length, context=end)[:2]) if count > 1 else []

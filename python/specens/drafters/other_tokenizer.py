@@ -123,7 +123,7 @@ class OtherTokenizer(Drafter):
 
         rank: of the first of the model's own tokens among the most likely ones; None draws it too.
         """
-        ids = request.task.prompts[0] + request.sequence
+        ids = request.task.prompts[0] + request.settled
         own = self._ids_to_read(_decode(self._members, ids))
         most = self._model.max_length
         if not own or (most is not None and len(own) + draft_len > most):

@@ -83,7 +83,7 @@ class PromptLookup(Drafter):
         index = self._index(request)
         tries = [index.propose_tree(count * length, max_levels=length, min_match=self.min_match)]
         if self._store is not None:
-            text = (request.task.prompts[0] + request.sequence)[-self._store.max_match :]
+            text = (request.task.prompts[0] + request.settled)[-self._store.max_match :]
             how: dict[str, Any] = {"max_levels": length, "context": text, "min_match": self.min_match}
             tries.append(self._store.propose_tree(count * length, **how))
         first = self.look_up([index], length) if self.choose == "recent" else []
