@@ -247,7 +247,8 @@ PRESETS: dict[str, Preset] = {
         _tree(branches=(4, 1, 1), children="independent"),
         topology="several chains, independent",
         acceptance="with replacement",
-        leaves_out="k-SEQ: drafts of a place are tested one after the other against what is left of the target",
+        leaves_out="k-SEQ, which takes the first draft of a place to pass min(1, p / (gamma q)); here each is tested "
+        "against what those before it left of the target: the same law, and somewhat fewer are accepted",
     ),
     "specinfer": Preset(
         "Miao et al., SpecInfer, ASPLOS 2024",

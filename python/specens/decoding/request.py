@@ -214,10 +214,14 @@ class Request:
 
     def text_before(self, index: int) -> list[int]:
         """The generated tokens that the row at an index is after."""
-        first = self.num_settled
-        if self.drafts.is_chain or index <= first:
+        if self.drafts.is_chain or index <= self.num_settled:
             return self.sequence[:index]
-        return self.sequence[:first] + [self.sequence[first + node] for node in self.drafts.path(index - first - 1)]
+        return self.settled + self.drafts_before(index)
+
+    def drafts_before(self, index: int) -> list[int]:
+        """Those of them that are drafts."""
+        first = self.num_settled
+        return [self.sequence[first + node] for node in self.drafts.path(index - first - 1)]
 
     @property
     def is_greedy(self) -> bool:

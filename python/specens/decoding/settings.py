@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ def edits(requests: Sequence[Request], device: torch.device, indices: Sequence[i
     """The processing of the requests, which are alike, after their settled text, or at an index of each."""
     if not _edits(requests[0]):
         return {}
+    if indices is not None and len(requests) > 1 and all(request is requests[0] for request in requests):
+        return {"processing": _processing_at(requests[0], indices, device)}
     positions = [request.num_settled for request in requests] if indices is None else indices
     texts = [request.text_before(index) for request, index in zip(requests, positions, strict=True)]
     return {"processing": _merge_processing(requests, texts, device)}
@@ -145,6 +147,23 @@ def _merge_processing(requests: Sequence[Request], texts: list[list[int]], devic
         prompt_tokens=padded([task.prompts[0] for task in tasks], PADDING, device),
         output_tokens=padded(texts, PADDING, device),
     )
+
+
+def _processing_at(request: Request, indices: Sequence[int], device: torch.device) -> Processing:
+    """The same of one request at several indices from its settled text on, which becomes a tensor once for all."""
+    one = _merge_processing([request], [request.settled], device)
+    drafts = [request.drafts_before(index) for index in indices]
+    waiting = [max(request.task.min_new_tokens - request.num_settled - len(own), 0) for own in drafts]
+
+    def rows(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(rows, value))
+        return value.expand(len(indices), *value.shape[1:]).contiguous() if isinstance(value, Tensor) else value
+
+    own = {field.name: rows(getattr(one, field.name)) for field in fields(one)}
+    after = padded(drafts, PADDING, device)
+    own |= {"min_tokens": torch.tensor(waiting, device=device)}
+    return Processing(**own | {"output_tokens": torch.cat([own["output_tokens"], after], dim=1)})
 
 
 def _merge_biases(own: list[Processing], device: torch.device) -> tuple[Tensor, Tensor] | None:
