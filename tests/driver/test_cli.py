@@ -109,7 +109,10 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
         (["--weights", "0.9,0.9"], "weights: expected a sum of 1"),
         (["--weights", "0.5,0.5", "--contrast", "1"], "expected at most one of"),
         (["--plausibility", "0.1"], "--plausibility: expected --contrast beside it"),
-        (["--schedule", "zigzag"], "schedule: expected one of standard, fixed, alternate, tree; got 'zigzag'"),
+        (
+            ["--schedule", "zigzag"],
+            "schedule: expected one of standard, fixed, alternate, parallel, tree; got 'zigzag'",
+        ),
         (["--draft-lens", "0"], "draft_lens: expected an integer >= 1"),
         (["--tree", "2,x"], "--tree: expected numbers of children such as 4,2,2, acceptance:"),
         (["--tree", "2,0"], "tree: expected a number of children >= 1 for each level, got (2, 0)"),

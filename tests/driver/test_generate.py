@@ -235,7 +235,7 @@ def test_a_token_that_a_member_cannot_read_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schedule": "zigzag"}, "schedule: expected one of standard, fixed, alternate, tree; got 'zigzag'"),
+        ({"schedule": "zigzag"}, "schedule: expected one of standard, fixed, alternate, parallel, tree; got 'zigzag'"),
         ({"draft_lens": 0}, "draft_lens: expected an integer >= 1"),
         ({"draft_lens": (1, 2, 3)}, "draft_lens: expected an integer >= 1"),
         ({"draft_lens": 1.5}, "draft_lens: expected an integer >= 1"),
