@@ -21,8 +21,8 @@ from specens_kernels.distributed.draw import (
     Drawn,
     Masses,
     draw_steps,
-    look_up_steps,
     mass_steps,
+    picked_steps,
     reported,
     top_steps,
 )
@@ -239,19 +239,13 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
     row = num_accepted.clamp(max=rows.alive.shape[1])
     alive = pick_row(rows.alive[..., None], row)[:, 0] & (num_accepted < call.num_rows)
     picked = torch.where(alive, pick_row(seen.picked[..., None], row)[:, 0], -1)
-    nothing = torch.zeros_like(rows.greedy)
+    logprobs = pick_row(seen.told.logprobs, num_accepted) if reports else None
     if call.kind.picks or always_greedy(call.target):
-        of_picked = nothing.double()
-        if reports and seen.of_picked is None:
-            of_row = pick_row(seen.told.logprobs, row)[:, None]
-            of_picked = (yield from look_up_steps(call.shard, of_row, picked[:, None]))[:, 0]
-        elif seen.of_picked is not None:
-            of_picked = pick_row(seen.of_picked[..., None], row)[:, 0]
-        return Drawn(picked, nothing, of_picked)
+        of_picked = None if seen.of_picked is None else pick_row(seen.of_picked[..., None], row)[:, 0]
+        return (yield from picked_steps(call.shard, picked, of_picked, logprobs))
     subtracts = (num_accepted < call.end) & call.kind.subtracts & ~rows.greedy
     target = pick_row(probabilities(call.shard, rows), num_accepted)
     left = residual(call, seen, accepted.share, num_accepted) if call.kind.subtracts else target
-    logprobs = pick_row(seen.told.logprobs, num_accepted) if reports else None
     masses = None if accepted.masses is None else accepted.masses.at(num_accepted)
     drawn = yield from draw_steps(call.shard, Choice(left, target, subtracts, uniform, logprobs), masses)
     return drawn._replace(tokens=torch.where(num_accepted < call.num_rows, drawn.tokens, -1))

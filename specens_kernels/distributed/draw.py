@@ -227,10 +227,17 @@ def top_steps(shard: Shard, logprobs: Tensor, count: int) -> Steps[Top]:
     return Top(torch.where(values > -math.inf, ids.gather(-1, best)[..., :count].long(), -1), values)
 
 
-def look_up_steps(shard: Shard, logprobs: Tensor, tokens: Tensor) -> Steps[Tensor]:
-    """The log-probabilities of tokens [batch, columns] in rows [batch, columns, width]: a collective."""
-    heard = yield _at_tokens(logprobs, shard.own(tokens)[..., None])[..., 0]
-    return heard.amax(0)
+def picked_steps(shard: Shard, tokens: Tensor, known: Tensor | None, logprobs: Tensor | None) -> Steps[Drawn]:
+    """What requests pick, int64 [batch], -1 for nothing, with its reported log-probabilities.
+
+    known: these [batch], where ranks have told them. logprobs: float64 [batch, width], reported of the tokens of each
+    row, where they are else looked up: a collective; None: nothing is reported.
+    """
+    if known is None and logprobs is not None:
+        heard = yield _at_tokens(logprobs, shard.own(tokens)[:, None])
+        known = heard.amax(0)[:, 0]
+    nothing = torch.zeros_like(tokens, dtype=torch.bool)
+    return Drawn(tokens, nothing, nothing.double() if known is None else known)
 
 
 def reported(chosen: Tensor, emitted: Tensor, top: Top) -> list[Tensor]:

@@ -22,8 +22,8 @@ from specens_kernels.distributed.draw import (
     Drawn,
     Masses,
     draw_steps,
-    look_up_steps,
     mass_steps,
+    picked_steps,
     reported,
     top_steps,
 )
@@ -417,15 +417,12 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
     """From what the children of the last accepted row have left of it, or what the row picks."""
     last, reports = accepted.acceptance.last, call.report.logprobs != NO_LOGPROBS
     request = torch.arange(len(last), device=last.device)
-    nothing = torch.zeros_like(seen.rows.greedy)
+    logprobs = seen.told.logprobs[request, last] if reports else None
     if call.by_best:
         picked = torch.where(seen.rows.alive[request, last], seen.picked[request, last], -1)
-        of_picked = uniform if seen.of_picked is None else seen.of_picked[request, last]
-        if reports and seen.of_picked is None:
-            of_row = seen.told.logprobs[request, last][:, None]
-            of_picked = (yield from look_up_steps(call.shard, of_row, picked[:, None]))[:, 0]
-        return Drawn(picked, nothing, of_picked)
+        of_picked = None if seen.of_picked is None else seen.of_picked[request, last]
+        return (yield from picked_steps(call.shard, picked, of_picked, logprobs))
     left = accepted.acceptance.left[request, last]  # so nothing is subtracted any more
-    logprobs = seen.told.logprobs[request, last] if reports else None
     masses = None if accepted.masses is None else accepted.masses.at(last)
-    return (yield from draw_steps(call.shard, Choice(left, left, nothing, uniform, logprobs), masses))
+    choice = Choice(left, left, torch.zeros_like(seen.rows.greedy), uniform, logprobs)
+    return (yield from draw_steps(call.shard, choice, masses))

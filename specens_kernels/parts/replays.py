@@ -262,8 +262,10 @@ def _shares(result: Tensor, given: Sequence[Any]) -> bool:
 
 
 def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, list[Any]]:
-    """What a launcher can see of arguments without reading tensors; a place for a stream, then each tensor, as often as
-    it is there, and its address."""
+    """What a launcher can see of arguments without reading tensors, and the list that a plan begins with.
+
+    That is None for a stream, then each tensor, as often as it is given, and its address.
+    """
     tensors: list[Any] = [None]
     seen: list[Hashable] = [*options]
     for argument in (*given, *options.values()):
