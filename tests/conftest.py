@@ -48,7 +48,7 @@ LONGEST = (
     "ops/test_processing.py",
     "test_build.py",
     "adapters/test_transformers_smollm2.py",
-    "test_readme.py",
+    "test_pages.py",
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -73,7 +74,7 @@ def main(
     samples: int = 4,
     tokens: int = 64,
     seed: int = 0,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write one JSON line for each row.")] = None,
 ) -> None:
     """Write every text under each rule, alone and otherwise, and compare."""
     model, tokenizer = load_model(MODEL, dtype="bf16", device="cpu"), load_tokenizer(MODEL, dtype="bf16")
@@ -84,10 +85,10 @@ def main(
         alone = texts_of(model, tokenizer, "alone", rule, job)
         for way in list(WAYS)[1:]:
             rows.append(compared(rule, way, texts_of(model, tokenizer, way, rule, job), alone))
-            if as_json:
-                print(json.dumps({"bench": "agreement", **rows[-1], **environment()}), flush=True)
-    if not as_json:
-        Console().print(table(rows))
+    if json_path is not None:
+        lines = [json.dumps({"bench": "agreement", **row, **environment()}) for row in rows]
+        json_path.write_text("\n".join(lines) + "\n")
+    Console().print(table(rows))
 
 
 def table(rows: list[dict[str, Any]]) -> Table:

@@ -1,7 +1,6 @@
 """What each drafter that is no member proposes, and what that costs."""
 
 import copy
-import re
 from pathlib import Path
 
 import pytest
@@ -196,14 +195,3 @@ def test_an_adapter_drafts_with_its_member_where_layers_are_skipped(pair):
     for drafter in (LayerSkip([2]), LayerSkip(exit_layer=2)):
         ensemble = SpeculativeEnsemble([member], draft_lens=3, schedule="fixed", drafter=drafter)
         assert ensemble.generate(PROMPT, max_new_tokens=24, seed=1).statistics.acceptance_rate == 1.0
-
-
-def test_the_page_about_drafters_runs(pair, capsys):
-    page = PAGE.read_text()
-    names = {"model": pair[0], "smaller": pair[1], "tokenizer": tiny_tokenizer()}
-    for block in re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
-        exec(block, names)
-    assert len(capsys.readouterr().out.splitlines()) == 3
-    table = torch.eye(61) * 90.0
-    ensemble = SpeculativeEnsemble([Bigram(table)], draft_lens=3, schedule="fixed", drafter=names["Again"]())
-    assert ensemble.generate([5], max_new_tokens=40, seed=0).statistics.acceptance_rate == 1.0
