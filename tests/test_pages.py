@@ -45,6 +45,7 @@ ENGINES = {
     "tests/engines/vllm": 6,
     "tests/adapters": 1,
     "tests/distributed": 1,
+    "tests/ops": 1,
 }
 CHAT = "{% for message in messages %}{{ message['content'] }} {% endfor %}w1"
 SMOLLM2 = [f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("135M", "360M")]
@@ -182,7 +183,7 @@ def test_every_block_says_what_it_is_and_engines_are_marked():
     assert {engine: sum(one == engine for one, _ in marked) for engine, _ in marked} == ENGINES
     assert [engine for engine in ENGINES if not (ROOT / engine).is_dir()] == []
     languages = {language for text in PAGES.values() for _, language, _ in BLOCK.findall(text)}
-    assert languages == {"bash", "python", "text", "toml"}
+    assert languages == {"bash", "cmake", "python", "text", "toml"}
     fences = sum(text.count("\n```") for text in PAGES.values())
     assert fences == 2 * sum(len(BLOCK.findall(text)) for text in PAGES.values())
 

@@ -62,7 +62,7 @@ def dry_run(arguments: list[str]) -> tuple[subprocess.CompletedProcess[str], dic
 
 def arguments_of(line: str) -> list[str]:
     """Without files that an earlier step writes, and settings of builds, of which there is none."""
-    line = re.sub(r"-r \S+|-C \S+|--target \S+|--upgrade", "", line)
+    line = re.sub(r"-r \S+|--config-settings \S+|--target \S+|--upgrade", "", line)
     return shlex.split(line)
 
 

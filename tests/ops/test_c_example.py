@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +14,8 @@ import torch
 
 from specens_kernels import Sampling
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def test_the_commands_in_the_c_decoder_write_the_text_of_the_python_decoder(tmp_path):
@@ -30,3 +34,15 @@ def test_the_commands_in_the_c_decoder_write_the_text_of_the_python_decoder(tmp_
     decoder["generate"](*models, text, lengths, ends, Sampling(temperature=0.8), seeds=torch.arange(4))
     rows = [" ".join(map(str, row[:end].tolist())) for row, end in zip(text, ends, strict=True)]
     assert found.splitlines() == rows
+
+
+def test_the_commands_of_the_page_build_it_by_cmake(tmp_path):
+    page = (ROOT / "docs" / "embedding.md").read_text()
+    (project,) = re.findall(r"^```cmake\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    commands = re.search(r"^```bash\n(cmake -B .*?)^```$", page, re.DOTALL | re.MULTILINE)[1]
+    (tmp_path / "CMakeLists.txt").write_text(project)
+    shutil.copy(EXAMPLES / "c" / "batched_decoder.c", tmp_path)
+    shell = f'python() {{ "{sys.executable}" "$@"; }}\nset -e\n{commands}'
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # where pip puts cmake
+    subprocess.run(["sh", "-c", shell], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True)
+    assert (tmp_path / "build" / "decoder").is_file()

@@ -66,8 +66,10 @@ def build(version: str, folder: Path) -> Path:
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "VIRTUAL_ENV": str(python.parents[1]),
     }
-    options = ["--no-deps", "--no-build-isolation", "-w", folder / "plain", "-C", f"build-dir={folder}/objects"]
-    run(python, "-m", "pip", "wheel", *options, "-C", "cmake.define.SPECENS_CUDA=OFF", ROOT, env=path)
+    options = ["--no-deps", "--no-build-isolation", "-w", folder / "plain"]
+    for setting in (f"build-dir={folder}/objects", "cmake.define.SPECENS_CUDA=OFF"):
+        options += ["--config-settings", setting]  # -C since pip 23.1, and Python 3.10 brings 23.0
+    run(python, "-m", "pip", "wheel", *options, ROOT, env=path)
     shutil.rmtree(folder / "build")
     return repair(next((folder / "plain").glob("*.whl")), tag)
 
