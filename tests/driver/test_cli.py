@@ -119,8 +119,8 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
         (["--tree-nodes", "0"], "tree: expected nodes to be an integer >= 1, got 0"),
         (["--tree", "2", "--tree-nodes", "3"], "expected at most one of --tree, --tree-nodes; got both"),
         (
-            ["--tree", "2", "--schedule", "alternate"],
-            "--schedule: expected fixed beside --tree and --tree-nodes; got 'alternate'",
+            ["--tree", "2", "--schedule", "parallel"],
+            "--schedule: expected fixed or alternate beside --tree and --tree-nodes; got 'parallel'",
         ),
         (["--drafter", "5"], "drafter: expected the index of a member"),
         (["--temperature", "-1"], "temperature: expected a finite number >= 0, got -1.0"),

@@ -29,6 +29,7 @@ WAYS = {
     "parallel": {"schedule": "parallel", "draft_lens": 3, "drafter": 1},
     "lookup": {"schedule": "fixed", "draft_lens": 5, "drafter": PromptLookup()},
     "tree": {"schedule": "tree", "tree": (2, 2)},
+    "alternate, tree": {"schedule": "alternate", "tree": (2, 2)},
     "grown tree": {"schedule": "tree", "tree": TreePlan(nodes=6, width=2, levels=3)},
 }
 SAMPLINGS = st.builds(

@@ -56,6 +56,7 @@ def cast(pair):
     own = drafters(pair)
     return {
         "a member": 1,
+        "all members, in turns": None,
         "`DraftModel`": own["model"],
         "`LayerSkip`": own["layer skip"],
         "`PromptLookup`": own["prompt lookup"],
@@ -71,6 +72,7 @@ def cast(pair):
 
 NAMES = [
     "a member",
+    "all members, in turns",
     "`DraftModel`",
     "`LayerSkip`",
     "`PromptLookup`",
@@ -90,10 +92,10 @@ REFUSALS = {  # by the beginning of their messages
 
 
 def make(pair, drafter, plan, **arguments):
-    """An ensemble of the pair, both members with a weight."""
+    """An ensemble of the pair, both members with a weight; without a drafter each drafts in its turn."""
     lens = 3 if plan is None else None
-    words = tokenizer(LETTERS)
-    return SpeculativeEnsemble(pair, words, None, lens, "fixed", drafter=drafter, tree=plan, **arguments)
+    words, schedule = tokenizer(LETTERS), "alternate" if drafter is None else "fixed"
+    return SpeculativeEnsemble(pair, words, None, lens, schedule, drafter=drafter, tree=plan, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def expected(pair):
 
 def cell(drafter, plan):
     """What the table says of a drafter that proposes such trees."""
-    draws = isinstance(drafter, int) or drafter.has_probabilities or drafter.indices
+    draws = drafter is None or isinstance(drafter, int) or drafter.has_probabilities or drafter.indices
     return "yes" if draws or plan is None or (plan.children == "top" and not plan.is_grown) else "candidates"
 
 

@@ -1,5 +1,6 @@
 """Draft trees against `standard`, and what they leave in caches."""
 
+import itertools
 import random
 
 import pytest
@@ -16,7 +17,7 @@ from specens.decoding.statistics import Statistics
 from specens.engines.transformers.causal_lm import CausalLM
 from transformers import Gemma3ForCausalLM, QuantizedCache
 
-from specens_kernels import Mixture, Sampling, TokenTree, target_logprobs
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, TokenTree, target_logprobs
 
 PLANS = {
     "static": TreePlan((4, 2, 2)),
@@ -34,8 +35,9 @@ def pair():
     return [first, relative_of(first, 1, noise=0.2)]
 
 
-def generate(members, plan, ensemble=None, drafter=0, rule="token", **arguments):
-    return SpeculativeEnsemble(members, ensemble=ensemble, tree=plan, drafter=drafter, rule=rule).generate(
+def generate(members, plan, ensemble=None, drafter=0, rule="token", schedule="fixed", **arguments):
+    how = {"schedule": schedule, "drafter": drafter, "rule": rule}
+    return SpeculativeEnsemble(members, ensemble=ensemble, tree=plan, **how).generate(
         PROMPT, **({"max_new_tokens": 40, "seed": 3} | arguments)
     )
 
@@ -104,6 +106,72 @@ def test_sampled_texts_of_trees_follow_the_law_of_the_ensemble(name, plan, rule)
         [TreeBigram(table) for table in tables], ensemble=ENSEMBLES[name], tree=plan, drafter=1, rule=rule
     )
     assert fit_of_texts(ensemble, target_logprobs(tables, ensemble=ENSEMBLES[name]).double().exp())[0] > 1e-4
+
+
+IN_TURNS = {  # targets of members that draft trees for each other
+    "two": Mixture((0.3, 0.7)),
+    "contrastive": ENSEMBLES["contrastive"],
+    "three": Mixture((0.5, 0.2, 0.3)),
+    "one that only drafts": Mixture((0.4, 0.0, 0.6)),
+    "two that only draft": LogitMixture((0.0, 1.0, 0.0)),
+}
+TREES_IN_TURNS = [
+    TreePlan((2, 2)),
+    TreePlan((3, 1), children="sampled"),
+    TreePlan((2, 2), children="independent"),
+    TreePlan(nodes=4, width=2, levels=3),
+    TreePlan(nodes=5, levels=3, children="sampled", threshold=0.2),
+    TokenTree([-1, -1, 0]),  # whose drafter has read one of the leaves
+]
+
+
+def num_members(target):
+    return 2 if isinstance(target, Contrastive) else len(target.weights)
+
+
+@pytest.mark.parametrize("name", IN_TURNS)
+@pytest.mark.parametrize("drafter", [None, 1])
+def test_members_that_draft_trees_in_turns_write_the_greedy_text_of_standard(pair, name, drafter):
+    target = IN_TURNS[name]
+    members = [*pair, relative_of(pair[0], 2)][: num_members(target)]
+    expected = standard(members, target, sampling=GREEDY).tokens
+    for plan in [*PLANS.values(), *TREES_IN_TURNS]:
+        result = generate(members, plan, target, drafter, sampling=GREEDY, schedule="alternate")
+        assert result.tokens == expected
+        assert sum(result.statistics.accepted) > 3
+        assert len(result.statistics.drafted) == len(members) + 1
+
+
+@pytest.mark.parametrize("name", [*list(IN_TURNS)[::2], *list(IN_TURNS)[1::2] * FULL])
+@pytest.mark.parametrize("plan", TREES_IN_TURNS, ids=str)
+def test_texts_of_members_that_draft_trees_in_turns_follow_the_law(name, plan):
+    target = IN_TURNS[name]
+    tables = list(1.5 * torch.randn(num_members(target), 3, 3, generator=torch.Generator().manual_seed(4)))
+    ensemble = SpeculativeEnsemble([TreeBigram(own) for own in tables], None, target, None, "alternate", tree=plan)
+    fit, texts = fit_of_texts(ensemble, target_logprobs(tables, ensemble=target).double().exp(), 40)
+    assert fit > 1e-4
+    assert sum(sum(text.statistics.accepted) for text in texts) > 100
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.4, 3.0])
+def test_trees_of_one_level_never_need_more_forwards_than_standard(pair, noise):
+    """One for each test, as of chains, one more for each tree that opens on a token that no member knew, and of each
+    member one for the prompt.
+    """
+    members = [pair[0], relative_of(pair[0], 5, noise)]
+    for plan, seed in itertools.product([TreePlan((4,)), TreePlan((3,), children="sampled")], range(3)):
+        statistics = generate(members, plan, None, None, seed=seed, schedule="alternate").statistics
+        assert 40 <= sum(statistics.forwards) - 2 <= 40 + statistics.recovered
+        assert statistics.bonus == 0
+
+
+def test_twins_that_draft_trees_in_turns_read_each_token_once(pair):
+    """The drafter one forward a level but the first, the other one for all; and each one for the prompt."""
+    twins = [pair[0], relative_of(pair[0], 1, noise=0.0)]
+    statistics = generate(twins, (2, 2, 1, 1), None, None, sampling=GREEDY, schedule="alternate").statistics
+    assert statistics.recovered == 0
+    assert statistics.accepted[:2] == [20, 20]
+    assert sum(statistics.forwards) == 2 + 10 * (3 + 1)
 
 
 def test_sampled_siblings_end_where_the_draft_distribution_does(pair):
@@ -191,7 +259,9 @@ def test_models_that_do_not_take_the_masks_of_trees_read_them_path_by_path():
     other = TreeBigram(tables[1])
     other.config._attn_implementation = "flex_attention"
     for members in ([Bigram(table) for table in tables], [TreeBigram(tables[0]), other]):
-        assert generate(members, (3, 2), sampling=GREEDY).tokens == standard(members, sampling=GREEDY).tokens
+        expected = standard(members, sampling=GREEDY).tokens
+        assert generate(members, (3, 2), sampling=GREEDY).tokens == expected
+        assert generate(members, (3, 2), drafter=None, schedule="alternate", sampling=GREEDY).tokens == expected
     with pytest.raises(ValueError, match="tree: expected at most 11 children"):
         SpeculativeEnsemble([TreeBigram(tables[0])] * 2, schedule="tree", tree=(12,))
 
@@ -205,6 +275,7 @@ def test_trees_that_outgrow_a_sliding_window_are_read_path_by_path():
         result = generate(members, plan, **job)
         assert result.tokens == standard(members, **job).tokens
         assert result.statistics.forwards[1] > 2 * result.statistics.rounds
+        assert generate(members, plan, drafter=None, schedule="alternate", **job).tokens == result.tokens
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Row:
     speedup: tokens per second by those of the baseline. ideal_speedup: what the acceptance allows
         (`specens.decoding.ideal`), None for `alternate` with longer chains, for lengths that adapt, for drafters that
         are no members, and for `tree`, where a token has several chances. paper_speedup: the paper's ideal of `fixed`,
-        which has no bonus tokens. tree: of the schedule `tree`, None elsewhere.
+        which has no bonus tokens. tree: the trees that are drafted, None of chains.
     forwards: of each member. forward_ms: one forward of one member, prompts aside. other_share: of the whole time,
         outside forwards. prompt_share: of the whole time, in the forwards that read the prompts.
     """
@@ -171,7 +171,7 @@ def with_other_schedules(
 
 
 def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[Statistics]) -> Row:
-    name, plan = "tree" if ensemble.uses_trees else ensemble.schedule_name, ensemble.plan
+    name, plan = _name(ensemble), ensemble.plan
     rates = [run.tokens_per_second for run in runs]
     tested = sum(sum(run.tested) for run in runs)
     acceptance = sum(sum(run.accepted) for run in runs) / tested if tested else None
@@ -197,11 +197,16 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
     )
 
 
+def _name(ensemble: SpeculativeEnsemble) -> str:
+    """Of its schedule: `fixed` with trees is `tree`."""
+    return "tree" if ensemble.uses_trees and ensemble.schedule_name == "fixed" else ensemble.schedule_name
+
+
 def _ideals(
     ensemble: SpeculativeEnsemble, acceptance: float | None, runs: list[Statistics], baseline: list[Statistics]
 ) -> tuple[float | None, float | None]:
     """The ideal speed-up of the schedule as it runs, and that of the paper where it is another."""
-    name, plan = "tree" if ensemble.uses_trees else ensemble.schedule_name, ensemble.plan
+    name, plan = _name(ensemble), ensemble.plan
     if name == "standard":
         return 1.0, None
     if acceptance is None or ensemble.uses_trees:

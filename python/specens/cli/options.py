@@ -327,8 +327,8 @@ def parse_tree(tree: str | None, tree_nodes: int | None, schedule: str | None = 
     """
     from specens.drafters import TreePlan
 
-    if schedule not in (None, "fixed", "tree") and (tree, tree_nodes) != (None, None):
-        raise ValueError(f"--schedule: expected fixed beside --tree and --tree-nodes; got {schedule!r}")
+    if schedule not in (None, "fixed", "alternate", "tree") and (tree, tree_nodes) != (None, None):
+        raise ValueError(f"--schedule: expected fixed or alternate beside --tree and --tree-nodes; got {schedule!r}")
     if tree is not None and tree_nodes is not None:
         raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")
     if tree_nodes is not None:

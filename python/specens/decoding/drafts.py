@@ -57,6 +57,11 @@ class Drafts:
         """The nodes after one, in the order of their test."""
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
+    @property
+    def num_tested_rows(self) -> int:
+        """Up to the last row that a node is tested at: that after the text, and those after nodes with children."""
+        return 2 + max(self.parents)
+
     def only(self, kept: Sequence[int], tokens: Sequence[int]) -> Drafts:
         """Of the nodes with these tokens the kept ones alone, which ascend and include every parent of theirs."""
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(kept)}

@@ -60,6 +60,13 @@ class LogitRows:
                 self._parts.append(last[: position - self.end])
                 self.end = position
 
+    def move(self, position: int, to: int) -> None:
+        """Of all rows only that of a position stays, if it is here, as the row of another position."""
+        row = self.take(position, position + 1) if self.start <= position < self.end else None
+        self.forget_all()
+        if row is not None:
+            self.add(to, row)
+
     def select(self, first: int, kept: Sequence[int]) -> None:
         """Of the rows from `first` on only these, which ascend, as far as they are here."""
         if self.end <= first or not self._parts:

@@ -318,6 +318,8 @@ class Request:
         for node in set(range(len(self.drafts))) - set(kept):
             self.statistics.drafted[self.drafts.proposers[node]] -= 1
         self._reduce(kept)
+        for rows in self.rows:
+            rows.select(self.num_settled, [0, *(node + 1 for node in kept)])
         for reader in self.readers.values():
             reader.keep_nodes(self.num_settled, kept)
 
@@ -328,8 +330,6 @@ class Request:
         self._excluded.clear()
         if self._masks is not None:
             self._masks.select(first, kept)
-        for rows in self.rows:
-            rows.select(first, [0, *(node + 1 for node in kept)])
 
     def drop_drafts(self) -> None:
         """Take back whatever is under test, so that a round can begin anew."""
@@ -341,8 +341,9 @@ class Request:
     ) -> None:
         """Settle what the test of the first `num_tested` drafts emitted: a path of accepted ones, perhaps a token more.
 
-        Drafts of a chain after accepted ones stay under test, and members forget what was rejected. Whatever comes
-        after the end of the text is dropped.
+        Drafts of a chain after accepted ones stay under test, and members forget what was rejected. Where no token
+        comes after the path, who has scored its place may draft there. Whatever comes after the end of the text is
+        dropped.
         """
         first, last, is_tree = self.num_settled, path[-1] if path else ROOT, not self.drafts.is_chain
         proposers = self.drafts.proposers[:num_tested]
@@ -357,7 +358,7 @@ class Request:
         self.drawn_at = first + 1 + last
         if is_tree:
             for rows in self.rows:
-                rows.forget_all()
+                rows.move(self.drawn_at, first + len(path))
             self._reduce(path)
         for reader in self.readers.values():
             if is_tree or reader.num_nodes:  # which a chain has too, where trees are drafted
@@ -369,7 +370,7 @@ class Request:
         settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], told)
         for proposer in accepted[:settled] + (rejected if settled > len(path) else []):
             self.statistics.tested[proposer] += 1
-        if num_next or self.finished or is_tree:
+        if num_next or self.finished or known < first + len(path):
             self.forget_drafts()
             for reader in self.readers.values():
                 reader.roll_back(min(known, self.num_settled))

@@ -29,12 +29,13 @@ def num_scored(request: Request) -> int:
 def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
     """Test the drafts after what all members have scored, and settle what the test emits.
 
-    bonus: also draw a token after a fully accepted chain, where all members have scored that position too.
+    A tree waits for all members that have a weight. The token after its accepted path is drawn where they have scored
+    its place. bonus: so is that after a fully accepted chain.
     """
     ready = [request for request in requests if num_scored(request) and len(request.drafts)]
     with_bonus = {request: bonus and _awaits_bonus(request) for request in ready}  # before anything is settled
     trees = [request for request in ready if not request.drafts.is_chain or request.task.rule in TREE_RULES]
-    for group in alike(trees):
+    for group in alike([request for request in trees if num_scored(request) >= request.drafts.num_tested_rows]):
         _verify_trees(group)
     for has_bonus in (True, False):
         for group in alike([request for request in ready if with_bonus[request] is has_bonus and request not in trees]):
@@ -114,8 +115,8 @@ def _settle(
     for row, (request, path, count) in enumerate(zip(group, paths, counts, strict=True)):
         emitted = [token for token in tokens[row] if token >= 0]
         request.note_status(status[row], emitted=len(path) == ends[row] or len(emitted) > len(path))
-        if path and not request.drafts.is_chain and request.is_unreadable(path[-1]):
-            del emitted[len(path) :]  # no member has read what comes after it
+        if path and (request.is_unreadable(path[-1]) or num_scored(request) < path[-1] + 2):
+            del emitted[len(path) :]  # not all members have scored the place after it
         request.statistics.rounds += 1
         request.settle_drafts(emitted, path, count, None if reports is None else reports[row])
 

@@ -41,8 +41,6 @@ class Fixed:
                 f"probability; got {self.draft_len}"
             )
         self.tree = plan.tree
-        if self.tree is not None and not isinstance(self.draft_len, int):
-            raise ValueError("draft_lens: expected numbers beside trees, which are their own lengths")
         self.drafting = self.drafter.indices if self.index == OUTSIDE else (self.index,)
         self.adds_bonus = not plan.replaces  # an assistant has no say after a chain [Wang et al., 2025]
 

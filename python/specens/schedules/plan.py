@@ -17,10 +17,11 @@ class Plan:
     """Settings that every schedule is made from; each uses those that concern it.
 
     draft_lens: how many tokens each member drafts in a row. drafter: the member that drafts under `fixed` and
-    `parallel`, or a drafter that is none: then all draft_lens, which are equal, are its own. tree: the trees it drafts
-    in place of chains. drafter_counts: whether the drafter's distribution is a part of the target. rule: how drafts are
-    accepted, a rule of `specens_kernels.verify_chain` or, of trees, `verify_tree`; "gumbel" is one of every schedule,
-    `standard` too. proposes_first: under `alternate`, who proposes after a rejection; None leaves it to the schedule.
+    `parallel`, or a drafter that is none: then all draft_lens, which are equal, are its own. tree: the trees that it,
+    and under `alternate` every member, drafts in place of chains. drafter_counts: whether the drafter's distribution is
+    a part of the target. rule: how drafts are accepted, a rule of `specens_kernels.verify_chain` or, of trees,
+    `verify_tree`; "gumbel" is one of every schedule, `standard` too. proposes_first: under `alternate`, who proposes
+    after a rejection; None leaves it to the schedule.
     """
 
     num_members: int
@@ -30,6 +31,10 @@ class Plan:
     drafter_counts: bool = True
     rule: Rule = "token"
     proposes_first: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tree is not None and not all(isinstance(length, int) for length in self.draft_lens):
+            raise ValueError("draft_lens: expected numbers beside trees, which are their own lengths")
 
     @property
     def most_nodes(self) -> int:

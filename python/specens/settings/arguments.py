@@ -37,6 +37,7 @@ from specens_kernels import (
 RULES = ("token", "block", "traversal", "gumbel", "typical")
 EVERY_SCHEDULE = ("token", "gumbel")  # rules that a schedule without chains knows too
 OF_TREES = (*EVERY_SCHEDULE, "traversal", "typical")
+WITH_TREES = ("fixed", "alternate")  # schedules
 TREE = "tree"  # another name for the schedule "fixed" with draft trees
 
 LOOKUP_LEN = 8  # a lookup costs nothing, and forwards of some more tokens little
@@ -68,7 +69,7 @@ def choose_schedule(
         chosen = "alternate" if is_number and tree is None else "fixed"
     if chosen not in SCHEDULES:
         raise ValueError(f"schedule: expected one of {', '.join([*SCHEDULES, TREE])}; got {chosen!r}")
-    if tree is not None and chosen != "fixed":
+    if tree is not None and chosen not in WITH_TREES:
         raise ValueError(f"tree: expected none under schedule {chosen!r}, which drafts no trees; got {tree!r}")
     if drafter is not None and chosen == "standard":
         raise ValueError(f"drafter: expected none under schedule 'standard', which drafts nothing; got {drafter!r}")
