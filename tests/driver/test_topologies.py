@@ -87,7 +87,6 @@ NAMES = [
 REFUSALS = {  # by the beginning of their messages
     "drafter: expected one that proposes trees, so has `candidates`": "no `candidates`",
     "tree: expected draft trees, tree=, with a Several": "no chain",
-    "tree: expected children 'top' or 'independent' of several drafters": "one member",
 }
 
 
@@ -180,11 +179,30 @@ def test_texts_of_trees_follow_the_law_under_a_grammar(plan, how):
     assert fit_of_texts(ensemble, restricted(tables[0]), 40, **given)[0] > 1e-4
 
 
+TREES_OF_SEVERAL = [
+    TreePlan((1, 1), children="sampled"),
+    TreePlan((2, 1), children="sampled"),
+    TreePlan(nodes=3, levels=2, children="sampled", threshold=0.2),
+]
+
+
 @pytest.mark.parametrize("target", [Mixture((1, 0, 0)), Mixture((0.5, 0.5, 0)), LogitMixture((1, 0, 0))], ids=str)
 @pytest.mark.parametrize("plan", [TreePlan((2, 1), children="independent"), *[TreePlan((2, 2))] * FULL], ids=str)
 def test_texts_of_several_drafters_follow_the_law(target, plan):
-    tables = list(1.5 * torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(4)))
-    drafter = Several([1, PromptLookup(), 2])
+    check_law_of_several(target, plan, 3, Several([1, PromptLookup(), 2]))
+
+
+@pytest.mark.parametrize("target", [Mixture((1, 0, 0)), *[Mixture((0.5, 0.5, 0))] * FULL], ids=str)
+@pytest.mark.parametrize("first", [PromptLookup(), *[1] * FULL], ids=lambda first: type(first).__name__)
+@pytest.mark.parametrize("plan", TREES_OF_SEVERAL, ids=str)
+def test_children_of_several_drafters_that_are_drawn_without_replacement_follow_the_law(target, first, plan):
+    """Each is drawn without those that another drafter has proposed before it."""
+    drafter = Several([1, PromptLookup(), 2] if first == 1 else [first, 1, 2])
+    check_law_of_several(target, plan, 5, drafter)
+
+
+def check_law_of_several(target, plan, vocab, drafter):
+    tables = list(1.5 * torch.randn(3, vocab, vocab, generator=torch.Generator().manual_seed(4)))
     ensemble = SpeculativeEnsemble([TreeBigram(own) for own in tables], None, target, tree=plan, drafter=drafter)
     fit, texts = fit_of_texts(ensemble, target_logprobs(tables, ensemble=target).double().exp(), 40)
     assert fit > 1e-4

@@ -130,7 +130,7 @@ def num_members(target):
 
 
 @pytest.mark.parametrize("name", IN_TURNS)
-@pytest.mark.parametrize("drafter", [None, 1])
+@pytest.mark.parametrize("drafter", [None, *[1] * FULL])
 def test_members_that_draft_trees_in_turns_write_the_greedy_text_of_standard(pair, name, drafter):
     target = IN_TURNS[name]
     members = [*pair, relative_of(pair[0], 2)][: num_members(target)]
@@ -142,8 +142,10 @@ def test_members_that_draft_trees_in_turns_write_the_greedy_text_of_standard(pai
         assert len(result.statistics.drafted) == len(members) + 1
 
 
-@pytest.mark.parametrize("name", [*list(IN_TURNS)[::2], *list(IN_TURNS)[1::2] * FULL])
-@pytest.mark.parametrize("plan", TREES_IN_TURNS, ids=str)
+LAWS_IN_TURNS = list(itertools.product(IN_TURNS, TREES_IN_TURNS)) if FULL else list(zip(IN_TURNS, TREES_IN_TURNS))
+
+
+@pytest.mark.parametrize(("name", "plan"), LAWS_IN_TURNS, ids=str)
 def test_texts_of_members_that_draft_trees_in_turns_follow_the_law(name, plan):
     target = IN_TURNS[name]
     tables = list(1.5 * torch.randn(num_members(target), 3, 3, generator=torch.Generator().manual_seed(4)))

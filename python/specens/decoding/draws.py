@@ -173,13 +173,16 @@ def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores, tokens.gather(-1, found)
 
 
-def draw_siblings(request: Request, logprobs: Tensor, siblings: str) -> Iterator[tuple[int, float]]:
-    """Draw draft tokens from log-probabilities [vocab], with or without replacement, as long as there are any.
+def draw_siblings(request: Request, logprobs: Tensor, node: int, siblings: str) -> Iterator[tuple[int, float]]:
+    """Draw children of a node from log-probabilities [vocab], with or without replacement, as long as there are any.
 
     Each with its probability among those that were left; it must have become the next draft before the next is drawn.
-    siblings: as of `verify_tree`; without replacement each is drawn without those before it.
+    siblings: as of `verify_tree`; without replacement each is drawn without those before it, whoever proposed them.
     """
     seeds, left = seeds_of_uniforms([request], logprobs.device), logprobs[None].clone()
+    if siblings == "without_replacement":
+        taken = [request.sequence[request.num_settled + child] for child in request.drafts.children(node)]
+        left[0, [token for token in taken if token < left.shape[1]]] = float("-inf")
     while True:
         draw = sample([left], **seeds, step=len(request.drafts), logprobs=True)
         token = int(draw.tokens)

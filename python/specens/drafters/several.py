@@ -20,12 +20,12 @@ class Several(Drafter):
     """Each drafts a tree of the plan's shape, or grows one; all are tested as one tree.
 
     Nodes that were chosen are one where paths have the same tokens; drawn ones stay apart, each with the distribution
-    that it was drawn from, so that the text keeps its law. Models that only draft are members of weight 0:
+    that it was drawn from, so that the text keeps its law: without replacement also without the children of those
+    drafters before it. Models that only draft are members of weight 0:
     `Mixture((1, 0, 0))` with `Several([1, 2])`.
 
     drafters: indices of members, and drafters without a model and a distribution of their own, such as a PromptLookup.
-    Raises ValueError for another drafter; when an ensemble is made with it, also without trees, or where children are
-    drawn without replacement, as those of several drafters are not.
+    Raises ValueError for another drafter; when an ensemble is made with it, also without trees.
     """
 
     def __init__(self, drafters: Sequence[int | Drafter]) -> None:
@@ -54,14 +54,9 @@ class Several(Drafter):
         return Several(bound)
 
     def check_topology(self, plan: TreePlan | None) -> None:
-        """Raise ValueError without trees, and for children that those of several drafters cannot be tested beside."""
+        """Raise ValueError without trees."""
         if plan is None:
             raise ValueError("tree: expected draft trees, tree=, with a Several, whose trees are merged; got none")
-        if plan.children == "sampled" and len(self.indices) > 1:
-            raise ValueError(
-                "tree: expected children 'top' or 'independent' of several drafters, whose draws do not know of each "
-                "other; got 'sampled'"
-            )
         for drafter in self.drafters:
             if not isinstance(drafter, int):
                 drafter.check_topology(plan)

@@ -67,7 +67,7 @@ def _fill_level(index: int, request: Request, nodes: list[int], made: dict[int, 
     if request.drafts.siblings is not None:
         rows = draft_logprobs(request, index, after)
         for parent, row, family in zip(after, rows, families, strict=True):
-            for child, (token, _) in zip(family, draw_siblings(request, row, request.drafts.siblings)):
+            for child, (token, _) in zip(family, draw_siblings(request, row, parent, request.drafts.siblings)):
                 made[child] = len(request.drafts)
                 request.add_draft(token, index, parent=parent)
     else:
@@ -160,7 +160,7 @@ def _draw_level(index: int, request: Request, values: dict[int, float], least: f
     for (node, value), row in zip(values.items(), draft_logprobs(request, index, list(values)), strict=True):
         if value < least or len(request.drafts) >= most:
             continue
-        for token, chance in draw_siblings(request, row, "without_replacement"):
+        for token, chance in draw_siblings(request, row, node, "without_replacement"):
             children[len(request.drafts)] = value * chance
             request.add_draft(token, index, parent=node)
             value *= 1 - chance
