@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from specens.decoding.stream import Stream
     from specens.decoding.trace import Round
     from specens.drafters import TreePlan
+    from specens.files.workers import Workers
     from specens.generate import Generation, SpeculativeEnsemble
     from specens.settings.grammars import Grammar
     from specens.settings.jobs import Job, Settings
@@ -30,6 +31,7 @@ __all__ = [
     "Statistics",
     "Stream",
     "TreePlan",
+    "Workers",
     "__version__",
 ]
 
@@ -48,6 +50,7 @@ _HOMES = {
     "Statistics": "specens.decoding.statistics",
     "Stream": "specens.decoding.stream",
     "TreePlan": "specens.drafters",
+    "Workers": "specens.files.workers",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from specens.presets import preset
 from specens.schedules import SCHEDULES
 from specens.schedules.plan import Rule
 from specens.settings.arguments import (
-    as_switch,
     check_callbacks,
     check_members,
     check_rule,
@@ -37,8 +36,7 @@ from specens.settings.arguments import (
     make_plan,
     with_weight_of_drafter,
 )
-from specens.settings.jobs import Job, Settings, TaskMaker
-from specens.settings.prompts import MemberPrompts
+from specens.settings.jobs import Job, Settings, TaskMaker, check_many
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -267,13 +265,8 @@ class SpeculativeEnsemble:
         Raises as `generate`; what a model or memory fails at ends all of them at once, and KeyboardInterrupt passes
         through, after all finished texts have been yielded.
         """
-        for name, value in (("batch_size", batch_size), ("samples", samples)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
-        as_switch("exact", exact, False)
+        check_many(prompts, batch_size, samples, exact)
         check_callbacks(on_tokens=on_tokens, on_round=on_round, on_error=on_error)
-        if isinstance(prompts, (str, bytes, Mapping, MemberPrompts)) or not isinstance(prompts, Iterable):
-            raise ValueError(f"prompts: expected several, such as a list, got {type(prompts).__name__}")
         make_task = TaskMaker(self, settings)
 
         def report(request: Request, events: list[Event]) -> None:

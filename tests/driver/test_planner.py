@@ -16,7 +16,9 @@ from specens.analysis.measure import measure, measure_weights
 from specens.analysis.planner import (
     WORTHWHILE,
     Candidate,
+    Given,
     GroupCost,
+    Link,
     Measured,
     candidates,
     pick,
@@ -278,7 +280,7 @@ def test_the_best_schedule_depends_on_what_two_tokens_cost():
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize(("draft_len", "cost"), [(1, 1.0), (4, 0.25), (4, 0.5), (8, 0.1)])
 def test_members_apart_draft_while_others_verify_at_the_speed_of_the_closed_form(acceptance, draft_len, cost):
-    measured = replace(even(acceptance, (1.0, cost), num_tokens=2000), apart=True)
+    measured = replace(even(acceptance, (1.0, cost), num_tokens=2000), devices=(0, 1))
     speed = predict(measured, Candidate("standard", (1, 1))).tokens_per_second
     assert speed == pytest.approx(1.0, rel=1e-3)  # both forward at the same time
     found = predict(measured, Candidate("parallel", (draft_len, draft_len), 1), speed)
@@ -288,10 +290,78 @@ def test_members_apart_draft_while_others_verify_at_the_speed_of_the_closed_form
 def test_drafting_while_verifying_is_planned_for_where_members_are_apart():
     assert all(one.schedule != "parallel" for one in candidates(2, 8))
     chosen = list(candidates(2, 8, apart=True))
-    measured = replace(even(0.9, (1.0, 0.2)), apart=True)
+    measured = replace(even(0.9, (1.0, 0.2)), devices=(0, 1))
     best = predict_all(measured, chosen)[0].candidate
     assert (best.schedule, best.drafter) == ("parallel", 1)
     assert 4 <= best.draft_lens[1] <= 6
+
+
+@pytest.mark.parametrize(
+    ("devices", "seconds"), [((0, 0), 1.5), ((0, 1), 1.0), ((1, 2), 1.35), ((1, 1), 2.2), ((1, 0), 1.35)]
+)
+def test_the_busiest_device_and_its_link_say_what_a_step_takes(devices, seconds):
+    given = Given(devices=devices, link=Link(0.25, 100.0), row_bytes=10)
+    measured = given.over(even(1.0, (1.0, 0.5), num_tokens=1000))
+    assert predict(measured, Candidate("standard", (1, 1))).tokens_per_second == pytest.approx(1 / seconds, rel=2e-3)
+    # of 4 drafts and a bonus token: the drafter's reads in a row, then one read of 5 tokens, then the last draft's
+    drafter, other = (own + (device > 0) * 0.25 for own, device in zip((0.5, 1.0), reversed(devices)))
+    rows = [0.1 * (device > 0) for device in reversed(devices)]
+    fixed = predict(measured, Candidate("fixed", (4, 4), drafter=1)).tokens_per_second
+    assert fixed == pytest.approx(5 / (5 * (drafter + rows[0]) + other + 5 * rows[1]), rel=2e-2)
+
+
+def test_what_is_given_stands_in_place_of_what_was_measured(members):
+    costs = [GroupCost({1: 2.0}, 2.0), GroupCost({1: 1.0}, 1.0)]
+    found = Given(costs, (0.5, 1.0)).over(measure_all(members[:2], [SETTINGS["fixed 1"]], 1, SAMPLING))
+    assert found.mean_acceptance() == [0.5, 1.0]
+    assert found.costs == {(0,): costs[0], (1,): costs[1]}
+    assert found.row_bytes == 61 * 4
+    shared = replace(even(0.5, (1.0, 1.0)), groups=[[0, 1]])
+    with pytest.raises(ValueError, match=r"costs: expected none where members \[0, 1\] share weights"):
+        Given(costs).over(shared)
+    with pytest.raises(ValueError, match=r"devices: expected one for members that share weights, \[0, 1\]"):
+        Given(devices=(0, 1)).over(shared)
+
+
+STATED = ("--forward-ms", "20:.5,5", "--acceptance", ".9,.8", "--weights", "1,0")
+
+
+def test_the_command_plans_for_members_that_are_not_here():
+    own = [*STATED, "--devices", "0,1", "--link", "100:50", "--row-bytes", "256000", "--longest", "4", "--json"]
+    result = CliRunner().invoke(app, ["plan", *own])
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    by_schedule = {one["options"]: one["tokens_per_second"] for one in values["predictions"]}
+    assert by_schedule["--schedule standard"] == pytest.approx(50, rel=1e-3)
+    assert values["best"] == "--schedule parallel --draft-lens 4,4 --drafter 1"
+    assert values["measured"]["link"] == {"seconds": 5e-5, "bytes_per_second": 12.5e9}
+    alone = CliRunner().invoke(app, ["plan", *STATED, "--longest", "4"])
+    assert "parallel" not in alone.stdout
+    assert "Best: --schedule " in alone.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "MODELS: expected some, or --forward-ms and --acceptance in their place"),
+        (("--forward-ms", "20,x", "--acceptance", ".9,.8"), "--forward-ms: expected numbers between commas"),
+        (("--forward-ms", "20,0", "--acceptance", ".9,.8"), "--forward-ms: expected times above 0"),
+        (
+            ("--forward-ms", "20,5", "--acceptance", ".9"),
+            "--acceptance: expected 2 numbers, one for each member; got 1",
+        ),
+        (("--forward-ms", "20,5", "--acceptance", ".9,2"), "--acceptance: expected numbers from 0 to 1"),
+        ((*STATED, "--devices", "0,-1"), "--devices: expected numbers from 0 on"),
+        ((*STATED, "--link", "100:20"), "--link: expected --devices beside it"),
+        ((*STATED, "--devices", "0,1", "--link", "fast"), "--link: expected GBIT_A_SECOND:MICROSECONDS"),
+        ((*STATED, "--devices", "0,1", "--link", "1:2"), "--link: expected --row-bytes beside it without MODELS"),
+        ((*STATED, "--prompt", "w1"), "--prompt: expected MODELS beside it"),
+    ],
+)
+def test_what_cannot_be_planned_for_is_one_clear_line(options, message):
+    result = CliRunner().invoke(app, ["plan", *options])
+    assert result.exit_code == 2
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("acceptance", [0.2, 0.6, 0.9])

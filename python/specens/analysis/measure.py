@@ -70,7 +70,7 @@ def measure(
     looked_up = [] if lookup is None else [_look_up(lookup, prompts[0], text.tokens, longest) for text in texts]
     say("timing forwards")
     with running(ensemble.models):
-        costs = _costs(ensemble.models, prompts, texts[0].tokens, together, repeats)
+        costs, row_bytes = _costs(ensemble.models, prompts, texts[0].tokens, together, repeats)
     return Measured(
         costs=costs,
         outside=statistics.median(text.statistics.overhead_seconds / text.statistics.model_calls for text in texts),
@@ -80,8 +80,14 @@ def measure(
         groups=groups,
         least=_least_acceptance(ensemble, sampling or Sampling()),
         looked_up=looked_up,
-        apart=len(groups) > 1 and all(model.runs_elsewhere for model in ensemble.models),
+        devices=devices_of(ensemble.models),
+        row_bytes=row_bytes,
     )
+
+
+def devices_of(models: Sequence[Engine]) -> tuple[int, ...]:
+    """Of members in this process device 0, of each other one its own: theirs are read at the same time."""
+    return tuple(1 + index if model.runs_elsewhere else 0 for index, model in enumerate(models))
 
 
 def _look_up(lookup: PromptLookup, prompt: list[int], tokens: list[int], longest: int) -> list[tuple[int, int]]:
@@ -211,30 +217,35 @@ def _costs(
     tokens: list[int],
     together: Sequence[tuple[int, ...]],
     repeats: int,
-) -> dict[tuple[int, ...], GroupCost]:
-    """The cost of each group's forwards after a text, which is repeated where it is too short."""
+) -> tuple[dict[tuple[int, ...], GroupCost], int]:
+    """The cost of each group's forwards after a text, which is repeated where it is too short; bytes of a row."""
     text = (tokens * (1 + (ALREADY_READ + max(COUNTS)) // len(tokens)))[: ALREADY_READ + max(COUNTS)]
     readers = {indices: _reader(models[indices[0]], prompts, indices) for indices in together}
-    prompt_seconds = {indices: _seconds(reader, [], 1) for indices, reader in readers.items()}
+    prompt_seconds, row_bytes = {}, 0
+    for indices, reader in readers.items():
+        prompt_seconds[indices], logits = _timed(reader, [], 1)
+        row_bytes = max(row_bytes, logits[0].nbytes)
     times: dict[tuple, dict[int, list[float]]] = {indices: {count: [] for count in COUNTS} for indices in together}
     for reader in readers.values():
-        _seconds(reader, text[:ALREADY_READ], ALREADY_READ)
+        _timed(reader, text[:ALREADY_READ], ALREADY_READ)
     for _ in range(repeats):
         for count in COUNTS:
             for indices, reader in readers.items():
-                times[indices][count].append(_seconds(reader, text[: ALREADY_READ + count], count))
+                times[indices][count].append(_timed(reader, text[: ALREADY_READ + count], count)[0])
                 reader.roll_back(ALREADY_READ)
-    return {
+    costs = {
         indices: GroupCost(
             {count: statistics.median(seconds) for count, seconds in times[indices].items()}, prompt_seconds[indices]
         )
         for indices in together
     }
+    return costs, row_bytes
 
 
-def _seconds(reader: Reader, sequence: list[int], rows: int) -> float:
+def _timed(reader: Reader, sequence: list[int], rows: int) -> tuple[float, Tensor]:
+    """Seconds of a read, and its logits [rows, vocab] of the first text."""
     started = time.perf_counter()
     logits: Tensor = read(reader, sequence, rows)[0]
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
-    return time.perf_counter() - started
+    return time.perf_counter() - started, logits

@@ -4,20 +4,27 @@ A text's acceptance is known at each of its positions for each member as a draft
 there, sum(min(member, target)) over the vocabulary. Along these positions the rules of a schedule are followed step by
 step, with as many members as there are and every draft length, and each forward costs what one of so many tokens costs.
 At one acceptance and one cost everywhere the results are those of `specens.decoding.ideal`.
+
+Members may have devices or machines of their own. What a schedule does at one time then takes as long as the busiest
+device, on which forwards go one after the other. A read by a member elsewhere than on device 0, where texts are
+verified, also takes its link's latency, there and back, and the time of its rows of logits at the link's bandwidth: as
+many rows as new tokens, and one of a prompt. What passes outside forwards is in the way of all of them.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from specens.analysis.simulation import Simulation
 from specens.settings.arguments import indices_read_together
 
 REPEATS = 16
+UNMEASURED_TEXTS = 4
 MOST_COMBINATIONS = 100
 WORTHWHILE = 1.02  # a speed-up that is less than this is none
 
@@ -45,6 +52,18 @@ class GroupCost:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What rows of logits pass. seconds: of a read there and back, without its rows."""
+
+    seconds: float = 0.0
+    bytes_per_second: float = math.inf
+
+    def of(self, num_bytes: float) -> float:
+        """Seconds of a read whose rows are so many bytes."""
+        return self.seconds + num_bytes / self.bytes_per_second
+
+
+@dataclass(frozen=True)
 class Measured:
     """What predictions are made from.
 
@@ -54,7 +73,8 @@ class Measured:
     groups: the indices of members that share weights. least: of each member as the drafter, the acceptance that theorem
     3.2 of Fu et al. promises for any text, or None where it does not hold. looked_up: of each text, at every position,
     how many tokens a lookup drafts there, and how many of them are those that follow; empty where none was asked for.
-    apart: whether each group has a device or a machine of its own, so that forwards of several take the longest's time.
+    devices: of the indices, on which device or machine each is; all on device 0 where none is named. link: from there
+    to each other one, row_bytes: of a row of logits on it; where costs were measured through it, they say it already.
     """
 
     costs: dict[tuple[int, ...], GroupCost]
@@ -65,7 +85,14 @@ class Measured:
     groups: list[list[int]]
     least: tuple[float, ...] | None = None
     looked_up: list[list[tuple[int, int]]] = field(default_factory=list)
-    apart: bool = False
+    devices: tuple[int, ...] = ()
+    link: Link = Link()
+    row_bytes: float = 0.0
+
+    @property
+    def apart(self) -> bool:
+        """Whether members are on several devices, so that forwards may go on at the same time."""
+        return len(set(self.devices)) > 1
 
     @property
     def num_members(self) -> int:
@@ -81,8 +108,58 @@ class Measured:
         """Plain values for JSON, with the indices that are read together as text: "0", "0,1"."""
         costs = {",".join(map(str, indices)): asdict(cost) for indices, cost in self.costs.items()}
         means = self.mean_acceptance()
-        rest = {"outside": self.outside, "acceptance": means, "groups": self.groups, "apart": self.apart}
-        return {"costs": costs} | rest
+        rest = {"outside": self.outside, "acceptance": means, "groups": self.groups, "devices": list(self.devices)}
+        bandwidth = None if math.isinf(self.link.bytes_per_second) else self.link.bytes_per_second
+        link = {"seconds": self.link.seconds, "bytes_per_second": bandwidth}
+        return {"costs": costs} | rest | {"link": link, "row_bytes": self.row_bytes}
+
+
+def unmeasured(weights: Sequence[float], num_tokens: int) -> Measured:
+    """Of members that are not here, for `Given` to complete: texts of so many tokens, and no time outside forwards."""
+    return Measured(
+        costs={},
+        outside=0.0,
+        acceptance=[[[0.0] * num_tokens for _ in weights]] * UNMEASURED_TEXTS,
+        counted=tuple(index for index, weight in enumerate(weights) if weight),
+        weights=tuple(weights),
+        groups=[[index] for index in range(len(weights))],
+    )
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is planned for in place of what is measured here; None leaves that. The fields are those of `Measured`.
+
+    costs: of each member. acceptance: of each member as the drafter, at any position.
+    """
+
+    costs: Sequence[GroupCost] | None = None
+    acceptance: Sequence[float] | None = None
+    devices: tuple[int, ...] | None = None
+    link: Link | None = None
+    row_bytes: float | None = None
+
+    def over(self, measured: Measured) -> Measured:
+        """What was measured, but for what is given. Raises ValueError where members that share weights are told apart.
+
+        These are read together, at costs of their own, and lie on one device.
+        """
+        shared = [group for group in measured.groups if len(group) > 1]
+        if shared and self.costs is not None:
+            raise ValueError(f"costs: expected none where members {shared[0]} share weights and are read together")
+        if shared and self.devices and any(len({self.devices[index] for index in group}) > 1 for group in shared):
+            raise ValueError(f"devices: expected one for members that share weights, {shared[0]}; got {self.devices}")
+        found: dict[str, Any] = {
+            name: value for name in ("devices", "link", "row_bytes") if (value := getattr(self, name)) is not None
+        }
+        if self.costs is not None:
+            found["costs"] = {(index,): cost for index, cost in enumerate(self.costs)}
+        if self.acceptance is not None:
+            texts = [
+                [[chance] * len(own) for chance, own in zip(self.acceptance, text)] for text in measured.acceptance
+            ]
+            found["acceptance"] = texts
+        return replace(measured, **found)
 
 
 @dataclass(frozen=True)
@@ -184,14 +261,13 @@ def pick(predictions: Sequence[Prediction]) -> Prediction:
 def predict(measured: Measured, candidate: Candidate, baseline: float | None = None, *, seed: int = 0) -> Prediction:
     """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
     indices = candidate.read_together(measured.groups)
-    costs = [measured.costs[tuple(group)] for group in indices]
     random_numbers = random.Random(seed)
 
     def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
         lookups = measured.looked_up or [[]] * len(texts)
         pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
         runs = [simulate(measured, candidate, indices, text, random_numbers, found) for text, found in pairs]
-        seconds = sum(_seconds(run, costs, measured.outside, apart=measured.apart) for run in runs)
+        seconds = sum(_seconds(run, indices, measured) for run in runs)
         return runs, sum(run.num_tokens for run in runs) / seconds
 
     runs, rate = run_all(measured.acceptance)
@@ -244,18 +320,24 @@ def simulate(
     return run
 
 
-def _seconds(run: Simulation, costs: Sequence[GroupCost], outside: float, *, apart: bool) -> float:
-    if apart:
-        return sum(_seconds_of_step(step, costs) + outside * sum(map(len, step.values())) for step in run.steps)
+def _seconds(run: Simulation, indices: Sequence[Sequence[int]], measured: Measured) -> float:
+    devices = [measured.devices[group[0]] if measured.devices else 0 for group in indices]
+    known: dict[tuple[int, int | None], float] = {}
+
+    def cost(group: int, num_tokens: int | None) -> float:
+        if (group, num_tokens) not in known:
+            own = measured.costs[tuple(indices[group])]
+            seconds = own.prompt if num_tokens is None else own.of(num_tokens)
+            if devices[group] != 0:
+                seconds += measured.link.of((num_tokens or 1) * measured.row_bytes)
+            known[group, num_tokens] = seconds
+        return known[group, num_tokens]
+
     total = 0.0
-    for group, (reads, cost) in enumerate(zip(run.reads, costs, strict=True)):
-        total += sum(times * (cost.of(num_tokens) + outside) for num_tokens, times in Counter(reads).items())
-        total += (cost.prompt + outside) * run.has_read(group)
+    for step in run.steps:
+        busy: dict[int, float] = {}
+        for group, counts in step.items():
+            own = sum(cost(group, num_tokens) for num_tokens in counts)
+            busy[devices[group]] = busy.get(devices[group], 0.0) + own
+        total += max(busy.values(), default=0.0) + measured.outside * sum(map(len, step.values()))
     return total
-
-
-def _seconds_of_step(step: dict[int, list[int | None]], costs: Sequence[GroupCost]) -> float:
-    """Of forwards of several groups at the same time, those of a group one after the other."""
-    lines = [(costs[group], counts) for group, counts in step.items()]
-    seconds = [sum(cost.prompt if count is None else cost.of(count) for count in counts) for cost, counts in lines]
-    return max(seconds, default=0.0)

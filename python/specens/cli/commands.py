@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from specens.analysis.compare import with_other_schedules, with_standard
-from specens.analysis.measure import measure, measure_weights
-from specens.analysis.planner import candidates, pick, predict_all
+from specens.analysis.measure import devices_of, measure, measure_weights
+from specens.analysis.planner import Given, Measured, Prediction, candidates, pick, predict_all, unmeasured
 from specens.analysis.speedup_plot import check_picture, picture_title, plot_speedups
 from specens.cli import display
 from specens.cli.exits import Output, errors, print_json
 from specens.cli.progress import SILENT_SECONDS, progress
-from specens.decoding.request import Event
+from specens.decoding.request import Ensemble, Event
 from specens.drafters import PromptLookup, TreePlan
 from specens.files.trace_file import traced
 from specens.generate import Generation, SpeculativeEnsemble
+from specens.settings.arguments import complete_ensemble
 
 __all__ = [
     "PlanFor",
@@ -27,6 +28,7 @@ __all__ = [
     "generate",
     "generate_shown",
     "plan",
+    "plan_without_models",
     "print_result",
     "with_chat_of",
 ]
@@ -115,11 +117,15 @@ def compare(
 
 @dataclass(frozen=True)
 class PlanFor:
-    """What is planned for beside members: lengths up to `longest`, and a lookup, on the command line `drafter`."""
+    """What is planned for beside members: lengths up to `longest`, and a lookup, on the command line `drafter`.
+
+    given: in place of what is measured.
+    """
 
     longest: int
     lookup: PromptLookup | None
     drafter: str
+    given: Given
 
 
 def plan(
@@ -128,17 +134,15 @@ def plan(
     """Measure, predict and print, and then draw the picture where a path for it is given."""
     job = with_chat_of(ensemble, job)
     outside = None if wanted.lookup is None else wanted.drafter
-    apart = all(model.runs_elsewhere for model in ensemble.models)
+    apart = len(set(wanted.given.devices or devices_of(ensemble.models))) > 1
     chosen = list(candidates(ensemble.plan.num_members, wanted.longest, outside, apart=apart))
     with progress(errors, "measuring") as shown:
-        measured = measure(ensemble, **job, candidates=chosen, lookup=wanted.lookup, on_step=shown.say)
+        measured = wanted.given.over(
+            measure(ensemble, **job, candidates=chosen, lookup=wanted.lookup, on_step=shown.say)
+        )
         shown.say("predicting")
         predictions = predict_all(measured, chosen)
-    if json:
-        found = {"measured": measured.to_dict(), "predictions": [one.to_dict() for one in predictions]}
-        print_json({"models": models, "best": pick(predictions).candidate.options} | found)
-    else:
-        display.show_plan(Output(), measured, predictions, _names(models))
+    _print_plan(models, measured, predictions, json)
     if plot is not None:  # at the end, so that Ctrl-C only costs the picture
         with progress(errors, "measuring other weights") as shown:
             texts = {name: value for name, value in job.items() if name != "repeats"}
@@ -146,6 +150,24 @@ def plan(
             shown.say("predicting other weights")
             title = picture_title(models, job["sampling"], ensemble)
             plot_speedups(plot, predictions, by_weight, _names(models), title)
+
+
+def plan_without_models(
+    ensemble: Ensemble | None, num_members: int, num_tokens: int, longest: int, given: Given, json: bool
+) -> None:
+    """Predict for members of which all is given, and print."""
+    weights = getattr(complete_ensemble(ensemble, num_members), "weights", (1.0,))
+    measured = given.over(unmeasured(tuple(map(float, weights)), num_tokens))
+    predictions = predict_all(measured, list(candidates(num_members, longest, apart=measured.apart)))
+    _print_plan([f"member {index}" for index in range(num_members)], measured, predictions, json)
+
+
+def _print_plan(models: list[str], measured: Measured, predictions: Sequence[Prediction], json: bool) -> None:
+    if json:
+        found = {"measured": measured.to_dict(), "predictions": [one.to_dict() for one in predictions]}
+        print_json({"models": models, "best": pick(predictions).candidate.options} | found)
+    else:
+        display.show_plan(Output(), measured, predictions, _names(models))
 
 
 def _names(models: list[str]) -> list[str]:

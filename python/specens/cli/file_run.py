@@ -15,6 +15,7 @@ from specens.files.batch_files import Piece, missing, open_texts, write_texts
 from specens.files.json_lines import STANDARD, JsonLines, StreamLines, check_index, is_stream, open_lines
 from specens.files.prompt_file import PromptLine, read_prompts
 from specens.files.trace_file import TraceFile
+from specens.files.workers import Workers
 from specens.settings.jobs import draw_seed
 from specens.settings.prompts import MemberPrompts
 
@@ -81,7 +82,9 @@ class FileRun:
         """How many texts are written."""
         return self._total - len(self._pieces)
 
-    def generate(self, ensemble: SpeculativeEnsemble, chat: bool, run: dict[str, Any], console: Console) -> None:
+    def generate(
+        self, ensemble: SpeculativeEnsemble | Workers, chat: bool, run: dict[str, Any], console: Console
+    ) -> None:
         """Write the missing texts. run: what the trace says about all of them.
 
         Raises as `write_texts`, with what is written added to the message where memory runs out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from specens.cli import INTERRUPTED, options
 from specens.cli.chat import chat
 from specens.cli.config import OF_THIS_CALL, Config, SaveConfig
 from specens.cli.exits import Command, Output, errors, print_json
-from specens.cli.models import load
+from specens.cli.models import load, load_in_workers
 from specens.cli.openmp import wait_briefly
 from specens.cli.progress import SILENT_SECONDS, progress
 from specens.files.json_lines import STANDARD, check_index, is_stream
@@ -36,6 +37,7 @@ WITHOUT_EFFECT_ON_TEXTS = {
     "device",
     "threads",
     "ray_address",
+    "workers",
     "stream",
     "json",
     "seed",
@@ -43,12 +45,30 @@ WITHOUT_EFFECT_ON_TEXTS = {
 GRAMMARS = {"json_schema", "regex", "lark"}  # what their files say has an effect, and not the files' names
 PLOT_HELP = "Draw speed-up against draft length, and for a mixture of two against the weight: NAME.png, .svg, .pdf, ..."
 PLANNED_HELP = "lookup[:LONGEST]: plan for prompt lookup, and not for members only. Of a lone model the default."
+WITHOUT_MODELS = {"weights", "logit_weights", "contrast", "longest", "max_new_tokens", "json"} | {
+    "devices",
+    "link",
+    "forward_ms",
+    "acceptance",
+    "row_bytes",
+}
+DEVICES_HELP = (
+    "On which device or machine each member is: 0,1. Forwards of those on different ones go on at the same time; on 0, "
+    "texts are verified. Default: as they are here, ray: members on one each."
+)
+LINK_HELP = "From device 0 to each other one: GBIT_A_SECOND:MICROSECONDS, there and back: 100:20. Default: free."
+FORWARD_HELP = "Milliseconds of a forward of each member, and of each token more: 24:.1,6:.05. Default: measured here."
+ACCEPTANCE_HELP = "How often drafts of each member are accepted: .9,.7. Default: measured here."
+ROW_BYTES_HELP = "Of one row of a member's logits, as it passes the link. Default: measured here."
 DEFAULT_QUESTION = "Explain what a decorator is in Python, with an example."
 
 Question = Annotated[list[str] | None, typer.Option("--prompt", help="Once for all members, or once for each.")]
 RunLength = Annotated[int, typer.Option(min=1, help="Every run writes exactly so many.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved runs of each schedule; medians are shown.")]
 Longest = Annotated[int, typer.Option(min=1, help="Draft lengths are tried up to this one.")]
+PlannedModels = Annotated[
+    list[str] | None, typer.Argument(help="As of generate; none where --forward-ms and --acceptance stand for them.")
+]
 Planned = Annotated[str | None, typer.Option("--drafter", help=PLANNED_HELP)]
 Traced = Annotated[
     Path,
@@ -110,6 +130,7 @@ def generate(
     samples: options.Samples = 1,
     exact: options.Exact = False,
     trace: options.Trace = None,
+    workers: options.Workers = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -141,14 +162,25 @@ def generate(
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes, schedule)
     texts_of = _settings_of_texts(context, models) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
-    run = FileRun(files, job, texts_of) if files.are_many else None
-    placement = options.Placement(dtype, device, threads, ray_address)
+    placement = options.Placement(dtype, device, threads, ray_address, workers)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
-    ensemble = load(context, models, placement, ensemble=mixture, draft_lens=draft_lens, **how)
-    job = commands.with_chat_of(ensemble, job)
-    if run is not None:
-        run.generate(ensemble, job["chat"], commands.describe(models, ensemble), errors)
+    how |= {"ensemble": mixture, "draft_lens": draft_lens}
+    if files.are_many:
+        from specens.files.workers import ask
+
+        run = FileRun(files, job, texts_of)
+        many = (
+            load_in_workers(context, models, placement, workers, **how)
+            if workers
+            else load(context, models, placement, **how)
+        )
+        job = ask(many, partial(commands.with_chat_of, job=job))
+        run.generate(many, job["chat"], ask(many, partial(commands.describe, models)), errors)
         return
+    if workers is not None:
+        raise ValueError("--workers: expected --input, --output or --samples beside it, which write many texts")
+    ensemble = load(context, models, placement, **how)
+    job = commands.with_chat_of(ensemble, job)
     interrupted = commands.generate(models, ensemble, job, trace, stream, json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -227,7 +259,7 @@ def compare(
 @app.command(cls=Command, short_help="Predict which schedule is the fastest.")
 def plan(
     context: typer.Context,
-    models: options.Models,
+    models: PlannedModels = None,
     config: Config = None,
     save_config: SaveConfig = None,
     weights: options.Weights = None,
@@ -236,6 +268,11 @@ def plan(
     plausibility: options.Plausibility = None,
     longest: Longest = 8,
     drafter: Planned = None,
+    devices: Annotated[str | None, typer.Option(help=DEVICES_HELP)] = None,
+    link: Annotated[str | None, typer.Option(help=LINK_HELP)] = None,
+    forward_ms: Annotated[str | None, typer.Option(help=FORWARD_HELP)] = None,
+    acceptance: Annotated[str | None, typer.Option(help=ACCEPTANCE_HELP)] = None,
+    row_bytes: Annotated[int | None, typer.Option(min=1, help=ROW_BYTES_HELP)] = None,
     prompt: Question = None,
     chat: options.Chat = None,
     temperature: options.Temperature = 1.0,
@@ -255,10 +292,19 @@ def plan(
 ) -> None:
     """Predict the speed of every schedule and draft length from measured costs and acceptance, and pick the best.
 
+    With --devices for members on several devices or machines. Without MODELS, from costs and acceptance that are given.
+
     Without --prompt, the texts answer a question about Python.
     """
     from specens.cli import commands
 
+    num_members = len(models) if models else len((forward_ms or "").split(","))
+    given = options.parse_given(num_members, forward_ms, acceptance, devices, link, row_bytes)
+    if not models:
+        check_planned_without_models(context, given)
+        mixture = options.parse_ensemble(num_members, weights, logit_weights, contrast, plausibility)
+        commands.plan_without_models(mixture, num_members, max_new_tokens, longest, given, json)
+        return
     sampling = options.as_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
@@ -268,7 +314,9 @@ def plan(
     if plot is not None:
         commands.check_picture(plot)
     ensemble = load(context, models, placement, ensemble=mixture, schedule="standard")
-    commands.plan(models, ensemble, job, commands.PlanFor(longest, lookup, drafter or "lookup"), plot, json)
+    if link is not None and any(model.runs_elsewhere for model in ensemble.models):
+        raise ValueError("--link: expected none beside ray: members, whose costs are measured through theirs")
+    commands.plan(models, ensemble, job, commands.PlanFor(longest, lookup, drafter or "lookup", given), plot, json)
 
 
 @app.command(cls=Command, short_help="Make an HTML page of a trace.")
@@ -362,6 +410,18 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
     errors.print(f"Warning: {message}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def check_planned_without_models(context: typer.Context, given: Any) -> None:
+    """Raise ValueError where something is lacking to plan for members that are not here, or an option is for models."""
+    if given.costs is None or given.acceptance is None:
+        raise ValueError("MODELS: expected some, or --forward-ms and --acceptance in their place")
+    if given.link is not None and given.row_bytes is None:
+        raise ValueError("--link: expected --row-bytes beside it without MODELS")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in WITHOUT_MODELS:
+            raise ValueError(f"{parameter.opts[0]}: expected MODELS beside it")
 
 
 def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None, **settings: Any) -> dict[str, Any]:

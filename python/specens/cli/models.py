@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,39 +11,67 @@ import typer
 from specens.cli import options
 from specens.cli.config import save_config
 from specens.cli.exits import errors
-from specens.cli.progress import loading
+from specens.cli.progress import SILENT_SECONDS, loading, progress
 
 if TYPE_CHECKING:
+    from specens.files.workers import Workers
     from specens.generate import SpeculativeEnsemble
 
 
 def load(
-    context: typer.Context,
+    context: typer.Context, models: list[str], placement: options.Placement, **settings: Any
+) -> SpeculativeEnsemble:
+    """The ensemble, once all is checked that needs no models; then --save-config is written.
+
+    settings: as of `build`.
+    """
+    with loading(errors, f"loading {', '.join(models)}"):
+        return build(models, placement, checked=partial(save_config, context), **settings)
+
+
+def load_in_workers(
+    context: typer.Context, models: list[str], placement: options.Placement, num_workers: int, **settings: Any
+) -> Workers:
+    """Workers that each have the ensemble; --save-config is written when one has loaded it. settings: as of `build`."""
+    from specens.engines.loading import engine_of
+    from specens.files.workers import Workers, share_of_gpus
+
+    with progress(errors, f"loading {', '.join(models)} in {num_workers} workers", first=SILENT_SECONDS):
+        placement.join()
+        needs_gpu = placement.device != "cpu" and any(engine_of(model)[0] != "ray" for model in models)
+        own = {"num_gpus": share_of_gpus(num_workers)} if needs_gpu else {}
+        workers = Workers(partial(build, models, placement, **settings), num_workers, options=own)
+        workers.ask(bool)
+        save_config(context)
+        return workers
+
+
+def build(
     models: list[str],
     placement: options.Placement,
     *,
     preset: str | None = None,
     draft_lens: str | None = None,
     drafter: str | None = None,
+    checked: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> SpeculativeEnsemble:
-    """The ensemble, once all is checked that needs no models; then --save-config is written.
+    """The ensemble that options name. checked: called when all is checked that needs no models.
 
     settings: arguments of SpeculativeEnsemble, those that are None left out.
     """
-    with loading(errors, f"loading {', '.join(models)}"):
-        from specens import SpeculativeEnsemble
+    from specens import SpeculativeEnsemble
 
-        placement.check([*models, *([] if drafter is None else [drafter.removeprefix("model:")])])
-        settings["draft_lens"] = None if draft_lens is None else options.parse_draft_lens(draft_lens)
-        settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, placement)
-        given = {name: value for name, value in settings.items() if value is not None}
-        build: Any = SpeculativeEnsemble
-        if preset is not None:
-            check_beside_preset(preset, len(models), given)
-            build = partial(SpeculativeEnsemble.from_preset, preset)
-        save_config(context)
-        return build(models, **given, **placement.apply())
+    placement.check([*models, *([] if drafter is None else [drafter.removeprefix("model:")])])
+    settings["draft_lens"] = None if draft_lens is None else options.parse_draft_lens(draft_lens)
+    settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, placement)
+    given = {name: value for name, value in settings.items() if value is not None}
+    make: Any = SpeculativeEnsemble
+    if preset is not None:
+        check_beside_preset(preset, len(models), given)
+        make = partial(SpeculativeEnsemble.from_preset, preset)
+    checked()
+    return make(models, **given, **placement.apply())
 
 
 def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -> None:

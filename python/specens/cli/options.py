@@ -15,6 +15,7 @@ import typer
 from specens.files.json_lines import is_stream
 
 if TYPE_CHECKING:
+    from specens.analysis.planner import Given
     from specens.decoding.draft_lens import DraftLen
     from specens.decoding.request import Ensemble
     from specens.drafters import Drafter as Drafters
@@ -127,7 +128,16 @@ Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: a
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        help="Of the Ray cluster where ray: models run, HOST:PORT. Default: RAY_ADDRESS, else one of its own."
+        help="Of the Ray cluster where ray: models and workers run, HOST:PORT. Default: RAY_ADDRESS, else one of its "
+        "own."
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Write the texts of --input in so many processes, on this machine or --ray-address, each with all MODELS "
+        "and --batch-size texts at a time. --threads is then of each, by default 1.",
     ),
 ]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
@@ -302,6 +312,53 @@ def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:
     return PromptLookup(max_match=int(longest)) if longest else PromptLookup()
 
 
+def parse_given(
+    num_members: int,
+    forward_ms: str | None,
+    acceptance: str | None,
+    devices: str | None,
+    link: str | None,
+    row_bytes: int | None,
+) -> Given:
+    """What `plan` takes in place of what it measures. Raises ValueError naming the option that is wrong."""
+    from specens.analysis.planner import Given, GroupCost, Link
+
+    def of_each(text: str, kind: type, option: str) -> list[Any]:
+        numbers = parse_numbers(text, kind, option)
+        if len(numbers) != num_members:
+            raise ValueError(f"{option}: expected {num_members} numbers, one for each member; got {len(numbers)}")
+        return numbers
+
+    given: dict[str, Any] = {"row_bytes": row_bytes}
+    if forward_ms is not None:
+        pairs = [(*part.split(":"), "0")[:2] for part in forward_ms.split(",")]
+        first = of_each(",".join(pair[0] for pair in pairs), float, "--forward-ms")
+        more = of_each(",".join(pair[1] for pair in pairs), float, "--forward-ms")
+        if min(first) <= 0 or min(more) < 0:
+            raise ValueError(f"--forward-ms: expected times above 0, got {forward_ms!r}")
+        costs = [(one / 1000, (one + each) / 1000) for one, each in zip(first, more)]
+        given["costs"] = [GroupCost({1: one, 2: two}, one) for one, two in costs]
+    if acceptance is not None:
+        given["acceptance"] = chances = of_each(acceptance, float, "--acceptance")
+        if not all(0 <= chance <= 1 for chance in chances):
+            raise ValueError(f"--acceptance: expected numbers from 0 to 1, got {acceptance!r}")
+    if devices is not None:
+        given["devices"] = numbers = tuple(of_each(devices, int, "--devices"))
+        if min(numbers) < 0:
+            raise ValueError(f"--devices: expected numbers from 0 on, got {devices!r}")
+    if link is not None:
+        if not any(given.get("devices", ())):
+            raise ValueError("--link: expected --devices beside it, one of them not 0, where texts are verified")
+        try:
+            gbit, microseconds = map(float, link.split(":"))
+        except ValueError:
+            gbit = microseconds = -1.0
+        if gbit <= 0 or microseconds < 0:
+            raise ValueError(f"--link: expected GBIT_A_SECOND:MICROSECONDS, such as 100:20; got {link!r}")
+        given["link"] = Link(microseconds / 1e6, gbit * 1e9 / 8)
+    return Given(**given)
+
+
 def parse_draft_lens(text: str) -> DraftLen | list[int]:
     """One length for all members, a number or one that adapts, or a list with a number for each."""
     kind, _, setting = text.partition(":")
@@ -371,13 +428,20 @@ class Placement:
     device: str | None
     threads: int | None
     ray_address: str | None = None
+    workers: int | None = None
 
     def check(self, models: Sequence[str]) -> None:
         """Raise ValueError where an option is for other models."""
         from specens.engines.loading import engine_of
 
-        if self.ray_address is not None and all(engine_of(model)[0] != "ray" for model in models):
+        uses_ray = self.workers is not None or any(engine_of(model)[0] == "ray" for model in models)
+        if self.ray_address is not None and not uses_ray:
             raise ValueError(f"--ray-address: expected a model with ray: before it, got {', '.join(models)}")
+
+    def join(self) -> None:
+        """Have `engines.ray` join the cluster that is named."""
+        if self.ray_address is not None:
+            os.environ["RAY_ADDRESS"] = self.ray_address
 
     def apply(self) -> dict[str, Any]:
         """Set the threads of torch; `dtype` and `device` as arguments. Raises ValueError where the dtype is unknown."""
@@ -388,8 +452,7 @@ class Placement:
         dtype = None if self.dtype is None else as_dtype(self.dtype, "--dtype")
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        if self.ray_address is not None:
-            os.environ["RAY_ADDRESS"] = self.ray_address  # which `engines.ray` joins
+        self.join()
         return {"dtype": dtype, "device": self.device}
 
 

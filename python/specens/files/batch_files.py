@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from specens.decoding.request import Ensemble
 from specens.decoding.trace import Round
 from specens.files.json_lines import JsonLines, parse_lines, write_whole
 from specens.files.prompt_file import PromptLine, digest
-from specens.settings.jobs import SEEDS, Job, TaskMaker, derived_seed, draw_seed
+from specens.files.workers import Workers, ask
+from specens.settings.arguments import check_seed
+from specens.settings.jobs import Job, TaskMaker, derived_seed, draw_seed
 
 if TYPE_CHECKING:
     from specens.generate import Generation, SpeculativeEnsemble
@@ -125,8 +128,7 @@ def missing(kept: Sequence[dict], lines: Sequence[PromptLine], samples: int, see
     A prompt with a seed of its own has it for its first sample, the first text that of the run; all others have seeds
     derived from these.
     """
-    if not -SEEDS <= seed < SEEDS:
-        raise ValueError(f"seed: expected an integer of 64 bits, got {seed}")
+    check_seed(seed)
     there = {(record["index"], record["sample"]) for record in kept}
     return [
         Piece(line, index, sample, _seed_of(line, index, sample, seed))
@@ -142,7 +144,7 @@ def _seed_of(line: PromptLine, index: int, sample: int, seed: int) -> int:
 
 
 def write_texts(
-    ensemble: SpeculativeEnsemble,
+    ensemble: SpeculativeEnsemble | Workers,
     pieces: Sequence[Piece],
     append: Callable[[dict], None],
     *,
@@ -154,14 +156,15 @@ def write_texts(
 ) -> None:
     """Generate the pieces and append each record as soon as its text is finished.
 
-    batch_size, exact: as of `generate_many`. on_text: called after each. on_round: as of `generate_many`, with the
-    numbers of the prompt and the sample.
+    ensemble: in this process, or in Workers. batch_size, exact: as of `generate_many`. on_text: called after each.
+    on_round: as of `generate_many`, with the numbers of the prompt and the sample.
     settings: of all texts, see `specens.settings.jobs.Settings`.
-    Raises ValueError naming the prompt where one is wrong, before anything is generated; MemoryError where memory runs
-    out, KeyboardInterrupt and whatever else stops the generation, when all finished texts have been appended.
+    Raises ValueError naming the prompt where one is wrong, before anything is generated; RuntimeError naming the first
+    prompt whose text failed, when all others are appended; MemoryError where memory runs out, KeyboardInterrupt and
+    whatever else stops the generation, when all finished texts have been appended.
     """
-    make_task = TaskMaker(ensemble, settings)  # type: ignore[arg-type]
-    jobs = [_checked_job(make_task, piece, ensemble.ensemble) for piece in pieces]
+    jobs = ask(ensemble, partial(_checked_jobs, list(pieces), settings))
+    failed: list[tuple[Piece, Exception]] = []
 
     def report(of_job: Round) -> None:
         assert on_round is not None
@@ -170,7 +173,12 @@ def write_texts(
 
     try:
         for generation in ensemble.generate_many(
-            jobs, batch_size=batch_size, exact=exact, on_round=None if on_round is None else report, **settings
+            jobs,
+            batch_size=batch_size,
+            exact=exact,
+            on_round=None if on_round is None else report,
+            on_error=lambda index, _, error: failed.append((pieces[index], error)),
+            **settings,
         ):
             append(pieces[generation.index].record(generation))
             if on_text is not None:
@@ -179,6 +187,14 @@ def write_texts(
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
         raise
+    if failed:
+        piece, first = failed[0]
+        raise RuntimeError(f"{len(failed)} of {len(pieces)} texts failed; {piece.line.where}: {first}") from first
+
+
+def _checked_jobs(pieces: Sequence[Piece], settings: dict[str, Any], ensemble: SpeculativeEnsemble) -> list[Job]:
+    make_task = TaskMaker(ensemble, settings)  # type: ignore[arg-type]
+    return [_checked_job(make_task, piece, ensemble.ensemble) for piece in pieces]
 
 
 def _checked_job(make_task: TaskMaker, piece: Piece, ensemble: Ensemble | None) -> Job:

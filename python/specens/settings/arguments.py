@@ -305,8 +305,7 @@ def check_task(task: Task) -> None:
     """Raise ValueError where a setting of a generation is out of range."""
     if not isinstance(task.sampling, Sampling):
         raise ValueError(f"sampling: expected specens_kernels.Sampling, got {type(task.sampling).__name__}")
-    if not _is_count(task.seed) or not -(2**63) <= task.seed < 2**63:
-        raise ValueError(f"seed: expected an integer of 64 bits, got {task.seed!r}")
+    check_seed(task.seed)
     for name in ("max_new_tokens", "min_new_tokens", "top_logprobs"):
         value = getattr(task, name)
         if not _is_count(value) or value < 0:
@@ -369,6 +368,17 @@ def check_callbacks(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not callable(value):
             raise ValueError(f"{name}: expected a function, got {_shown(value)}")
+
+
+def is_seed(value: Any) -> bool:
+    """Whether a value can be a seed."""
+    return _is_count(value) and -(2**63) <= value < 2**63
+
+
+def check_seed(value: Any) -> None:
+    """Raise ValueError where a value is no seed."""
+    if not is_seed(value):
+        raise ValueError(f"seed: expected an integer of 64 bits, got {value!r}")
 
 
 def as_switch(name: str, value: Any, default: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -25,7 +25,7 @@ from specens.settings.arguments import (
 )
 from specens.settings.grammars import Grammar, constraint_of
 from specens.settings.model_settings import ModelSettings, as_processing
-from specens.settings.prompts import prompts_for_members
+from specens.settings.prompts import MemberPrompts, prompts_for_members
 from specens.targets import DenseTarget
 from specens_kernels import Processing, Sampling
 
@@ -145,6 +145,16 @@ class Job:
             own = {name: value for name, value in own.items() if name not in PARAMETERS}
             own["sampling"] = replace(whole, **parameters)
         return {**settings, **own}  # type: ignore[typeddict-item]
+
+
+def check_many(prompts: Any, batch_size: int, samples: int, exact: bool) -> None:
+    """Raise ValueError where an argument of `generate_many` is wrong."""
+    for name, value in (("batch_size", batch_size), ("samples", samples)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}: expected an integer >= 1, got {value!r}")
+    as_switch("exact", exact, False)
+    if isinstance(prompts, (str, bytes, Mapping, MemberPrompts)) or not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts: expected several, such as a list, got {type(prompts).__name__}")
 
 
 class TaskMaker:

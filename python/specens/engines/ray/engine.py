@@ -19,14 +19,22 @@ logger = logging.getLogger(__name__)
 LIVES = 5  # that a member may have before its loss ends a generation
 
 
-def ray_module() -> Any:
-    """Ray. Raises ValueError where it is not installed."""
+def start_ray(argument: str = "members") -> Any:
+    """Ray, started, or joined where its variable RAY_ADDRESS says so, unless it is already.
+
+    Raises ValueError naming the argument where it is not installed, or there is no cluster at that address.
+    """
     try:
         import ray
     except ImportError:
-        raise ValueError(
-            "members: expected Ray for members in actors; try: pip install 'specens-kernels[ray]'"
-        ) from None
+        raise ValueError(f"{argument}: expected Ray for actors; try: pip install 'specens-kernels[ray]'") from None
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
+        own: dict[str, Any] = {} if address else {"include_dashboard": False}  # a cluster decides for itself
+        try:
+            ray.init(log_to_driver=False, **own)
+        except ConnectionError as error:
+            raise ValueError(f"{argument}: expected a Ray cluster at {address}, found none: {error}") from None
     return ray
 
 
@@ -50,14 +58,7 @@ class RayEngine(Engine):
         revision: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        self._ray = ray_module()
-        if not self._ray.is_initialized():
-            own = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}  # a cluster decides for itself
-            try:
-                self._ray.init(log_to_driver=False, **own)
-            except ConnectionError as error:
-                address = os.environ.get("RAY_ADDRESS")
-                raise ValueError(f"members: expected a Ray cluster at {address}, found none: {error}") from None
+        self._ray = start_ray()
         if isinstance(load, str):
             load = SpecLoader(load, dtype=dtype, device=device, revision=revision)
         # Ray calls again what a lost actor did not answer; a new life knows nothing, and says so. It reserves no CPU

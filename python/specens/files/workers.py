@@ -1,0 +1,248 @@
+"""Many texts by several processes: Ray actors that each hold the whole ensemble, and are given prompts as they go."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from specens.decoding.trace import Round
+from specens.engines.ray import LIVES, start_ray
+from specens.files.writer import Found, Writer
+from specens.settings.arguments import check_callbacks, check_seed, is_seed
+from specens.settings.jobs import Job, check_many, derived_seed, draw_seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from specens.generate import Generation, SpeculativeEnsemble
+    from specens.settings.jobs import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A text that is to be written: of a prompt, by its number, and among the samples of that prompt."""
+
+    index: int
+    sample: int
+    job: Job
+
+
+@dataclass
+class Worker:
+    """An actor, the pieces that it has by their numbers, and how often it was lost since it finished one."""
+
+    actor: Any
+    pieces: dict[int, Wanted] = field(default_factory=dict)
+    losses: int = 0
+    is_last: bool = False  # whether it was told that nothing follows
+
+    def write(self, call: dict[str, Any], traced: bool) -> Any:
+        """Have it write what it will be given; the stream of what it finishes."""
+        self.pieces, self.is_last = {}, False
+        return self.actor.write.options(num_returns="streaming", max_task_retries=0).remote(call, traced)
+
+
+class Workers:
+    """An ensemble in several processes, on this machine or on those of a Ray cluster, that write texts of many prompts.
+
+    make: makes the SpeculativeEnsemble in each. num_workers: how many. options: of each actor, as Ray takes them
+    (num_cpus, num_gpus, resources, ...); Ray gives one that asks for no GPU none, and one thread of the processor.
+    Ray is started, or joined where its variable RAY_ADDRESS says so, unless it is already. A worker that is lost is
+    started again, until it has been lost five times without finishing a text; its texts are written by any of them.
+    Raises ValueError where Ray is not installed, or num_workers is no number of them.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], SpeculativeEnsemble],
+        num_workers: int,
+        *,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 1:
+            raise ValueError(f"num_workers: expected an integer >= 1, got {num_workers!r}")
+        self._ray = ray = start_ray("num_workers")
+        # Never restarted by Ray, so that what is under way to a lost one reaches no other. Threads: write, give, ask.
+        settings = {"scheduling_strategy": "SPREAD", "max_task_retries": -1, "max_concurrency": 4, **(options or {})}
+        actors = ray.remote(Writer).options(**settings)
+        self._new = lambda: actors.remote(make)
+        self._workers = [Worker(self._new()) for _ in range(num_workers)]
+        for worker in self._workers:
+            worker.actor.ask.remote(bool)  # all load at the same time
+        self.close = weakref.finalize(self, _end, self._ray, self._workers)
+
+    def ask(self, function: Callable[[SpeculativeEnsemble], Found]) -> Found:
+        """What a function, which is sent there, says of the ensemble in one of the workers; or what it raises."""
+        try:
+            return self._ray.get(self._workers[0].actor.ask.remote(function))
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+
+    def generate_many(
+        self,
+        prompts: Iterable[Any],
+        *,
+        batch_size: int = 8,
+        samples: int = 1,
+        exact: bool = False,
+        on_round: Callable[[Round], None] | None = None,
+        on_error: Callable[[int, int, Exception], None] | None = None,
+        **settings: Unpack[Settings],
+    ) -> Iterator[Generation]:
+        """As `SpeculativeEnsemble.generate_many`, with `batch_size` texts at a time in each worker: the same texts.
+
+        Texts depend on their prompts and seeds, not on workers, as there they do not on the batch: but for the rounding
+        of logits, which `exact` excludes. Of each text one more prompt than a worker has room for waits in it.
+        on_round: called with the rounds of a text when it is finished. on_error: called with a ValueError or a
+        RuntimeError that says what was raised there.
+        Raises as there; RuntimeError where workers are lost again and again.
+        """
+        check_many(prompts, batch_size, samples, exact)
+        check_callbacks(on_round=on_round, on_error=on_error)
+        call = {"batch_size": batch_size, "exact": exact, **settings}
+        seed = settings.get("seed")
+        if seed is not None:
+            check_seed(seed)
+        pieces = _pieces(prompts, samples, draw_seed() if seed is None else seed)
+        return self._generate(pieces, call, on_round, on_error)
+
+    def _generate(
+        self,
+        pieces: Iterator[Wanted],
+        call: dict[str, Any],
+        on_round: Callable[[Round], None] | None,
+        on_error: Callable[[int, int, Exception], None] | None,
+    ) -> Iterator[Generation]:
+        """As workers finish pieces, their texts, and more pieces to them."""
+        work, runs = Work(pieces), dict[Any, Worker]()  # runs: by the streams of what workers finish
+        call_of_each = call, on_round is not None
+        try:
+            runs = {worker.write(*call_of_each): worker for worker in self._workers}
+            while runs:
+                (stream,), _ = self._ray.wait(list(runs), num_returns=1)
+                worker = runs[stream]
+                try:
+                    finished = self._ray.get(next(stream))
+                except (StopIteration, self._ray.exceptions.RayError) as ended:
+                    del runs[stream]
+                    work.again(worker)
+                    if isinstance(ended, self._ray.exceptions.RayError):
+                        self._replace(worker, ended)
+                    if work.lost:  # for all that have nothing to do
+                        busy = {id(own) for own in runs.values()}
+                        idle = [own for own in self._workers if id(own) not in busy]
+                        runs |= {own.write(*call_of_each): own for own in idle}
+                    continue
+                if finished is None:
+                    work.give(worker, call["batch_size"] + 1)
+                    continue
+                piece = work.finish(worker, finished.number)
+                text = finished.text
+                if isinstance(text, Exception) and on_error is None:
+                    work.failure = work.failure or text
+                work.give(worker, 1)
+                for of_text in finished.rounds:
+                    assert on_round is not None
+                    on_round(replace(of_text, index=piece.index, sample=piece.sample))
+                if not isinstance(text, Exception):
+                    yield replace(text, index=piece.index, sample=piece.sample)
+                elif on_error is not None:
+                    on_error(piece.index, piece.sample, text)
+        finally:
+            for worker in runs.values():  # not at their end: their texts are wanted no more
+                self._ray.kill(worker.actor)
+                worker.actor = self._new()
+        if work.failure is not None:
+            raise work.failure
+
+    def _replace(self, worker: Worker, error: Exception) -> None:
+        """Start a lost worker again; one that finished nothing in all its lives is no more. Raises what it raised."""
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            raise error.cause from error
+        logger.warning("a worker was lost (%s); its texts begin again", type(error).__name__)
+        self._ray.kill(worker.actor)
+        worker.losses += 1
+        if worker.losses < LIVES:
+            worker.actor = self._new()
+            return
+        self._workers.remove(worker)
+        if not self._workers:
+            raise RuntimeError("all workers were lost again and again") from error
+
+
+class Work:
+    """The pieces of a call. lost: those of workers that ended too early. failure: after which no others begin."""
+
+    def __init__(self, pieces: Iterator[Wanted]) -> None:
+        self._pieces, self._numbers = pieces, itertools.count()
+        self.lost: deque[Wanted] = deque()
+        self.failure: Exception | None = None
+
+    def give(self, worker: Worker, count: int) -> None:
+        """Give a worker up to so many pieces, and word that nothing follows."""
+        jobs: list[tuple[int, Job] | None] = []
+        while len(jobs) < count and not worker.is_last:
+            piece = self._take()
+            if piece is None:
+                worker.is_last = True
+                jobs.append(None)
+            else:
+                number = next(self._numbers)
+                worker.pieces[number] = piece
+                jobs.append((number, piece.job))
+        if jobs:
+            worker.actor.give.remote(jobs)
+
+    def finish(self, worker: Worker, number: int) -> Wanted:
+        """The piece that a worker has finished."""
+        worker.losses = 0
+        return worker.pieces.pop(number)
+
+    def again(self, worker: Worker) -> None:
+        """Take back what a worker did not finish."""
+        self.lost.extend(worker.pieces.values())
+        worker.pieces = {}
+
+    def _take(self) -> Wanted | None:
+        if self.lost or self.failure is not None:
+            return self.lost.popleft() if self.lost else None
+        try:
+            return next(self._pieces, None)
+        except Exception as error:  # noqa: BLE001
+            self.failure = error
+            return None
+
+
+def ask(ensemble: SpeculativeEnsemble | Workers, function: Callable[[SpeculativeEnsemble], Found]) -> Found:
+    """What a function says of an ensemble, which may be in Workers."""
+    return ensemble.ask(function) if isinstance(ensemble, Workers) else function(ensemble)
+
+
+def share_of_gpus(num_workers: int) -> float:
+    """What each worker may have of the cluster's GPUs: one, or an even part where they are fewer."""
+    num_gpus = int(start_ray("num_workers").cluster_resources().get("GPU", 0))
+    return 1 / math.ceil(num_workers / num_gpus) if num_gpus else 0
+
+
+def _pieces(prompts: Iterable[Any], samples: int, seed: int) -> Iterator[Wanted]:
+    """Each text with its own seed, which it has in whatever process."""
+    for index, prompt in enumerate(prompts):
+        job = prompt if isinstance(prompt, Job) else Job(prompt)
+        for sample in range(samples):
+            given = (seed, index) if job.seed is None else (job.seed, 0)
+            own = derived_seed(*given, sample) if is_seed(given[0]) else job.seed  # else the worker refuses it
+            yield Wanted(index, sample, replace(job, seed=own))
+
+
+def _end(ray: Any, workers: list[Worker]) -> None:
+    if ray.is_initialized():
+        for worker in workers:
+            ray.kill(worker.actor)
