@@ -81,3 +81,15 @@ def test_what_an_engine_cannot_do_is_refused():
         SpeculativeEnsemble([OWN.NetworkEngine(0)], drafter=Heads(lambda states: states))
     with pytest.raises(ValueError, match="drafter: expected a member of transformers, got NetworkEngine"):
         SpeculativeEnsemble([OWN.NetworkEngine(0)], drafter=LayerSkip(exit_layer=1))
+
+
+def test_mistakes_of_an_engine_are_named(monkeypatch):
+    engine = OWN.NetworkEngine(0)
+    monkeypatch.setattr(OWN.NetworkEngine, "vocab_size", None)
+    with pytest.raises(ValueError, match=r"members: expected an engine with an integer vocab_size, got <own_engine"):
+        SpeculativeEnsemble([engine], schedule="standard")
+    monkeypatch.undo()
+    monkeypatch.setattr(OWN.NetworkContext, "_read", lambda *_: torch.zeros(2, 50))
+    expected = r"read: expected \[1\] rows of logits \[rows, vocab\] from NetworkContext, got \[\[2, 50\]\]"
+    with pytest.raises(ValueError, match=expected):
+        SpeculativeEnsemble([engine], schedule="standard").generate(PROMPT)

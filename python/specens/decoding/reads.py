@@ -88,6 +88,11 @@ def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor
     context, texts, started = parts[0].reader.context, [read.text for read in reads], time.perf_counter()
     logits = context.read(reads)
     seconds = time.perf_counter() - started
+    if [rows.shape[:-1] for rows in logits] != [(read.num_rows,) for read in reads]:
+        got, wanted = [list(rows.shape) for rows in logits], [read.num_rows for read in reads]
+        raise ValueError(
+            f"read: expected {wanted} rows of logits [rows, vocab] from {type(context).__name__}, got {got}"
+        )
     new = {id(text): count for part in parts for text, count in part.reader.num_new(part.length)}
     for forward in context.forwards or [Forward(texts, [new[id(text)] for text in texts], seconds)]:
         tokens = {id(text): count for text, count in zip(forward.texts, forward.num_tokens, strict=True)}

@@ -53,6 +53,8 @@ def check_members(members: Any) -> None:
             raise ValueError(
                 f"members: expected models of transformers, specs or engines, got {_shown(member)} as member {index}"
             )
+        if isinstance(member, Engine) and not isinstance(getattr(member, "vocab_size", None), int):
+            raise ValueError(f"members: expected an engine with an integer vocab_size, got {_shown(member)} without")
 
 
 def choose_schedule(
