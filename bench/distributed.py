@@ -1,26 +1,32 @@
 """What ranks tell each other about rows whose vocabulary lies on several of them: `python -m bench distributed`.
 
 Counted are collectives, and bytes of what a rank tells, over the rows of a call. Neither depends on the number of
-ranks or on logits. Beside them: what a rank tells of a row where logits are gathered.
+ranks or on logits. Beside them: what a rank tells of a row where logits are gathered. Then, the time of its own part.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from bench.counts import print_counts
 from specens_kernels import LogitMixture, Mixture, Sampling, TokenTree, distributed
+from specens_kernels.distributed import local
 
 BATCH, DRAFT_LEN, VOCAB, RANKS = 4, 5, 131072, 8
 ROWS = BATCH * (DRAFT_LEN + 1)
 MOST_BYTES = 16 * 1024  # of a row, where filters are searched
 TABLE_WIDTH = 150
+CALLS = 5
+OWN_PARTS = ("rule gumbel", "greedy", "rule token", "rule block", "rule token, mixture")
 
 
 class Counted:
@@ -134,7 +140,35 @@ def main() -> int:
         table.add_row(*count.words)
         if count.collectives > count.most or count.size > MOST_BYTES:
             missed.append(f"{count.name}: at most {count.most} collectives and {MOST_BYTES} bytes a row expected")
-    return print_counts(table, missed, TABLE_WIDTH)
+    number = print_counts(table, missed, TABLE_WIDTH)
+    Console(width=TABLE_WIDTH).print(own_part())
+    return number
+
+
+def milliseconds(setting: Setting) -> float:
+    """Of the processor, for a rank's own part: the least of some calls."""
+    taken = []
+    for _ in range(CALLS):
+        start = time.process_time()
+        setting.call(Counted())
+        taken.append((time.process_time() - start) * 1000)
+    return min(taken)
+
+
+def own_part() -> Table:
+    """By the kernels and in torch, of the settings that have kernels."""
+    table = Table(title="a rank's own part, on one thread of the CPU", title_justify="left")
+    for column in ("setting", "ms by kernels", "ms in torch"):
+        table.add_column(column, justify="left" if column == "setting" else "right")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for setting in settings():
+        if setting.name in OWN_PARTS:
+            by_kernels = milliseconds(setting)
+            with patch.object(local, "operator_for", lambda *_: None):
+                table.add_row(setting.name, f"{by_kernels:.1f}", f"{milliseconds(setting):.1f}")
+    torch.set_num_threads(threads)
+    return table
 
 
 if __name__ == "__main__":

@@ -188,10 +188,7 @@ class DraftRow {
             softmax_ = target_row.member_softmax(member, temperature, filter, status_);
         }
         if (softmax_ == nullptr) {
-            LogitRow row =
-                draft.logits ? draft.logit_row(request, row_index) : target.row(member, request, row_index, nullptr);
-            row.edits = edits;
-            source_.reset(row);
+            start(target, draft, request, member, row_index, edits);
             own_.read(source_, temperature, filter, search_, roughly);
             status_ = source_.status();
             softmax_ = &own_;
@@ -199,6 +196,17 @@ class DraftRow {
         if (!softmax_->alive()) {
             softmax_ = nullptr;
             status_ |= status_invalid_draft_distribution;
+        }
+    }
+    // A slice of what a draft was drawn from, as `Softmax::resume` takes it; one-hot where the mass is negative.
+    void resume(const TargetArguments& target, const DraftArguments& draft, int64_t request, int64_t step,
+                const RowEdits* target_edits, const float* state, double mass) {
+        read_token(draft, request, step);
+        if (mass >= 0) {
+            start(target, draft, request, draft.drafter_of(request, step), step,
+                  draft.processed ? target_edits : nullptr);
+            own_.resume(source_, draft.sampling.temperature(request), search_, state, mass);
+            softmax_ = &own_;
         }
     }
     // The target's row, of whose member this may be the distribution, is refined by itself.
@@ -218,12 +226,19 @@ class DraftRow {
     void subtract_tile(int64_t tile, float* masses) const {
         if (softmax_ != nullptr) {
             softmax_->add_tile(tile, -1.0, masses);  // beyond the target's vocabulary masses are not looked at
-        } else if (token_ / tile_size == tile) {
+        } else if (token_ >= 0 && token_ / tile_size == tile) {
             masses[token_ % tile_size] -= 1.0f;
         }
     }
 
   private:
+    void start(const TargetArguments& target, const DraftArguments& draft, int64_t request, int64_t member,
+               int64_t row_index, const RowEdits* edits) {
+        LogitRow row =
+            draft.logits ? draft.logit_row(request, row_index) : target.row(member, request, row_index, nullptr);
+        row.edits = edits;
+        source_.reset(row);
+    }
     int64_t token_ = 0;
     int32_t status_ = status_ok;
     const Softmax* softmax_ = nullptr;
@@ -231,5 +246,18 @@ class DraftRow {
     Softmax own_;
     ThresholdSearch search_;
 };
+
+// masses = max(share * target - draft, 0) of a tile, if they are asked for; returns their sum.
+inline double residual_tile(const TargetRow& target, const DraftRow& draft, double share, int64_t tile, float* masses) {
+    const Softmax* own = target.softmax();
+    if (own != nullptr && draft.softmax() != nullptr && own->shares_tile(*draft.softmax(), tile)) {
+        return own->excess_of(*draft.softmax(), share, tile, masses);
+    }
+    alignas(64) float scratch[tile_size];
+    masses = masses != nullptr ? masses : scratch;
+    target.write_tile(tile, masses, share);
+    draft.subtract_tile(tile, masses);
+    return row_kernels().clamp_sum(masses, std::min(tile_size, target.vocab() - tile * tile_size));
+}
 
 }  // namespace specens

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "parts/rows.h"
@@ -14,16 +15,20 @@ namespace specens {
 template <typename Fill>
 int64_t draw(const std::vector<double>& tile_masses, int64_t vocab, double uniform, Fill fill);
 
+// Likewise, whose cumulative mass exceeds the target, else one of the last with mass.
+template <typename Fill>
+int64_t draw_at(const std::vector<double>& tile_masses, int64_t vocab, double target, Fill fill);
+
 // First token of `masses` at which the running sum exceeds `target`, else the last one with mass, else -1.
 int64_t first_exceeding(const float* masses, int64_t count, double target);
 
 template <typename Fill>
 int64_t draw(const std::vector<double>& tile_masses, int64_t vocab, double uniform, Fill fill) {
-    double total = 0;
-    for (double mass : tile_masses) {
-        total += mass;
-    }
-    const double target = uniform * total;
+    return draw_at(tile_masses, vocab, uniform * std::accumulate(tile_masses.begin(), tile_masses.end(), 0.0), fill);
+}
+
+template <typename Fill>
+int64_t draw_at(const std::vector<double>& tile_masses, int64_t vocab, double target, Fill fill) {
     const auto tiles = static_cast<int64_t>(tile_masses.size());
     int64_t chosen = 0;
     double before = 0;

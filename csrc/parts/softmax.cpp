@@ -21,12 +21,7 @@ constexpr double smallest_scale = 0x1p-100, largest_scale = 0x1p100, widest_scal
 
 void Softmax::read(TileSource& source, double temperature, const FilterParameters& filter, ThresholdSearch& search,
                    bool roughly) {
-    source_ = &source;
-    rough_ = false;
-    const double scale = log2_e / temperature;
-    factor_ = scale > largest_scale ? 0x1p64f : scale < smallest_scale ? 0x1p-64f : 1.0f;
-    scale_ = static_cast<float>(std::clamp(scale / factor_, double{std::numeric_limits<float>::min()}, widest_scale));
-    tile_max_.resize(source.tiles());
+    start(source, temperature);
     if (filter.any()) {
         if (factor_ != 1 || !read_groups() || !(std::abs(max_ * scale_) < largest_offset)) {
             source.repair(factor_);
@@ -37,6 +32,47 @@ void Softmax::read(TileSource& source, double temperature, const FilterParameter
     } else {
         read_all(roughly);
     }
+}
+
+void Softmax::start(TileSource& source, double temperature) {
+    source_ = &source;
+    rough_ = false;
+    const double scale = log2_e / temperature;
+    factor_ = scale > largest_scale ? 0x1p64f : scale < smallest_scale ? 0x1p-64f : 1.0f;
+    scale_ = static_cast<float>(std::clamp(scale / factor_, double{std::numeric_limits<float>::min()}, widest_scale));
+    tile_max_.resize(source.tiles());
+}
+
+SliceSum Softmax::slice_sum() const {
+    return alive() ? SliceSum{source_->original(max_), sum_ / std::exp2(exponent(max_))} : SliceSum{-infinity, 0};
+}
+
+void Softmax::keep(float* state) const {
+    state[0] = source_->unchanged() ? offset_ : std::numeric_limits<float>::quiet_NaN();
+    std::copy(tile_max_.begin(), tile_max_.end(), state + 1);
+    std::copy(tile_sum_.begin(), tile_sum_.end(), state + 1 + source_->tiles());
+}
+
+void Softmax::resume(TileSource& source, double temperature, ThresholdSearch& search, const float* state, double mass) {
+    if (!(mass > 0)) {
+        start(source, temperature);
+        std::fill(tile_max_.begin(), tile_max_.end(), -infinity);
+        tile_sum_.assign(source.tiles(), 0.0f);
+        max_ = -infinity;
+        offset_ = 0;
+    } else if (std::isnan(state[0])) {
+        read(source, temperature, {}, search);
+    } else {
+        start(source, temperature);
+        const float* sums = state + 1 + source.tiles();
+        tile_max_.assign(state + 1, sums);
+        tile_sum_.assign(sums, sums + source.tiles());
+        max_ = *std::max_element(tile_max_.begin(), tile_max_.end());
+        offset_ = state[0];
+    }
+    first_tile_ = 0;
+    add_sums();
+    sum_ = mass > 0 ? sum_ / mass : 1;
 }
 
 void Softmax::refine() {
@@ -101,20 +137,25 @@ bool Softmax::read_tiles(int64_t first, const Read& read) {
 // large that its rounding would swamp the exponents.
 bool Softmax::read_sums() {
     offset_ = origin_ * scale_;
-    sum_ = 0;
     if (!(std::abs(offset_) < largest_offset)) {
+        sum_ = 0;
         return false;
     }
-    threshold_ = std::max((offset_ + smallest_exponent) / scale_, lowest);
     const bool usable = read_tiles(first_tile_, [&](int64_t tile, TypedLogits logits, int64_t count) {
         const TileSum seen = row_kernels().exp2_sum(logits, count, scale_, offset_);
         tile_sum_[tile] = seen.sum;
         return std::pair(seen.max, !std::isnan(seen.sum) && seen.max * scale_ - offset_ <= largest_exponent);
     });
-    for (int64_t tile = first_tile_; usable && tile < source_->tiles(); ++tile) {
+    add_sums();
+    return usable;
+}
+
+void Softmax::add_sums() {
+    threshold_ = std::max((offset_ + smallest_exponent) / scale_, lowest);
+    sum_ = 0;
+    for (int64_t tile = first_tile_; tile < source_->tiles(); ++tile) {
         sum_ += has_mass(tile) ? tile_sum_[tile] : 0;
     }
-    return usable;
 }
 
 // The same roughly; false where some number is not usual. The origin counts as the largest logit of all tiles: no more

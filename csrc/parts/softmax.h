@@ -12,9 +12,16 @@ namespace specens {
 
 constexpr double log2_e = 1.4426950408889634;
 
+constexpr int64_t slice_state(int64_t tiles) { return 1 + 2 * tiles; }
+
 // What a probability is not below and not above.
 struct Bounds {
     double low, high;
+};
+
+// The largest logit of a slice of a row, and the sum of powers relative to it.
+struct SliceSum {
+    double largest, sum;
 };
 
 // softmax(logits / temperature) of a source, filtered.
@@ -30,6 +37,17 @@ class Softmax final : private SearchedRow {
               bool roughly = false);
     // As if it had not been read roughly.
     void refine();
+    // Of a source that is a slice of a row and has no filter: what others need to know, and what `resume` needs to
+    // know, [slice_state(tiles)], so that no slice is read twice for its sums.
+    SliceSum slice_sum() const;
+    void keep(float* state) const;
+    // As read, where so much of the whole row's mass is in the slice.
+    void resume(TileSource& source, double temperature, ThresholdSearch& search, const float* state, double mass);
+    // A token's logit, -inf where there is none.
+    double logit(int64_t token) const {
+        return token >= 0 && token < source_->vocab() ? source_->original(source_->logit(token))
+                                                      : -std::numeric_limits<double>::infinity();
+    }
     // Only for `alive` and `most_likely`: the largest logits of a source.
     void read_maxima(TileSource& source);
     bool alive() const { return max_ > -std::numeric_limits<float>::infinity(); }
@@ -64,6 +82,8 @@ class Softmax final : private SearchedRow {
     void kept_tokens(std::vector<int64_t>& out) const;
 
   private:
+    void start(TileSource& source, double temperature);
+    void add_sums();
     template <typename Read>
     bool read_tiles(int64_t first, const Read& read);
     void read_all(bool roughly);

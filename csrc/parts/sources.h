@@ -48,10 +48,15 @@ class TileSource {
     // From now on NaN counts as -inf, +inf as the largest float, and the row's largest logit as 0; then all are
     // multiplied by a power of two. Once a row.
     virtual void repair(float factor) = 0;
+    // A number of a tile as the logit that it stands for.
+    double original(float value) const { return shift_ + double{value} / factor_; }
+    // Whether every number is its logit.
+    bool unchanged() const { return status_ == status_ok && shift_ == 0 && factor_ == 1; }
 
   protected:
     int64_t vocab_ = 0;
     int32_t status_ = status_ok;
+    float shift_ = 0, factor_ = 1;
 };
 
 // The logits of one member.
@@ -73,7 +78,6 @@ class MemberSource final : public TileSource {
     const float* processed(int64_t tile, float* scratch) const;
     LogitRow row_{};
     bool repaired_ = false;
-    float shift_ = 0, factor_ = 1;
 };
 
 // sum_i weight_i * logits_i, -inf at excluded tokens.
@@ -92,7 +96,6 @@ class MixedSource final : public TileSource {
     std::vector<float> weights_;  // of members_, none zero
     MemberSource plausible_;
     float threshold_ = -std::numeric_limits<float>::infinity();
-    float shift_ = 0, factor_ = 1;
 };
 
 }  // namespace specens

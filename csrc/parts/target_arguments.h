@@ -276,6 +276,29 @@ class TargetArguments {
     const double* weights_;     // [members]
 };
 
+// What processing changes in the rows of a chain.
+class ChainEdits {
+  public:
+    // In the row after so many drafts, whose tokens lie in a table [batch, n]; nullptr: nothing is ever changed.
+    const RowEdits* at(const TargetArguments& target, const IntegerTable& drafts, int64_t vocab, int64_t request,
+                       int64_t step) {
+        if (!target.edited()) {
+            return nullptr;
+        }
+        before_.clear();
+        for (int64_t index = 0; index < std::min(step, drafts.columns); ++index) {
+            before_.push_back(drafts(request, index));
+        }
+        edits_.start(target.processing.of(request, vocab), request);
+        edits_.enter_row(before_.data(), static_cast<int64_t>(before_.size()), step, target.mask(request, step));
+        return &edits_;
+    }
+
+  private:
+    RowEdits edits_;
+    std::vector<int64_t> before_;
+};
+
 // Draws from a target row itself.
 inline int64_t draw_from(const TargetRow& target, double uniform, std::vector<double>& tile_masses) {
     tile_masses.resize(target.tiles());

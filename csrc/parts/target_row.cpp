@@ -26,16 +26,12 @@ void TargetRow::reserve(const Sizes& most) {
     search_.reserve(most);
 }
 
-void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
-                     bool roughly) {
-    const bool greedy = parameters.temperature == 0;
+void TargetRow::start(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters) {
     kind_ = parameters.kind;
-    temperature_ = greedy ? 1 : parameters.temperature;
-    const bool mixture = kind_ == EnsembleKind::mixture;
-    const FilterParameters filter = greedy ? FilterParameters{} : parameters.filter;
-    filtered_ = mixture && !parameters.filter_members && filter.any();
-    member_filter_ = filtered_ ? FilterParameters{} : filter;
+    temperature_ = parameters.temperature == 0 ? 1 : parameters.temperature;
     status_ = status_ok;
+    filtered_ = false;
+    member_filter_ = {};
     vocab_ = 0;
     members_.resize(rows.size());
     for (size_t member = 0; member < rows.size(); ++member) {
@@ -45,8 +41,40 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
     if (kind_ == EnsembleKind::logit_mixture) {
         mixed_.reset(rows, parameters.weights, parameters.plausibility);
     }
-    shares_.assign(mixture ? rows.size() : 1, 0.0);
+    shares_.assign(kind_ == EnsembleKind::mixture ? rows.size() : 1, 0.0);
     softmaxes_.resize(std::max(softmaxes_.size(), shares_.size()));
+}
+
+void TargetRow::resume(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, const float* states,
+                       int64_t state_size, const double* masses) {
+    start(rows, parameters);
+    double total = 0;
+    for (size_t index = 0; index < shares_.size(); ++index) {
+        const double weight = kind_ == EnsembleKind::mixture ? parameters.weights[index] : 1.0;
+        shares_[index] = masses[index] >= 0 ? weight : 0;
+        total += shares_[index];
+        if (shares_[index] > 0) {
+            softmaxes_[index].resume(source(index), temperature_, search_, states + index * state_size, masses[index]);
+        }
+    }
+    divide_shares(total);
+}
+
+void TargetRow::divide_shares(double total) {
+    alive_ = total > 0;
+    for (double& share : shares_) {
+        share = alive_ ? share / total : 0;
+    }
+}
+
+void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
+                     bool roughly) {
+    start(rows, parameters);
+    const bool greedy = parameters.temperature == 0;
+    const bool mixture = kind_ == EnsembleKind::mixture;
+    const FilterParameters filter = greedy ? FilterParameters{} : parameters.filter;
+    filtered_ = mixture && !parameters.filter_members && filter.any();
+    member_filter_ = filtered_ ? FilterParameters{} : filter;
     double total = 0;
     bool dead_member = false;
     for (size_t index = 0; index < shares_.size(); ++index) {
@@ -64,10 +92,7 @@ void TargetRow::read(const std::vector<LogitRow>& rows, const EnsembleParameters
         shares_[index] = softmaxes_[index].alive() ? weight : 0;
         total += shares_[index];
     }
-    alive_ = total > 0;
-    for (double& share : shares_) {
-        share = alive_ ? share / total : 0;
-    }
+    divide_shares(total);
     status_ |= !alive_ ? status_no_token : dead_member ? status_member_without_token : 0;
     filtered_ = filtered_ && alive_;
     if (filtered_) {

@@ -31,6 +31,10 @@ class TargetRow final : private SearchedRow {
     void read(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, bool probabilities,
               bool roughly = false);
     void refine();
+    // A row of which this is a slice, not filtered: as read, with what each part has kept [parts, state_size], and how
+    // much of its mass is here, negative where it has no token anywhere.
+    void resume(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, const float* states,
+                int64_t state_size, const double* masses);
     int32_t status() const { return status_; }
     bool alive() const { return alive_; }
     int64_t vocab() const override { return vocab_; }
@@ -59,6 +63,8 @@ class TargetRow final : private SearchedRow {
                                   int32_t& status) const;
 
   private:
+    void start(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters);
+    void divide_shares(double total);
     int64_t most_likely_of_mixture() const;
     void filter_mixture(const FilterParameters& filter);
     void mix_tile(int64_t tile, double share, float* out) const;

@@ -6,16 +6,6 @@
 
 namespace specens {
 
-const RowEdits* ShardReader::edits_at(const ShardArguments& call, int64_t request, int64_t step) {
-    before_.clear();
-    for (int64_t index = 0; index < std::min(step, call.drafts.columns); ++index) {
-        before_.push_back(call.drafts(request, index));
-    }
-    edits_.start(call.target.processing.of(request, call.target.vocab), request);
-    edits_.enter_row(before_.data(), static_cast<int64_t>(before_.size()), step, call.target.mask(request, step));
-    return &edits_;
-}
-
 void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step, const ShardResults& results) {
     const TargetArguments& target = call.target;
     const int64_t row = request * target.steps + step;
@@ -30,7 +20,7 @@ void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step,
         key = NoiseKey{static_cast<uint64_t>(call.seeds(request)), static_cast<uint64_t>(call.positions(request, step)),
                        static_cast<uint32_t>(call.first_block)};
     }
-    target.rows(request, step, target.edited() ? edits_at(call, request, step) : nullptr, logits_);
+    target.rows(request, step, edits_.at(target, call.drafts, target.vocab, request, step), logits_);
     const int64_t token = scores_.find_best(logits_, target.parameters(request), key);
     results.status[row] = scores_.status() & ~status_no_token;
     if (token >= 0) {

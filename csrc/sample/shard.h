@@ -45,10 +45,8 @@ class ShardReader {
     void run(const ShardArguments& call, int64_t request, int64_t step, const ShardResults& results);
 
   private:
-    const RowEdits* edits_at(const ShardArguments& call, int64_t request, int64_t step);
     BestScores scores_;
-    RowEdits edits_;
-    std::vector<int64_t> before_;
+    ChainEdits edits_;
     std::vector<LogitRow> logits_;
 };
 

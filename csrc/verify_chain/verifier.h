@@ -278,30 +278,19 @@ class Verifier {
         }
         if (subtracts) {
             if (residual_mass(share) > empty_residual_mass) {
-                return specens::draw(tile_masses_, target_.vocab(), uniform,
-                                     [&](int64_t tile, float* masses) { residual_tile(tile, share, masses); });
+                return specens::draw(tile_masses_, target_.vocab(), uniform, [&](int64_t tile, float* masses) {
+                    residual_tile(target_, draft_, share, tile, masses);
+                });
             }
             status |= status_empty_residual;
         }
         return draw_from(target_, uniform, tile_masses_);
     }
-    // masses = max(share * target - draft, 0), if they are asked for; returns their sum
-    double residual_tile(int64_t tile, double share, float* masses) const {
-        const Softmax* target = target_.softmax();
-        if (target != nullptr && draft_.softmax() != nullptr && target->shares_tile(*draft_.softmax(), tile)) {
-            return target->excess_of(*draft_.softmax(), share, tile, masses);
-        }
-        alignas(64) float scratch[tile_size];
-        masses = masses != nullptr ? masses : scratch;
-        target_.write_tile(tile, masses, share);
-        draft_.subtract_tile(tile, masses);
-        return row_kernels().clamp_sum(masses, std::min(tile_size, target_.vocab() - tile * tile_size));
-    }
     double residual_mass(double share) {
         tile_masses_.resize(target_.tiles());
         for_tiles(target_.tiles(), target_.splittable(), [&](int64_t begin, int64_t end) {
             for (int64_t tile = begin; tile < end; ++tile) {
-                tile_masses_[tile] = residual_tile(tile, share, nullptr);
+                tile_masses_[tile] = residual_tile(target_, draft_, share, tile, nullptr);
             }
         });
         return std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0);

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import (
+    NO_DRAFTER,
     NO_LOGPROBS,
     ChainArguments,
     Draft,
@@ -16,6 +17,7 @@ from specens_kernels.arguments import (
     Rule,
     Target,
 )
+from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import (
     Choice,
     Drawn,
@@ -28,6 +30,7 @@ from specens_kernels.distributed.draw import (
 )
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, masses_of, residuals
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
@@ -35,10 +38,14 @@ from specens_kernels.distributed.target import (
     Rows,
     always_greedy,
     draft_steps,
+    has_source,
     invalid_draft,
+    never_greedy,
     probabilities,
     scores_need_no_sums,
+    settings_of,
 )
+from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
 from specens_kernels.ops.verify_chain.layout import padded
 from specens_kernels.ops.verify_chain.reference import (
@@ -95,6 +102,12 @@ class Seen(NamedTuple):
     of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities
     at_target: Tensor  # float64 [batch, draft_len], probabilities of the drafts
     at_draft: Tensor  # likewise
+    slices: Slices | None  # where kernels read the rows, whose local log-probabilities nobody knows
+
+    @property
+    def masses(self) -> Tensor:
+        """Those of `Places`."""
+        return masses_of(self.rows.masses, self.draft.masses)
 
 
 def prepare(shard: Shard, arguments: ChainArguments) -> Call:
@@ -107,6 +120,20 @@ def prepare(shard: Shard, arguments: ChainArguments) -> Call:
     kind, rule, source = RuleKind(arguments.rule.kind), arguments.rule, arguments.random_numbers
     own = shard.own(tokens)
     return Call(shard, kind, rule, arguments.report, source, target, draft, tokens, own, end, lens, num_rows, invalid)
+
+
+def slices_of(call: Call) -> Slices | None:
+    """The rows as kernels read them, where these can; None: torch."""
+    target, draft = call.target, call.draft
+    if not call.kind.reads_draft:
+        draft = draft._replace(logits=None, drafters=None, drafter=NO_DRAFTER)
+    filtered = target.sampling.filters or (has_source(draft) and draft.sampling.filters)
+    looks = call.by_best or call.kind == RuleKind.TYPICAL or call.report.logprobs != NO_LOGPROBS
+    if target.ensemble == EnsembleKind.MIXTURE:
+        looks = looks or call.kind.compares or not never_greedy(target)
+    if filtered or looks or target.plausibility > 0 or local.operator_for("chain_of_shard", call.here) is None:
+        return None
+    return Slices(call.shard, target, draft, call.here)
 
 
 def chain_steps(shard: Shard, arguments: ChainArguments) -> Steps[list[Tensor]]:
@@ -130,22 +157,22 @@ def read_steps(call: Call) -> Steps[Seen]:
     """The rows of target and drafts; side by side, so that they take as many collectives as the longer of them."""
     shard, tokens, before, n = call.shard, call.tokens, call.here, call.draft_len
     looked = Looked(before, torch.arange(n, device=tokens.device).expand_as(tokens))
-    drafts = None
+    drafts, slices = None, slices_of(call)
     if call.kind.reads_draft and not always_greedy(call.target) and not call.direct:
         of_drafts = call.target._replace(
             member_logits=[logits[:, :n] for logits in call.target.member_logits],
             allowed=None if call.target.allowed is None else call.target.allowed[:, :n],
         )
         greedy = parameters(call.target.sampling, tokens).greedy
-        drafts = draft_steps(shard, of_drafts, call.draft, greedy, before, looked)
+        drafts = draft_steps(shard, of_drafts, call.draft, greedy, before, looked, slices)
     noise = noise_at(call.kind, call.random, torch.arange(call.target.member_logits[0].shape[1], device=tokens.device))
-    how: dict[str, Any] = {"direct": call.direct, "drafts": drafts}
+    how: dict[str, Any] = {"direct": call.direct, "drafts": drafts, "slices": slices}
     read = yield from read_rows(shard, call.target, tokens, before, looked, noise, call.kind, call.report, **how)
     is_picked = ((tokens == read.picked[:, :n]) & read.rows.alive[:, :n]).double()
     at_target = is_picked
     if not call.by_best:
         at_target = torch.where(read.rows.greedy[:, None], is_picked, read.rows.looked_up.exp())
-    return Seen(*read, at_target, torch.where(read.draft.drawn, read.draft.looked_up.exp(), 1.0))
+    return Seen(*read, at_target, torch.where(read.draft.drawn, read.draft.looked_up.exp(), 1.0), slices)
 
 
 class Accepted(NamedTuple):
@@ -203,9 +230,14 @@ def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[Accepted]:
     for length in range(1, n + 1):
         own = torch.where(shares[-1] > 0, shares[-1] * ratio[:, length - 1], 0.0)
         shares.append(own.clamp(max=1))
-    left = [residual(call, seen, shares[length], torch.full_like(call.end, length)).sum(-1) for length in range(n)]
-    own = torch.stack([*left, torch.zeros_like(shares[0])], 1)
-    masses, _ = yield from mass_steps(call.shard, own, probabilities(call.shard, seen.rows).sum(-1))
+    if seen.slices is None:
+        left = [residual(call, seen, shares[length], torch.full_like(call.end, length)).sum(-1) for length in range(n)]
+        own = torch.stack([*left, torch.zeros_like(shares[0])], 1)
+    else:
+        rows = torch.arange(n, device=call.end.device).expand_as(call.tokens).contiguous()
+        places = Places(rows, torch.stack(shares, 1)[:, :n].contiguous(), seen.masses)
+        own = torch.nn.functional.pad(residuals(seen.slices, places).sum(-1), (0, 1))
+    masses, _ = yield from mass_steps(call.shard, own, target_masses(call, seen))
     mass = masses.residual.sum(0)
     num_accepted, accepted_share = torch.zeros_like(call.end), shares[0]
     for length in range(1, n + 1):
@@ -216,6 +248,18 @@ def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[Accepted]:
         num_accepted = torch.where(longer, length, num_accepted)
         accepted_share = torch.where(longer, shares[length], accepted_share)
     return Accepted(num_accepted, accepted_share, masses)
+
+
+def target_masses(call: Call, seen: Seen) -> Tensor:
+    """This rank's part of every row, float64 [batch, rows]."""
+    if seen.slices is None:
+        return probabilities(call.shard, seen.rows).sum(-1)
+    if call.target.ensemble != EnsembleKind.MIXTURE:
+        return seen.rows.masses[..., 0].clamp(min=0)
+    _, weights, _ = settings_of(call.shard, call.target)
+    there = weights.permute(1, 2, 0) * (seen.rows.masses >= 0)
+    own = (there * seen.rows.masses).sum(-1) / there.sum(-1)
+    return torch.where(there.sum(-1) > 0, own, 0.0)
 
 
 def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:
@@ -244,10 +288,18 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
         of_picked = None if seen.of_picked is None else pick_row(seen.of_picked[..., None], row)[:, 0]
         return (yield from picked_steps(call.shard, picked, of_picked, logprobs))
     subtracts = (num_accepted < call.end) & call.kind.subtracts & ~rows.greedy
-    target = pick_row(probabilities(call.shard, rows), num_accepted)
-    left = residual(call, seen, accepted.share, num_accepted) if call.kind.subtracts else target
     masses = None if accepted.masses is None else accepted.masses.at(num_accepted)
-    drawn = yield from draw_steps(call.shard, Choice(left, target, subtracts, uniform, logprobs), masses)
+    if seen.slices is None:
+        target = pick_row(probabilities(call.shard, rows), num_accepted)
+        left = residual(call, seen, accepted.share, num_accepted) if call.kind.subtracts else target
+        choice = Choice(left, target, subtracts, uniform, logprobs, call.shard.start)
+        drawn = yield from draw_steps(call.shard, choice, masses)
+    else:
+        places = Places(num_accepted[:, None], accepted.share[:, None].contiguous(), seen.masses)
+        own = pick_row(target_masses(call, seen)[..., None], num_accepted)[:, 0]
+        sliced = SlicedChoice(seen.slices, places, residuals(seen.slices, places)[:, 0], own, subtracts, uniform)
+        drawn = yield from draw_steps(call.shard, sliced, masses)
+        drawn = drawn._replace(tokens=torch.where(rows.greedy, picked, drawn.tokens))
     return drawn._replace(tokens=torch.where(num_accepted < call.num_rows, drawn.tokens, -1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,37 @@ class Choice(NamedTuple):
     subtracts: Tensor  # bool [batch], draw from the residual
     uniform: Tensor  # float64 [batch]
     logprobs: Tensor | None  # float64 [batch, width], reported of the drawn token; None: nothing is reported
+    start: int  # the shard's first token
+
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """Of the residual and of the target, float64 [batch] each."""
+        return self.residual.sum(-1), self.target.sum(-1)
+
+    def reached(self, from_residual: Tensor, goal: Tensor) -> Tensor:
+        """float64 [batch, 2]: the first token whose cumulative mass here exceeds the goal, else NO_ID.
+
+        And the last one with mass, else -1.
+        """
+        masses = torch.where(from_residual[:, None], self.residual, self.target)
+        has_mass = masses > 0
+        exceeds = has_mass & (masses.cumsum(-1) > goal[:, None])
+        tokens = torch.arange(self.start, self.start + masses.shape[-1], device=masses.device).double()
+        first = torch.where(exceeds, tokens, NO_ID).amin(-1)
+        last = torch.where(has_mass, tokens, -1.0).amax(-1)  # where rounding reaches none
+        return torch.stack([first, last], 1)
+
+
+class Drawable(Protocol):
+    """What `Choice` tells, however its rows are read."""
+
+    @property
+    def subtracts(self) -> Tensor: ...
+    @property
+    def uniform(self) -> Tensor: ...
+    @property
+    def logprobs(self) -> Tensor | None: ...
+    def masses(self) -> tuple[Tensor, Tensor]: ...
+    def reached(self, from_residual: Tensor, goal: Tensor) -> Tensor: ...
 
 
 class Masses(NamedTuple):
@@ -61,28 +92,22 @@ def mass_steps(shard: Shard, residual: Tensor, target: Tensor, *more: Tensor) ->
     return Masses(starts[..., 0], residuals, targets), others.sum(0)
 
 
-def draw_steps(shard: Shard, choice: Choice, masses: Masses | None = None) -> Steps[Drawn]:
+def draw_steps(shard: Shard, choice: Drawable, masses: Masses | None = None) -> Steps[Drawn]:
     """Draw from the residual where it is asked for, else from the target: two collectives.
 
     The lowest token whose cumulative mass, over all shards in order, exceeds uniform * total mass. masses: those of the
     rows, where ranks have told them, which leaves one collective.
     """
-    residual, target, subtracts, uniform, logprobs = choice
+    subtracts, uniform, logprobs = choice.subtracts, choice.uniform, choice.logprobs
     if masses is None:
-        told, _ = yield from mass_steps(shard, residual.sum(-1, keepdim=True), target.sum(-1, keepdim=True))
+        told, _ = yield from mass_steps(shard, *(own[:, None] for own in choice.masses()))
         masses = told.at(torch.zeros_like(subtracts, dtype=torch.int64))
     starts, residuals, targets = masses
     empty = subtracts & (residuals.sum(0) <= EMPTY_RESIDUAL_MASS) & (targets.sum(0) > 0)
     from_residual = subtracts & ~empty
-    masses_here = torch.where(from_residual[:, None], residual, target)
     totals = torch.where(from_residual, residuals, targets)
     before = torch.where(starts < shard.start, totals, 0.0).sum(0)
-    has_mass = masses_here > 0
-    reached = has_mass & (before[:, None] + masses_here.cumsum(-1) > (uniform * totals.sum(0))[:, None])
-    tokens = torch.arange(shard.start, shard.start + target.shape[-1], device=target.device).double()
-    first = torch.where(reached, tokens, NO_ID).amin(-1)
-    last = torch.where(has_mass, tokens, -1.0).amax(-1)  # where rounding reaches none
-    own = torch.stack([first, last], 1)
+    own = choice.reached(from_residual, uniform * totals.sum(0) - before)
     reports = [] if logprobs is None else [_at_tokens(logprobs, own - shard.start)]
     heard = yield torch.cat([own, *reports], 1)
     first, last = heard[..., 0].amin(0), heard[..., 1].amax(0)

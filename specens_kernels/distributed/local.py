@@ -1,21 +1,24 @@
-"""The best tokens of this rank's slices: by the C++ or Triton where they can, else in torch, on every device."""
+"""The operators on a rank's slices, of C++ and Triton, and what they take; the best tokens of slices, found by them."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import Target
+from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, TRITON_REASON, add_triton
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.gumbel import BLOCK
 from specens_kernels.ops.target_logprobs.processing import Paths
+
+TILE = 2048  # tokens whose sums C++ keeps
 
 
 class Found(NamedTuple):
@@ -41,6 +44,31 @@ def empty_best(member_logits: list[Tensor], **_: Any) -> list[Tensor]:
     return [member_logits[0].new_empty(shape, dtype=dtype) for dtype in types]
 
 
+def empty_numbers(member_logits: list[Tensor], draft_tokens: Tensor, **options: Any) -> list[Tensor]:
+    """Of `chain_of_shard`; what it keeps is opaque."""
+    first, mixture = member_logits[0], (options.get("ensemble") or [0])[0] == EnsembleKind.MIXTURE
+    (batch, steps), parts = first.shape[:2], (len(member_logits) if mixture else 1) + 1
+    shapes = (batch, steps, parts), (batch, steps, parts), (batch, steps), (batch, steps, 2)
+    types = torch.float64, torch.float64, torch.int64, torch.int32
+    found = [first.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, types)]
+    looked = first.new_empty((batch, draft_tokens.shape[1], parts), dtype=torch.float64)
+    sizes = [logits.shape[-1] for logits in (*member_logits, *(options.get("draft_logits") or ()))]
+    blocks = -(-max(sizes) // TILE)
+    return [*found, looked, first.new_empty((batch, steps, parts, 1 + 2 * blocks), dtype=torch.float32)]
+
+
+def empty_blocks(
+    _logits: list[Tensor], _tokens: Tensor, row_of: Tensor, _shares: Tensor, _masses: Tensor, state: Tensor, **_: Any
+) -> Tensor:
+    """Of `residual_of_shard`."""
+    return state.new_empty((*row_of.shape, state.shape[-1] // 2), dtype=torch.float64)
+
+
+def empty_draw(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Of `draw_of_shard`."""
+    return row_of.new_empty(len(row_of))
+
+
 def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
     """A tensor of the shape that `gumbel_noise` gives."""
     return tokens.new_empty(tokens.shape, dtype=torch.float64)
@@ -48,16 +76,26 @@ def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
 
 HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
 if HAS_OPERATORS:
-    OPERATORS.trace("best_of_shard", empty_best)
     OPERATORS.trace("gumbel_noise", empty_noise)
-BY_TRITON = None  # the name of the operator that has Triton's kernel
-if HAS_OPERATORS and TRITON_REASON is None:
-    BY_TRITON = add_triton(
-        "best_of_shard",
-        lambda: importlib.import_module("specens_kernels.ops.sample.triton_shard").launch,
-        empty_best,
-        False,
-    )
+LAUNCHERS: dict[
+    str, tuple[str, str, Callable[..., Any]]
+] = {  # of Triton, with what gives tensors of the shapes of their results
+    "best_of_shard": ("sample.triton_shard", "launch", empty_best),
+    "chain_of_shard": ("verify_chain.triton_shard", "read", empty_numbers),
+    "residual_of_shard": ("verify_chain.triton_shard", "residual", empty_blocks),
+    "draw_of_shard": ("verify_chain.triton_shard", "draw", empty_draw),
+}
+BY_TRITON: dict[str, str] = {}  # the names of the operators that have Triton's kernels
+
+
+def _load(module: str, name: str) -> Callable[..., Any]:
+    return getattr(importlib.import_module(f"specens_kernels.ops.{module}"), name)
+
+
+for _name, (_module, _launcher, _empty) in LAUNCHERS.items() if HAS_OPERATORS else ():
+    OPERATORS.trace(_name, _empty)
+    if TRITON_REASON is None:
+        BY_TRITON[_name] = add_triton(_name, partial(_load, _module, _launcher), _empty, False)
 
 
 def has_operators(like: Tensor) -> bool:
@@ -65,17 +103,17 @@ def has_operators(like: Tensor) -> bool:
     return HAS_OPERATORS and like.is_cpu
 
 
-def best_operator(like: Tensor) -> Callable[..., list[Tensor]] | None:
-    """What finds the best tokens of a part, of logits like these; None: torch."""
-    name = "best_of_shard" if has_operators(like) else BY_TRITON if like.is_cuda else None
-    return None if name is None else getattr(torch.ops.specens, name)
+def operator_for(name: str, like: Tensor) -> Callable[..., Any] | None:
+    """An operator on slices, for tensors on this one's device; None: torch."""
+    own = name if has_operators(like) else BY_TRITON.get(name) if like.is_cuda else None
+    return None if own is None else getattr(torch.ops.specens, own)
 
 
 def has_kernel(target: Target, before: Tensor | Paths | None) -> bool:
     """Whether a kernel can find the best tokens; plausibility and the paths of trees are for torch."""
     follows_paths = target.processing.active and isinstance(before, Paths)
     like = target.member_logits[0]
-    return best_operator(like) is not None and target.plausibility == 0 and not follows_paths
+    return operator_for("best_of_shard", like) is not None and target.plausibility == 0 and not follows_paths
 
 
 def split_at_block(shard: Shard, target: Target, before: Tensor | Paths | None) -> tuple[Part | None, Part | None]:
@@ -116,18 +154,28 @@ def best_by_kernel(part: Part, seeds: Tensor | None, positions: Tensor | None) -
         options["draft_tokens"] = part.before
     if seeds is not None and positions is not None:
         options |= {"seeds": seeds, "positions": positions}
-    operator = best_operator(target.member_logits[0])
+    operator = operator_for("best_of_shard", target.member_logits[0])
     assert operator is not None
     values, tokens, status = operator(target.member_logits, first_token=part.shard.start, **options)
     return Found(values, tokens, status.long())
 
 
-def operator_options(target: Target) -> dict[str, Any]:
-    """What operators take of a target: `specens_kernels.arguments.target_of`, back."""
+def numbers_of(own: SamplingArguments) -> list[float]:
+    """The sampling parameters of all requests."""
+    return [own.temperature, float(own.top_k), own.top_p, own.min_p, float(own.min_p_first)]
+
+
+def operator_options(target: Target, draft: Draft | None = None) -> dict[str, Any]:
+    """What operators take of a target: `specens_kernels.arguments.target_of`, back; and of dense drafts."""
     own, edits = target.sampling, target.processing
-    numbers = [own.temperature, float(own.top_k), own.top_p, own.min_p, float(own.min_p_first)]
-    options: dict[str, Any] = {"sampling": numbers}
+    options: dict[str, Any] = {"sampling": numbers_of(own)}
     rows = [own.temperatures, own.top_ks, own.top_ps, own.min_ps, target.weight_rows]
+    if draft is not None:
+        of_draft = draft.sampling
+        rows += [of_draft.temperatures, of_draft.top_ks, of_draft.top_ps, of_draft.min_ps]
+        options |= {"drafter": draft.drafter, "drafters": draft.drafters, "draft_sampling": numbers_of(of_draft)}
+        options["draft_logits"] = None if draft.logits is None else [draft.logits]
+        options["process_drafts"] = bool(draft.processed)
     if any(value is not None for value in rows):
         options["rows"] = rows
     if target.allowed is not None:

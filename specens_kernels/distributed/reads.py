@@ -9,6 +9,7 @@ from torch import Tensor
 from specens_kernels.arguments import NO_LOGPROBS, TARGET_LOGPROBS, RandomSource, Report, Target
 from specens_kernels.distributed.draw import Noise, best_steps
 from specens_kernels.distributed.shard import Shard
+from specens_kernels.distributed.slices import Slices
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
@@ -53,17 +54,18 @@ def read_rows(
     *,
     direct: bool,
     drafts: Steps[DraftRows] | None,
+    slices: Slices | None = None,
 ) -> Steps[Read]:
     """In as many collectives as the longest of the parts takes.
 
     tokens: int64, the drafts. drafts: what they were drawn from, None where that is not looked at. direct:
-        whether the best tokens are all that is told of the rows.
+        whether the best tokens are all that is told of the rows. slices: where kernels have read them.
     """
     draft = no_draft_rows(tokens, looked, shard.width)
     if direct:
         rows, _ = yield from direct_steps(shard, target, before, noise)
         return Read(rows, draft, rows, rows.most_likely, None)
-    parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares)]
+    parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares, slices)]
     if drafts is not None:
         parts.append(drafts)
     if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):

@@ -110,5 +110,6 @@ def chosen_steps(
     masses = probabilities(shard, rows)[:, 0]
     uniform = torch.where(rows.greedy, 0.0, uniforms_of_draw(source, stream, rows))
     own = None if logprobs is None else logprobs[:, 0]
-    drawn = yield from draw_steps(shard, Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, own))
+    choice = Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, own, shard.start)
+    drawn = yield from draw_steps(shard, choice)
     return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]

@@ -73,6 +73,20 @@ def allowed_tokens(shard: Shard, words: Tensor) -> Tensor:
     return ((own >> (tokens % 32)) & 1 != 0) & known
 
 
+def shifted_mask(shard: Shard, words: Tensor) -> Tensor:
+    """A bit mask over the whole vocabulary as one that begins with the shard."""
+    first, shift = divmod(shard.start, 32)
+    own = words[..., first : first + shard.width // 32 + 2]
+    if own.shape[-1] == 0:
+        return words.new_zeros(*words.shape[:-1], 1)
+    if shift == 0:
+        return own
+    bits = own.long() & 0xFFFFFFFF
+    after = torch.nn.functional.pad(bits[..., 1:], (0, 1))
+    bits = (bits >> shift | after << (32 - shift)) & 0xFFFFFFFF
+    return (bits - (bits >> 31 << 32)).int()
+
+
 def usable(shard: Shard, logits: Tensor, target: Target, before: Tensor | Paths | None) -> tuple[Tensor, Tensor]:
     """Processed logits float64 [batch, rows, width], -inf where there is no token; status of the rows' slices.
 

@@ -21,6 +21,15 @@ from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.steps import Steps
 
 
+class Here(NamedTuple):
+    """What this rank tells of rows of scores."""
+
+    largest: Tensor  # float64 [batch, rows]
+    tokens: Tensor  # int64 [batch, rows], of the largest, as the shard counts them
+    sums: Tensor  # float64 [batch, rows], of masses relative to it
+    looked: Tensor  # float64 [batch, n], the scores of the looked up tokens
+
+
 class Source(NamedTuple):
     """Rows of scores, of which the distribution is softmax(scores / temperature), filtered."""
 
@@ -30,6 +39,7 @@ class Source(NamedTuple):
     tokens: Tensor  # int64 [batch, n], of the shard, to be looked up
     token_rows: Tensor  # int64 [batch, n]
     filter: Filter | None = None
+    here: Here | None = None  # where it is known, and scores are not
 
 
 class Softmax(NamedTuple):
@@ -41,6 +51,7 @@ class Softmax(NamedTuple):
     best: Tensor  # float64 [batch, rows], its log-probability
     alive: Tensor  # bool [batch, rows], whether there is a token
     status: Tensor  # int64 [batch, rows]
+    mass: Tensor  # float64 [batch, rows], of this rank's tokens before filters; -1 where there is no token
 
 
 def look_up(values: Tensor, source: Source) -> Tensor:
@@ -58,10 +69,12 @@ def by_rows(values: Tensor, source: Source) -> Tensor:
 def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     """Normalise, filter and look up: a collective, and as many as the filter takes."""
     scores, temperature = source.scores, source.temperature
-    largest_here = scores.amax(-1)
-    masses_here = relative_to(scores, largest_here, temperature).exp()
-    token = scores.argmax(-1) + shard.start
-    told = [largest_here, token.double(), masses_here.sum(-1), source.status.double(), look_up(scores, source)]
+    here, masses_here = source.here, scores
+    if here is None:
+        largest_here = scores.amax(-1)
+        masses_here = relative_to(scores, largest_here, temperature).exp()
+        here = Here(largest_here, scores.argmax(-1), masses_here.sum(-1), look_up(scores, source))
+    told = [here.largest, (here.tokens + shard.start).double(), here.sums, source.status.double(), here.looked]
     of_filter = [] if source.filter is None else first_of_filter(source.filter, scores, masses_here)
     told += [part.flatten(1) for part in of_filter]
     widths = [part.shape[1] for part in told]
@@ -73,6 +86,8 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     most_likely = torch.where(maxima == largest, tokens, math.inf).amin(0)
     scaled = relative_to(scores, largest, temperature)
     total = (sums * ratios).sum(0)
+    ratio = torch.nan_to_num(((here.largest - largest) / temperature[:, None]).exp(), nan=0.0)
+    mass_here = torch.where(largest > -math.inf, here.sums * ratio / total, -1.0)
     looked = looked_up.amax(0)
     looked_scaled = (looked - by_rows(largest, source)) / temperature[:, None]
     looked_scaled = torch.where(looked_scaled.isnan(), -math.inf, looked_scaled)
@@ -92,7 +107,8 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     looked_up = torch.where(kept_looked, looked_scaled - by_rows(log_total, source), -math.inf).clamp(max=0)
     alive = largest > -math.inf
     best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
-    return Softmax(logprobs, looked_up, most_likely.nan_to_num(posinf=0).long(), best, alive, union(status))
+    most_likely = most_likely.nan_to_num(posinf=0).long()
+    return Softmax(logprobs, looked_up, most_likely, best, alive, union(status), mass_here)
 
 
 def union(status: Tensor) -> Tensor:

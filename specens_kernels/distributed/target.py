@@ -13,7 +13,8 @@ from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_st
 from specens_kernels.distributed.filters import KEY_BITS, OF_DTYPE, filter_of
 from specens_kernels.distributed.local import best_by_kernel, has_kernel, split_at_block
 from specens_kernels.distributed.shard import Shard, usable
-from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
+from specens_kernels.distributed.slices import Slices
+from specens_kernels.distributed.softmax import Here, Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties
@@ -46,6 +47,7 @@ class Rows(NamedTuple):
     status: Tensor  # int64 [batch, rows]
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch]
+    masses: Tensor  # float64 [batch, rows, parts], this rank's of each part; -1 where it has no token
 
 
 class Members(NamedTuple):
@@ -106,6 +108,12 @@ def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) ->
     return Members(torch.stack([values for values, _ in cleaned]), status, share, own, invalid)
 
 
+def members_of_slices(shard: Shard, target: Target, slices: Slices) -> Members:
+    """The same where kernels read them."""
+    own, share, invalid = settings_of(shard, target)
+    return Members(slices.unknown.expand(len(share), -1, -1, -1), slices.status, share, own, invalid)
+
+
 def mixed_steps(target: Target, members: Members) -> Steps[Tensor]:
     """Mixed logits [batch, rows, width] of a lone member or a mixture of logits; a collective for plausibility."""
     if target.plausibility == 0:
@@ -123,24 +131,33 @@ def key_bits(target: Target, logits: Tensor) -> int:
 
 
 def target_steps(
-    shard: Shard, target: Target, before: Tensor | Paths | None, looked: Looked, picks: bool = False
+    shard: Shard,
+    target: Target,
+    before: Tensor | Paths | None,
+    looked: Looked,
+    picks: bool = False,
+    slices: Slices | None = None,
 ) -> Steps[Rows]:
     """The target distributions: a collective for a lone model or a mixture of logits, and what filters take.
 
     picks: whether the most likely tokens are looked at, also of requests that are not greedy.
+    slices: where kernels have read the rows; what is looked up is the drafts.
     """
-    members = read_members(shard, target, before)
+    if slices is None:
+        members, here = read_members(shard, target, before), None
+    else:
+        members, here = members_of_slices(shard, target, slices), slices.of_target()
     own = members.sampling
     if target.ensemble != EnsembleKind.MIXTURE:
         scores = yield from mixed_steps(target, members)
         kept = filter_of(shard, target.sampling, own.filters, key_bits(target, target.member_logits[0]))
-        source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept)
+        source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept, here)
         found = yield from softmax_steps(shard, source)
-        status = found.status
+        status, masses = found.status, found.mass[..., None]
     else:
-        found, status = yield from mixture_steps(shard, target, members, looked, picks)
+        found, status, masses = yield from mixture_steps(shard, target, members, looked, picks, here)
     status = status | ~found.alive * Status.NO_TOKEN
-    return Rows(*found[:5], status, own.greedy, members.invalid)
+    return Rows(*found[:5], status, own.greedy, members.invalid, masses)
 
 
 def direct_steps(
@@ -162,7 +179,7 @@ def direct_steps(
     status = best.status | (first < 0) * Status.NO_TOKEN
     unknown = torch.zeros_like(first, dtype=torch.float64)
     nowhere = unknown[..., None] - torch.inf  # no slice of log-probabilities is known
-    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid)
+    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid, nowhere)
     return rows, best.tokens
 
 
@@ -208,9 +225,12 @@ def first_if_greedy(shard: Shard, rows: Rows) -> Tensor:
 
 
 def mixture_steps(
-    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool
-) -> Steps[tuple[Softmax, Tensor]]:
-    """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at."""
+    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, here: Here | None
+) -> Steps[tuple[Softmax, Tensor, Tensor]]:
+    """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at.
+
+    And its status, and the masses of `Rows`.
+    """
     count, batch, rows, _ = members.logits.shape
     own, n = members.sampling, looked.tokens.shape[1]
     kept = filter_of(shard, target.sampling, own.filters)
@@ -222,11 +242,12 @@ def mixture_steps(
         looked.tokens.repeat(1, count),
         (looked.rows[:, None] + index).flatten(1),
         kept if target.filter_members else None,
+        here,
     )
     each = yield from softmax_steps(shard, source)
     status = each.status.view(batch, count, rows)[:, 0]
     alive = each.alive.view(batch, count, rows).transpose(0, 1)
-    logprobs = each.logprobs.view(batch, count, rows, shard.width).transpose(0, 1)
+    logprobs = each.logprobs.view(batch, count, rows, members.logits.shape[-1]).transpose(0, 1)
     mixed, shares = weighted(logprobs, members.weights, alive)
     looked_up = each.looked_up.view(batch, count, n).transpose(0, 1)
     of_rows = looked.rows.expand(count, -1, -1)
@@ -235,13 +256,18 @@ def mixture_steps(
     status = status | dead * Status.MEMBER_WITHOUT_TOKEN
     kept = None if target.filter_members else kept
     there = ((members.weights != 0) & alive).any(0)
+    masses = each.mass.view(batch, count, rows).transpose(1, 2)
     if kept is None and never_greedy(target) and not picks:
         unknown = torch.zeros_like(status)
-        return Softmax(mixed, looked_up, unknown, torch.zeros_like(mixed[..., 0]), there, status), status
+        return (
+            Softmax(mixed, looked_up, unknown, torch.zeros_like(mixed[..., 0]), there, status, status),
+            status,
+            masses,
+        )
     plain = torch.ones_like(own.temperature)
     whole = Source(mixed, plain, torch.zeros_like(status), looked.tokens, looked.rows, kept)
     found = yield from softmax_steps(shard, whole)
-    return found, status
+    return found, status, masses
 
 
 def weighted(logprobs: Tensor, weights: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,13 +287,15 @@ class DraftRows(NamedTuple):
     looked_up: Tensor  # float64 [batch, n], log-probabilities
     drawn: Tensor  # bool [batch, drafts], False: one-hot at the token
     status: Tensor  # int64 [batch, drafts]
+    masses: Tensor  # float64 [batch, drafts], this rank's; -1: one-hot
 
 
 def no_draft_rows(tokens: Tensor, looked: Looked, width: int) -> DraftRows:
     """Of drafts that were not drawn."""
     nothing = torch.zeros(1, dtype=torch.float64, device=tokens.device).expand(*tokens.shape, width)
     status = torch.zeros_like(tokens)
-    return DraftRows(nothing, torch.zeros_like(looked.tokens, dtype=torch.float64), status.bool(), status)
+    looked_up = torch.zeros_like(looked.tokens, dtype=torch.float64)
+    return DraftRows(nothing, looked_up, status.bool(), status, torch.full_like(status, -1.0, dtype=torch.float64))
 
 
 def has_source(draft: Draft) -> bool:
@@ -275,7 +303,13 @@ def has_source(draft: Draft) -> bool:
 
 
 def draft_steps(
-    shard: Shard, target: Target, draft: Draft, greedy: Tensor, before: Tensor | Paths, looked: Looked
+    shard: Shard,
+    target: Target,
+    draft: Draft,
+    greedy: Tensor,
+    before: Tensor | Paths,
+    looked: Looked,
+    slices: Slices | None = None,
 ) -> Steps[DraftRows]:
     """What each draft token was drawn from; looked.rows: drafts. target: its logits and mask are of the drafts' rows.
 
@@ -288,22 +322,28 @@ def draft_steps(
     members = [draft.logits] if draft.logits is not None else target.member_logits
     if draft.drafters is None and draft.logits is None:
         members = [members[draft.drafter]]
-    cleaned = [usable(shard, logits, edits, before) for logits in members]
-    scores, bits = cleaned[0]
+    if slices is None:
+        cleaned, here = [usable(shard, logits, edits, before) for logits in members], None
+        scores, bits = cleaned[0]
+    else:
+        scores, bits, here = slices.unknown[:, : slices.draft_len], slices.draft_status, slices.of_drafts()
     known = given = torch.ones_like(tokens, dtype=torch.bool)
     if draft.drafters is not None:
-        member = draft.drafters.long().clamp(0, len(members) - 1)[..., None]  # [batch, drafts, 1]
-        stack = torch.stack([values for values, _ in cleaned], 2)
-        scores = stack.gather(2, member[..., None].expand(-1, -1, -1, shard.width))[:, :, 0]
-        bits = torch.stack([own for _, own in cleaned], 2).gather(2, member)[..., 0]
+        if slices is None:
+            member = draft.drafters.long().clamp(0, len(members) - 1)[..., None]  # [batch, drafts, 1]
+            stack = torch.stack([values for values, _ in cleaned], 2)
+            scores = stack.gather(2, member[..., None].expand(-1, -1, -1, shard.width))[:, :, 0]
+            bits = torch.stack([own for _, own in cleaned], 2).gather(2, member)[..., 0]
         given = draft.drafters != NO_DRAFTER
         known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
     own = parameters(draft.sampling, tokens)
     width = KEY_BITS if draft.processed and target.processing.active else OF_DTYPE.get(members[0].dtype, KEY_BITS)
     kept = filter_of(shard, draft.sampling, own.filters, width if draft.drafters is None else KEY_BITS)
-    source = Source(scores, own.temperature, bits, looked.tokens, looked.rows, kept)
+    source = Source(scores, own.temperature, bits, looked.tokens, looked.rows, kept, here)
     found = yield from softmax_steps(shard, source)
     soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
     usable_rows = known & found.alive
     status = torch.where(known, found.status, 0) | ~usable_rows * Status.INVALID_DRAFT_DISTRIBUTION
-    return DraftRows(found.logprobs, found.looked_up, soft & usable_rows, torch.where(soft, status, 0))
+    drawn = soft & usable_rows
+    masses = torch.where(drawn, found.mass, -1.0)
+    return DraftRows(found.logprobs, found.looked_up, drawn, torch.where(soft, status, 0), masses)

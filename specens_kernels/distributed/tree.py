@@ -424,5 +424,5 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
         return (yield from picked_steps(call.shard, picked, of_picked, logprobs))
     left = accepted.acceptance.left[request, last]  # so nothing is subtracted any more
     masses = None if accepted.masses is None else accepted.masses.at(last)
-    choice = Choice(left, left, torch.zeros_like(seen.rows.greedy), uniform, logprobs)
+    choice = Choice(left, left, torch.zeros_like(seen.rows.greedy), uniform, logprobs, call.shard.start)
     return (yield from draw_steps(call.shard, choice, masses))

@@ -105,6 +105,15 @@ def load_draft_tokens(draft, request, step, used):
 @triton.jit
 def draft_log_probability(statistics, target, draft, state, drafter, request, step, tokens, used):
     """Log of the draft distribution's probability of each token, float64; drafter: a member, unless from outside."""
+    logits = drafted_logits(target, draft, drafter, request, step, tokens, used)
+    if statistics.DRAFT_SLOT != NO_SLOT:
+        logits = tl.where(logits >= state.cut, logits, -INFINITY)
+    return log_power(logits, state.maximum, state.offset, draft_temperature(draft, request), tl.float64)
+
+
+@triton.jit
+def drafted_logits(target, draft, drafter, request, step, tokens, used):
+    """The clean logits of each token that drafts were drawn by, float32."""
     logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
     if draft.logits is not None:
         logits = clean(raw_draft_logits(target, draft, request, step, tokens, used))
@@ -114,9 +123,7 @@ def draft_log_probability(statistics, target, draft, state, drafter, request, st
             own = raw_logits(target, member, request, step, tokens, drafts)
             own = drafter_logits(target, draft, member, request, step, tokens, drafts, own)
             logits = tl.where(drafter == member, clean(own), logits)
-    if statistics.DRAFT_SLOT != NO_SLOT:
-        logits = tl.where(logits >= state.cut, logits, -INFINITY)
-    return log_power(logits, state.maximum, state.offset, draft_temperature(draft, request), tl.float64)
+    return logits
 
 
 @triton.jit

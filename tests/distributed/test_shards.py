@@ -18,11 +18,15 @@ from tree_cases import random_case
 from trees_of_decisions import random_decision_tree
 
 from bench import distributed as counted
+from bench.gpu import traffic
 from specens_kernels import (
+    Contrastive,
     LogitMixture,
+    Mixture,
     Processing,
     Replacement,
     Sampling,
+    Synthetic,
     Threshold,
     TokenTree,
     distributed,
@@ -312,6 +316,11 @@ def test_padding_is_not_read():
     assert_equal(results[1], verify_chain(logits, drafts, seeds=numbers, positions=numbers, backend="reference"), "")
 
 
+def by_triton(monkeypatch: Any) -> None:
+    """Let Triton read slices, interpreted."""
+    monkeypatch.setattr(local, "operator_for", lambda name, _: getattr(torch.ops.specens, local.BY_TRITON[name]))
+
+
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
 @pytest.mark.parametrize("vocab", [90, 700, 5003])
 def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backend, monkeypatch):
@@ -319,8 +328,7 @@ def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backe
     kernel = target.best_by_kernel
     monkeypatch.setattr(target, "best_by_kernel", lambda *given: calls.append(given) or kernel(*given))
     if backend == "triton":
-        operator = getattr(torch.ops.specens, local.BY_TRITON)
-        monkeypatch.setattr(local, "best_operator", lambda _: operator)
+        by_triton(monkeypatch)
     for seed in range(many(12 if backend == "cpp" else 3)):
         choice, problem = random.Random(seed), random_problem(seed, (vocab,))
         arguments = of_gumbel(problem, seed).arguments | {"logprobs": False}
@@ -338,11 +346,76 @@ def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backe
             assert_equal(on_random_shards(case, choice), expected, seed)
 
 
+def of_slices(problem: Problem, choice: random.Random) -> Problem:
+    """The same unfiltered, under a rule that kernels weigh the slices for; of mixtures no request is greedy."""
+    arguments = {name: value for name, value in problem.arguments.items() if name not in ("logprobs", "top_logprobs")}
+    rules: list[Any] = ["token", "token", "block", Threshold(0.2), Synthetic(0.6)]
+    arguments["rule"] = choice.choice(rules)
+    if isinstance(arguments["ensemble"], Contrastive):
+        arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
+    temperature: Any = choice.choice([0.7, problem.arguments["sampling"].temperature])
+    if isinstance(arguments["ensemble"], Mixture):
+        temperature = choice.choice([0.7, 1.3])
+    arguments["sampling"] = Sampling(temperature=temperature)
+    if arguments.get("draft_sampling") is not None:
+        arguments["draft_sampling"] = Sampling(temperature=choice.choice([0.0, 0.5, temperature]))
+    return replace(problem, arguments=arguments)
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+@pytest.mark.parametrize("vocab", [1, 90, 5003])
+def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch):
+    if backend == "triton":
+        by_triton(monkeypatch)
+    operators, calls = local.operator_for, []
+    monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
+    judge, drawn = Judge(), 0
+    for seed in range(many(30 if backend == "cpp" else 2)):
+        choice = random.Random(seed)
+        case = of_slices(random_problem(seed, (vocab,)), choice)
+        if always_greedy(case):
+            continue
+        before = len(calls)
+        result, expected = on_random_shards(case, choice), case.verify("reference")
+        assert "chain_of_shard" in calls[before:], case.arguments
+        judge.compare(case, result, expected, seed)
+        drawn += int((expected.next_token >= 0).sum())
+    assert drawn > 0
+    judge.finish(at_least=2)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_triton_reads_slices_in_as_many_launches_as_whole_rows(rule, monkeypatch):
+    by_triton(monkeypatch)
+    numbers = torch.Generator().manual_seed(2)
+    logits, outside = (torch.randn(1, rows, 8192, generator=numbers).bfloat16() for rows in (6, 5))
+    uniforms = torch.full((1, 6), 0.4, dtype=torch.float64)
+    arguments = {"draft_logits": outside, "uniforms": uniforms, "rule": rule}
+    with traffic.counted() as counts:
+        results, _ = on_shards(operations.chain_of, [logits], outside.argmax(-1), bounds=[0, 8192], **arguments)
+    whole = 2 * (logits.numel() + outside.numel())
+    of_block = 1 if rule == "block" else 0  # every draft's row once more, as for whole rows
+    assert counts.launches <= traffic.UNFILTERED_LAUNCHES + of_block
+    assert counts.logits <= (traffic.UNFILTERED_READS + of_block) * whole
+    assert_equal(results[0], verify_chain([logits], outside.argmax(-1), backend="reference", **arguments), rule)
+
+
+def always_greedy(problem: Problem) -> bool:
+    return problem.arguments["sampling"].greedy
+
+
 def test_the_operators_of_slices_keep_their_contract_by_opcheck():
     seeds, positions = torch.arange(2), torch.arange(6).view(2, 3)
     options = {"seeds": seeds, "positions": positions, "first_token": 256, "draft_tokens": positions[:, :2]}
+    logits, drafts = [torch.randn(2, 3, 300)], positions[:, :2].contiguous()
+    numbers = torch.ops.specens.chain_of_shard(logits, drafts, drafter=0)
+    places = (torch.ones(2, 1).long(), torch.ones(2, 1).double(), torch.ones(2, 3, 2).double(), numbers[-1])
+    aims = (torch.ones(2, 1).double(), torch.ones(2).bool(), torch.zeros(2).double())
     calls: list[Any] = [
-        (torch.ops.specens.best_of_shard.default, ([torch.randn(2, 3, 300)],), options),
+        (torch.ops.specens.best_of_shard.default, (logits,), options),
+        (torch.ops.specens.chain_of_shard.default, (logits, drafts), {"drafter": 0}),
+        (torch.ops.specens.residual_of_shard.default, (logits, drafts, *places), {"drafter": 0}),
+        (torch.ops.specens.draw_of_shard.default, (logits, drafts, *places, *aims), {"drafter": 0}),
         (torch.ops.specens.gumbel_noise.default, (seeds, positions, torch.arange(30).view(2, 3, 5)), {}),
     ]
     for operator, given, own in calls:

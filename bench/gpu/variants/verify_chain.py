@@ -21,6 +21,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
+from specens_kernels.ops.verify_chain import triton_shard
 from specens_kernels.ops.verify_chain.triton_kernel import STREAM_NEXT, launches, new_outcome
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
@@ -54,7 +55,21 @@ def variants() -> list[Launch]:
     found += [masses, walked, residual, draw, *_other_launches()]
     for target in (*example_targets()[::2], edited_target(), lone, mixture):
         found += _example_score_launches(target)
-    return found
+    return found + [launch for index in (0, 2) for launch in _shard_launches(example_targets()[index], index)]
+
+
+def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
+    """Of a slice of the vocabulary, but for the pass over the logits."""
+    own = triton_shard.with_statistics(target, example_draft(target, index))
+    numbers, row = triton_shard.new_numbers(own), example_random(0).seeds
+    assert row is not None
+    rows, shares = row[:, None], row[:, None].double()
+    places = triton_shard.places_of(rows, shares, numbers.sums)
+    blocks = shares.new_empty(len(row), 1, own.statistics.blocks)
+    drawn = {"blocks_ptr": blocks, "subtracts_ptr": row.bool(), "goals_ptr": row.double()}
+    yield list(triton_shard.read_launches(numbers, own))[-1]
+    yield from triton_shard.residual_launches(blocks, places, own)
+    yield from triton_shard.draw_launches(row, drawn, places, own)
 
 
 def _example_score_launches(target: TargetView) -> list[Launch]:

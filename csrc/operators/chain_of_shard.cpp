@@ -1,0 +1,119 @@
+#include "operators/call.h"
+#include "operators/results.h"
+#include "verify_chain/shard.h"
+
+#define SPECENS_SHARD_OPTIONS SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS
+
+namespace specens {
+namespace {
+
+// A contiguous tensor of as many numbers.
+template <typename Number>
+const Number* numbers_of(const char* name, const TorchTensor& tensor, ScalarType dtype, int64_t count) {
+    if (!tensor.is_cpu() || tensor.scalar_type() != dtype || !tensor.is_contiguous() || tensor.numel() != count) {
+        fail(name, std::to_string(count) + " contiguous numbers of its type on the CPU", "others");
+    }
+    return static_cast<const Number*>(tensor.const_data_ptr());
+}
+
+class ShardCall {
+  public:
+    ShardCall(const Members& member_logits, const TorchTensor& draft_tokens, int64_t drafter,
+              const OptionalTensor& drafters, const OptionalTensors& draft_logits, const Numbers& draft_sampling,
+              bool process_drafts, const TargetOptions& options)
+        : call_(member_logits, options),
+          rows((call_.set_draft(draft_tokens, std::nullopt, drafter, drafters, draft_logits, draft_sampling,
+                                options.rows, process_drafts),
+                &call_.target),
+               call_.draft) {}
+    ShardPlaces places(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                       const TorchTensor& state) const {
+        const int64_t batch = rows.target.batch, all = batch * rows.target.steps * rows.parts;
+        require(row_of.dim() == 2 && row_of.size(0) == batch, "rows: expected [batch, n]");
+        const int64_t count = row_of.size(1);
+        return {count, numbers_of<int64_t>("rows", row_of, ScalarType::Long, batch * count),
+                numbers_of<double>("shares", shares, ScalarType::Double, batch * count),
+                numbers_of<double>("masses", masses, ScalarType::Double, all),
+                numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size())};
+    }
+
+  private:
+    Call call_;
+
+  public:
+    ShardRows rows;
+};
+
+void chain_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                        int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                        const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                        const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                        const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const int64_t batch = call.rows.target.batch, steps = call.rows.target.steps, parts = call.rows.parts;
+    ShardNumbers found{};
+    found.largest = results.add<double>({batch, steps, parts}, ScalarType::Double);
+    found.sums = results.add<double>({batch, steps, parts}, ScalarType::Double);
+    found.tokens = results.add<int64_t>({batch, steps}, ScalarType::Long);
+    found.status = results.add<int32_t>({batch, steps, 2}, ScalarType::Int);
+    found.looked = results.add<double>({batch, call.rows.draft.draft_len, parts}, ScalarType::Double);
+    found.state = results.add<float>({batch, steps, parts, call.rows.state_size()}, ScalarType::Float);
+    const TorchThreads threads;
+    read_shard(call.rows, found);
+}
+
+void residual_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                           const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                           const TorchTensor& state, int64_t drafter, const OptionalTensor& drafters,
+                           const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
+                           const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                           const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardPlaces places = call.places(row_of, shares, masses, state);
+    double* out = results.add<double>({call.rows.target.batch, places.count, call.rows.tiles}, ScalarType::Double);
+    const TorchThreads threads;
+    weigh_shard(call.rows, places, out);
+}
+
+void draw_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                       const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                       const TorchTensor& state, const TorchTensor& block_masses, const TorchTensor& subtracts,
+                       const TorchTensor& goals, int64_t drafter, const OptionalTensor& drafters,
+                       const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
+                       const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                       const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const int64_t batch = call.rows.target.batch;
+    const ShardPlaces places = call.places(row_of, shares, masses, state);
+    require(places.count == 1, "rows: expected [batch, 1]");
+    const ShardDraws draws{
+        numbers_of<double>("block_masses", block_masses, ScalarType::Double, batch * call.rows.tiles),
+        numbers_of<bool>("subtracts", subtracts, ScalarType::Bool, batch),
+        numbers_of<double>("goals", goals, ScalarType::Double, batch)};
+    int64_t* tokens = results.add<int64_t>({batch}, ScalarType::Long);
+    const TorchThreads threads;
+    draw_of_shard(call.rows, places, draws, tokens);
+}
+
+}  // namespace
+}  // namespace specens
+
+STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
+    library.def("chain_of_shard(Tensor[] member_logits, Tensor draft_tokens, *, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor[]");
+    library.def(
+        "residual_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, "
+        "Tensor state, *, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def(
+        "draw_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, "
+        "Tensor state, Tensor block_masses, Tensor subtracts, Tensor goals, *, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
+    library.impl("chain_of_shard", TORCH_BOX(&specens::Operator<&specens::chain_of_shard_cpu>::make));
+    library.impl("residual_of_shard", TORCH_BOX(&specens::Operator<&specens::residual_of_shard_cpu>::make_one));
+    library.impl("draw_of_shard", TORCH_BOX(&specens::Operator<&specens::draw_of_shard_cpu>::make_one));
+}

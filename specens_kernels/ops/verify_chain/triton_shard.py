@@ -1,0 +1,367 @@
+"""Chains on a GPU of whose rows this is a slice of the vocabulary: what is summed, and compared, elsewhere.
+
+As many launches as of whole rows: the pass over the logits and what is told of them, the block masses of residuals of
+the rows that are asked for, and a draw. What makes probabilities are the slice's own sums and its part of each mass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specens_kernels.arguments import draft_of, ready_for_kernels, target_of
+from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, PROCESSED_WARPS, statistics_launches
+from specens_kernels.parts.chain import drafted_logits, load_draft_tokens
+from specens_kernels.parts.draft import DraftView, draft_temperature, draft_view, drafter_of
+from specens_kernels.parts.draw import block_probabilities, first_exceeding, target_block_masses
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
+from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
+from specens_kernels.parts.states import DraftState, TargetState
+from specens_kernels.parts.statistics import NOWHERE, Statistics, new_statistics, row_marks, row_softmax, top_tokens
+from specens_kernels.parts.target import (
+    TargetView,
+    batch_of,
+    everywhere,
+    member_weight,
+    part_logits,
+    target_is_valid,
+    target_temperature,
+    target_view,
+)
+
+TOLD_WARPS, DRAW_WARPS = 4, 16
+
+
+class ShardNumbers(NamedTuple):
+    """What is told of each row, as `chain_of_shard` of C++ has it; a row's last part is the draft's."""
+
+    largest: Tensor  # float64 [batch, steps, parts]
+    sums: Tensor  # likewise
+    tokens: Tensor  # int64 [batch, steps]
+    status: Tensor  # int32 [batch, steps, 2]
+    looked: Tensor  # float64 [batch, draft_len, parts]
+
+
+class ShardPlaces(NamedTuple):
+    """A row of each of `count` places of each request."""
+
+    rows: Tensor  # int64 [batch, count]
+    shares: Tensor  # float64 [batch, count]
+    masses: Tensor  # float64 [batch, steps, parts], the slice's part of the row's; negative: no token, a one-hot draft
+    count: int
+
+
+@triton.jit
+def _part_softmax(statistics, target, draft, request, rows, part: tl.constexpr, used):
+    """The largest logit and the sum of powers of a part of rows of a request; 0 where it has no token here."""
+    if part < statistics.PARTS:
+        scale = logit_scale(target_temperature(target, request))
+        return row_softmax(statistics, rows, part, statistics.PARTS + part, scale, used)
+    else:
+        scale = logit_scale(draft_temperature(draft, request))
+        plane = statistics.DRAFT_PLANE
+        if statistics.DRAFT_PLANE == 0:
+            plane = drafter_of(draft, request, rows - request * target.steps, used)
+            used &= (plane >= 0) & (plane < statistics.PARTS)
+            return row_softmax(statistics, rows, plane, statistics.PARTS + plane, scale, used)
+        else:
+            return row_softmax(statistics, rows, plane, plane + 1, scale, used)
+
+
+@triton.jit
+def _told_kernel(
+    found,  # ShardNumbers, written
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    request = row // target.steps
+    steps = tl.zeros([1], tl.int64) + row % target.steps
+    rows = tl.zeros([1], tl.int64) + row
+    valid = target_is_valid(target, request)
+    drafted = everywhere(valid, steps) & (steps < draft.draft_len)
+    token = load_draft_tokens(draft, request, steps, drafted)
+    place = request * draft.draft_len + steps
+    PARTS: tl.constexpr = statistics.PARTS + 1
+    for part in tl.static_range(PARTS):
+        if part < statistics.PARTS:
+            used = everywhere(valid, steps)
+            if target.MIXTURE:
+                used &= everywhere(member_weight(target, request, part) > 0, steps)
+            here = drafted & (token >= 0) & (token < target.vocab)
+            logit = part_logits(target, part, request, steps, token, here, -INFINITY)
+        else:
+            used = drafted & (steps < 0)
+            logit = tl.zeros([1], tl.float32) - INFINITY
+            if statistics.DRAFT_PLANE >= 0:
+                hot = (target_temperature(target, request) == 0) | (draft_temperature(draft, request) == 0)
+                used = drafted & everywhere(hot == 0, steps)
+                drafter = drafter_of(draft, request, steps, used)
+                logit = drafted_logits(target, draft, drafter, request, steps, token, used & (token >= 0))
+        if statistics.DRAFT_PLANE >= 0 or part < statistics.PARTS:
+            maximum, powers = _part_softmax(statistics, target, draft, request, rows, part, used)
+        else:
+            maximum, powers = logit, tl.zeros([1], tl.float64)
+        there = used & (powers > 0)
+        tl.store(found.largest + rows * PARTS + part, tl.where(there, maximum, -INFINITY).to(tl.float64))
+        tl.store(found.sums + rows * PARTS + part, tl.where(there, powers, 0.0))
+        tl.store(found.looked + place * PARTS + part, tl.where(there, logit, -INFINITY), mask=steps < draft.draft_len)
+    marks, draft_marks = row_marks(statistics, rows, everywhere(valid, steps))
+    tl.store(found.status + rows * 2, marks)
+    tl.store(found.status + rows * 2 + 1, draft_marks)
+    likely = tl.zeros([1], tl.int32)
+    if statistics.TOP_PLANE >= 0:
+        likely = top_tokens(statistics, rows, everywhere(valid, steps))
+    tl.store(found.tokens + rows, tl.where(likely < NOWHERE, likely, 0).to(tl.int64))
+
+
+@triton.jit
+def _mass_at(places, statistics, rows, part):
+    return tl.load(places.masses + rows * (statistics.PARTS + 1) + part)
+
+
+@triton.jit
+def _offset(mass, powers, there):
+    """The logarithm of what powers are multiplied with."""
+    log = tl.log2(tl.where(there, mass, 1.0)) - tl.log2(tl.where(there, powers, 1.0))
+    return tl.where(there, log, -INFINITY)
+
+
+@triton.jit
+def _states(places, statistics, target, draft, request, steps, drawn):
+    """The state of the target's slice of a row, and that of the draft's, zero unless it is drawn; its drafter."""
+    rows = request * target.steps + steps
+    all_rows = rows >= 0
+    total = tl.zeros([1], tl.float64)
+    for part in tl.static_range(statistics.PARTS):
+        if target.MIXTURE:
+            alive = _mass_at(places, statistics, rows, part) >= 0
+            total += tl.where(alive, member_weight(target, request, part).to(tl.float64), 0.0)
+        else:
+            total += 1.0
+    maxima = ()
+    offsets = ()
+    for part in tl.static_range(statistics.PARTS):
+        maximum, powers = _part_softmax(statistics, target, draft, request, rows, part, all_rows)
+        mass = _mass_at(places, statistics, rows, part)
+        if target.MIXTURE:
+            mass *= member_weight(target, request, part).to(tl.float64)
+        there = (mass > 0) & (powers > 0)
+        maxima += (tl.where(there, maximum, FLOAT_MAX),)
+        offsets += (_offset(mass / tl.where(total > 0, total, 1.0), powers, there),)
+    scale = logit_scale(target_temperature(target, request))
+    own = DraftState(tl.zeros([1], tl.float32), tl.zeros([1], tl.float64), 1.0, tl.zeros([1], tl.float32) - INFINITY)
+    drafter = -1
+    if statistics.DRAFT_PLANE >= 0:
+        used = everywhere(drawn, steps)
+        maximum, powers = _part_softmax(statistics, target, draft, request, rows, statistics.PARTS, used)
+        mass = _mass_at(places, statistics, rows, statistics.PARTS)
+        there = used & (mass > 0) & (powers > 0)
+        maximum = tl.where(there, maximum, FLOAT_MAX)
+        own = DraftState(maximum, _offset(mass, powers, there), logit_scale(draft_temperature(draft, request)), own.cut)
+        drafter = tl.max(drafter_of(draft, request, steps, used), 0)
+    threshold = tl.zeros([1], tl.float32) - INFINITY
+    return TargetState(maxima, offsets, scale, threshold, ()), own, drafter
+
+
+@triton.jit
+def _residual(places, statistics, target, draft, state, own, drafter, request, place, step, tokens, drawn, subtracts):
+    """max(share * target - draft, 0) of each token, or the target where nothing is subtracted; float32."""
+    target_masses, draft_masses = block_probabilities(
+        statistics, target, draft, state, own, request, step, tokens, drafter, drawn
+    )
+    share = tl.load(places.shares + place).to(tl.float32)
+    steps = tl.zeros([1], tl.int64) + step
+    token = tl.max(load_draft_tokens(draft, request, steps, everywhere(subtracts & (drawn == 0), steps)), 0)
+    one_hot = tl.where((tokens == token) & (token >= 0), 1.0, 0.0)
+    share = tl.where(subtracts, share, 1.0)
+    return tl.maximum(target_masses * share - tl.where(drawn, draft_masses, one_hot), 0.0)
+
+
+@triton.jit
+def _is_drawn(places, statistics, request, steps, step):
+    return _mass_at(places, statistics, request * steps + step, statistics.PARTS) >= 0
+
+
+@triton.jit
+def _shard_residual_kernel(
+    blocks_ptr,  # float64 [batch, count, blocks], written
+    places,  # ShardPlaces
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    place = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = place // places.count
+    step = tl.load(places.rows + place)
+    blocks_ptr += place * statistics.blocks + block
+    usable = (step < draft.draft_len) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
+    if not usable:
+        tl.store(blocks_ptr, 0.0)
+        return
+    steps = tl.zeros([1], tl.int64) + step
+    drawn = _is_drawn(places, statistics, request, target.steps, step)
+    state, own, drafter = _states(places, statistics, target, draft, request, steps, drawn)
+    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    masses = _residual(
+        places, statistics, target, draft, state, own, drafter, request, place, step, tokens, drawn, step >= 0
+    )
+    tl.store(blocks_ptr, tl.sum(masses, 0).to(tl.float64))
+
+
+@triton.jit
+def _shard_draw_kernel(
+    tokens_ptr,  # int64 [batch], written: -1 where no token has mass
+    blocks_ptr,  # float64 [batch, blocks], the residual's
+    subtracts_ptr,  # bool [batch]
+    goals_ptr,  # float64 [batch]
+    places,  # ShardPlaces, one of each request
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    request = tl.program_id(0).to(tl.int64)
+    step = tl.load(places.rows + request)
+    subtracts = tl.load(subtracts_ptr + request) != 0
+    usable = (step < target.steps) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
+    if not usable:
+        tl.store(tokens_ptr + request, -1)
+        return
+    steps = tl.zeros([1], tl.int64) + step
+    drawn = subtracts & _is_drawn(places, statistics, request, target.steps, step)
+    state, own, drafter = _states(places, statistics, target, draft, request, steps, drawn)
+    masses = target_block_masses(statistics, state, request * target.steps + steps)
+    block = tl.arange(0, statistics.BLOCK_COUNT)
+    mask = everywhere(subtracts, block) & (block < statistics.blocks)
+    of_residual = tl.load(blocks_ptr + request * statistics.blocks + block, mask=mask, other=0.0)
+    masses = tl.where(subtracts, of_residual, masses)
+    goal = tl.load(goals_ptr + request)
+    chosen = tl.maximum(first_exceeding(masses, goal, block), 0)
+    goal -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
+    tokens = chosen * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    left = _residual(
+        places, statistics, target, draft, state, own, drafter, request, request, step, tokens, drawn, subtracts
+    )
+    tl.store(tokens_ptr + request, first_exceeding(left.to(tl.float64), goal, tokens).to(tl.int64))
+
+
+class Views(NamedTuple):
+    """The arguments of a call as kernels take them."""
+
+    statistics: Statistics
+    target: TargetView
+    draft: DraftView
+
+
+def views(member_logits: list[Tensor], draft_tokens: Tensor, options: dict[str, Any], state: Tensor | None) -> Views:
+    """state: the numbers of the statistics, where they are there."""
+    given = target_of(member_logits, options)
+    ready, steps = ready_for_kernels(given), member_logits[0].shape[1]
+    target = target_view(ready, steps, draft_tokens)
+    draft = draft_view(target, ready_for_kernels(draft_of(draft_tokens, given, options)))
+    return with_statistics(target, draft, state)
+
+
+def with_statistics(target: TargetView, draft: DraftView, state: Tensor | None = None) -> Views:
+    lone = not target.MIXTURE.value or len(target.logits) == 1
+    statistics = new_statistics(target, draft, all_tops=lone)
+    return Views(statistics if state is None else statistics._replace(numbers=state), target, draft)
+
+
+def new_numbers(own: Views) -> ShardNumbers:
+    """Unwritten."""
+    batch, steps, parts = batch_of(own.target), own.target.steps, own.statistics.PARTS.value + 1
+    like = own.statistics.numbers
+    return ShardNumbers(
+        like.new_empty(batch, steps, parts, dtype=torch.float64),
+        like.new_empty(batch, steps, parts, dtype=torch.float64),
+        like.new_empty(batch, steps, dtype=torch.int64),
+        like.new_empty(batch, steps, 2, dtype=torch.int32),
+        like.new_empty(batch, own.draft.draft_len, parts, dtype=torch.float64),
+    )
+
+
+def read(member_logits: list[Tensor], draft_tokens: Tensor, **options: Any) -> list[Tensor]:
+    """`chain_of_shard`."""
+    own = views(member_logits, draft_tokens, options, None)
+    found = new_numbers(own)
+    run(read_launches(found, own), found.largest)
+    return [*found, own.statistics.numbers]
+
+
+def read_launches(found: ShardNumbers, own: Views) -> Iterator[Launch]:
+    yield from statistics_launches(own.statistics, own.target, own.draft)
+    yield Launch(_told_kernel, (found.tokens.numel(),), {"found": found, **own._asdict()}, TOLD_WARPS)
+
+
+def places_of(rows: Tensor, shares: Tensor, masses: Tensor) -> ShardPlaces:
+    return ShardPlaces(rows, shares, masses, rows.shape[1])
+
+
+def residual(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    row_of: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    **options: Any,
+) -> Tensor:
+    """`residual_of_shard`."""
+    own = views(member_logits, draft_tokens, options, state)
+    blocks = masses.new_empty(*row_of.shape, own.statistics.blocks)
+    run(residual_launches(blocks, places_of(row_of, shares, masses), own), blocks)
+    return blocks
+
+
+def _edits(own: Views) -> Iterator[Launch]:
+    if own.target.edits is not None:
+        yield edit_launch(own.target.edits)
+
+
+def residual_launches(blocks: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
+    yield from _edits(own)
+    grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
+    warps = BLOCK_WARPS if own.target.edits is None else PROCESSED_WARPS
+    arguments = {"blocks_ptr": blocks, "places": places, **own._asdict()}
+    yield Launch(_shard_residual_kernel, grid, arguments, warps)
+
+
+def draw(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    row_of: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    block_masses: Tensor,
+    subtracts: Tensor,
+    goals: Tensor,
+    **options: Any,
+) -> Tensor:
+    """`draw_of_shard`."""
+    own = views(member_logits, draft_tokens, options, state)
+    tokens = row_of.new_empty(len(row_of))
+    drawn = {"blocks_ptr": block_masses, "subtracts_ptr": subtracts, "goals_ptr": goals}
+    run(draw_launches(tokens, drawn, places_of(row_of, shares, masses), own), tokens)
+    return tokens
+
+
+def draw_launches(tokens: Tensor, drawn: dict[str, Tensor], places: ShardPlaces, own: Views) -> Iterator[Launch]:
+    yield from _edits(own)
+    arguments = {"tokens_ptr": tokens, **drawn, "places": places, **own._asdict()}
+    yield Launch(_shard_draw_kernel, (len(tokens),), arguments, DRAW_WARPS)
