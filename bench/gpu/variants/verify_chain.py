@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from bench.gpu.variants.examples import (
     edited_target,
     example_draft,
@@ -66,7 +68,7 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     rows, shares = row[:, None], row[:, None].double()
     places = triton_shard.places_of(rows, shares, numbers.sums)
     blocks = shares.new_empty(len(row), 1, own.statistics.blocks)
-    drawn = {"blocks_ptr": blocks, "subtracts_ptr": row.bool(), "goals_ptr": row.double()}
+    drawn = {"blocks_ptr": blocks, "subtracts_ptr": row.to(torch.int8), "goals_ptr": row.double()}
     yield list(triton_shard.read_launches(numbers, own))[-1]
     yield from triton_shard.residual_launches(blocks, places, own)
     yield from triton_shard.draw_launches(row, drawn, places, own)

@@ -225,7 +225,7 @@ def _shard_residual_kernel(
 def _shard_draw_kernel(
     tokens_ptr,  # int64 [batch], written: -1 where no token has mass
     blocks_ptr,  # float64 [batch, blocks], the residual's
-    subtracts_ptr,  # bool [batch]
+    subtracts_ptr,  # int8 [batch]
     goals_ptr,  # float64 [batch]
     places,  # ShardPlaces, one of each request
     statistics,  # Statistics
@@ -356,7 +356,7 @@ def draw(
     """`draw_of_shard`."""
     own = views(member_logits, draft_tokens, options, state)
     tokens = row_of.new_empty(len(row_of))
-    drawn = {"blocks_ptr": block_masses, "subtracts_ptr": subtracts, "goals_ptr": goals}
+    drawn = {"blocks_ptr": block_masses, "subtracts_ptr": subtracts.view(torch.int8), "goals_ptr": goals}
     run(draw_launches(tokens, drawn, places_of(row_of, shares, masses), own), tokens)
     return tokens
 
