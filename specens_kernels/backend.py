@@ -123,6 +123,9 @@ GPU_BACKENDS: dict[
 ] = {}  # operation -> the backends that have a kernel of it for GPUs in a full build
 # (operation, backend or None for the fastest, device type) -> the name and the operator that a call takes
 READY: dict[tuple[str, str | None, str], tuple[str, Implementation]] = {}
+EAGER: dict[Implementation, Implementation] = {}  # Triton's operator -> what calls of it take
+NOT_SEEN = object()  # what a function of AGAIN returns where no such call was there before
+AGAIN: dict[str, Callable[[Any, Any], Any]] = {}  # operator -> calls of Triton's that were there before, replayed
 WRITING: dict[str, Table] = {}  # operation -> the implementations that write into the caller's buffers
 
 
@@ -199,7 +202,8 @@ def _table(
         if load is not None:
             operator = add_triton(name, load, traced, cuda)
             KERNEL_DEVICES[f"{name}_triton"] = _kernel_devices(operator) - ({"cpu"} if operator == name else set())
-            table["triton"] = getattr(torch.ops.specens, operator).default
+            table["triton"] = triton_operator = getattr(torch.ops.specens, operator).default
+            EAGER[triton_operator] = _eager(triton_operator)
     for device_type, preference in FASTEST_FIRST.items():
         if cuda_first and device_type == "cuda":
             preference = ("cpp", "triton", "reference")
@@ -207,27 +211,64 @@ def _table(
         for chosen in (None, *usable):
             backend = chosen or usable[0]
             if backend != "reference":
-                READY[name, chosen, device_type] = backend, cast(Implementation, table[backend])
+                taken = cast(Implementation, table[backend])
+                READY[name, chosen, device_type] = backend, _taken(backend, taken)
     return table
 
 
 def add_triton(name: str, load: Callable[[], Implementation], traced: Implementation, cuda: bool) -> str:
     """The operator that has Triton's kernel."""
+    own = name if not TRITON_INTERPRETED and not cuda else TRITON_OPERATOR.format(name)
 
     def load_replayed() -> Implementation:
-        kernel = load()
-        return cast(Implementation, importlib.import_module("specens_kernels.parts.replays").replayed(kernel))
+        call = importlib.import_module("specens_kernels.parts.replays").replayed(load())
+        AGAIN[f"specens::{own}"] = call.again
+        return cast(Implementation, call)
 
     kernel = loaded_when_called(name, load_replayed)
-    if not TRITON_INTERPRETED and not cuda:
+    if own == name:
         OPERATORS.implement(name, kernel, "CUDA")
         return name
-    own = TRITON_OPERATOR.format(name)
     schema = str(getattr(torch.ops.specens, name).default._schema)
     OPERATORS.define(own, schema[schema.index("(") :], traced)
     for key in ("CPU", "CUDA") if TRITON_INTERPRETED else ("CUDA",):
         OPERATORS.implement(own, kernel, key)
     return own
+
+
+def _taken(backend: str, function: Implementation) -> Implementation:
+    """What a call takes of an entry of a table; on a GPU the operator of C++ is that of Triton, too."""
+    return EAGER.get(function, function) if backend == "triton" else function
+
+
+def _eager(operator: Any) -> Implementation:
+    """Triton's operator, but that a call whose like was there before passes by torch's dispatcher.
+
+    That takes a third of such a call's time, and has nothing to do for eager tensors where nothing listens.
+    """
+    name = operator.name()
+
+    def call(*given: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling() or name not in AGAIN or not _nothing_listens():
+            return operator(*given, **options)
+        like = given[0] if isinstance(given[0], Tensor) else given[0][0]
+        result = (
+            AGAIN[name](given, options) if type(like) is Tensor else NOT_SEEN
+        )  # others have dispatchers of their own
+        return operator(*given, **options) if result is NOT_SEEN else result
+
+    return call
+
+
+def _nothing_listens() -> bool:
+    """Whether an operator's call is no more than that of its kernel: no mode, transform, trace or profile is on."""
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+    )
 
 
 def _on_one_device(fake: Implementation) -> Implementation:
@@ -275,7 +316,7 @@ def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tup
     function = table[name]
     if reason is not None or function is None:
         raise RuntimeError(f"{op_name}: backend {name!r} cannot run on {device_type}: {reason}")
-    return name, function
+    return name, function if torch.compiler.is_compiling() else _taken(name, function)
 
 
 def no_gpu_kernel(op_name: str, device_type: str) -> str | None:

@@ -38,8 +38,6 @@ VOCABULARY_LOOPS = ("_statistics_kernel", "_filter_kernel", "_target_logprobs_ke
 WIDEST, TABLE_WIDTH = 16, 200
 REGISTERS, REGISTER_UNIT, LARGEST_WARPS = 65536, 256, 64  # of a multiprocessor, per warp, warps at once
 SHARED_KIB = {80: 164, 90: 228, 100: 228}  # CUDA C++ Programming Guide, compute capabilities
-TUNED_FOR, TUNED_ARCHITECTURES = (3, 9), (80, 90)
-OTHER_SPILLS = 32  # of older compilers (3.7: 31 in one variant of `_row_kernel`) and on newer devices
 WIDTHS = {"128": 16, "64": 8, "": 4, "U16": 2, "S16": 2, "U8": 1, "S8": 1}  # bytes by the suffix of a load
 
 
@@ -188,14 +186,6 @@ def occupancy(architecture: int, num_warps: int, registers: int, shared: int) ->
     return min(1.0, programs * num_warps / LARGEST_WARPS)
 
 
-def spills_allowed(architecture: int) -> int:
-    """Instructions for spills in a kernel, by the compiler that is installed."""
-    import triton
-
-    tuned = tuple(map(int, triton.__version__.split(".")[:2])) >= TUNED_FOR
-    return 0 if tuned and architecture in TUNED_ARCHITECTURES else OTHER_SPILLS
-
-
 def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
     """A line for each kernel and architecture, with the worst of its variants, and the bars that are missed."""
     table = Table(title="compiled kernels: the worst variant of each", title_justify="left")
@@ -227,8 +217,8 @@ def report(binaries: list[Binary]) -> tuple[Table, list[str]]:
         occupied = min(b.occupancy for b in group)
         table.add_row(operation, kernel, str(architecture), *map(str, numbers), *reads, f"{occupied:.2f}")
         name = f"{operation} {kernel} sm_{architecture}"
-        if spills > (allowed := spills_allowed(architecture)):
-            missed.append(f"{name}: {spills} instructions for spills, expected at most {allowed}")
+        if spills > 0:
+            missed.append(f"{name}: {spills} instructions for spills, expected none")
         if widest is not None and widest < WIDEST:
             missed.append(f"{name}: loads of {widest} bytes, expected {WIDEST}")
         if any(b.waits is False for b in group):

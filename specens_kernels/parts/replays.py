@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -19,11 +19,12 @@ import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specens_kernels.backend import NOT_SEEN
 from specens_kernels.parts.launches import ACTIVITY, ALIGNMENT, Launch, starter, stream_of
 from specens_kernels.parts.rules import KEPT_NODES
 from specens_kernels.workspace import CURRENT, Layout, Plan, Scratch, Step, rounded
 
-UNSEEN = object()
+NOTHING = nullcontext()
 MOST_RECORDINGS = 512  # of an operator; the oldest makes way. They hold no memory of a GPU
 UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
@@ -41,6 +42,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.num_given = 1 + 2 * len(inputs)  # a stream comes first
         self.device = inputs[0].device
+        self.computes = False  # whether anything is done besides launching, by torch
         self.results: set[int] = set()  # indices of what results are, or lie in
         self.plan = Plan([], 0, {}, {}, [])
         self._alive: list[Any] = []  # so that no identity is used twice
@@ -124,10 +126,10 @@ class Recording(TorchDispatchMode):
             self._record_view(function, list(args), named, result)
         elif isinstance(result, Tensor) and not _shares(result, args):
             fill = self._getter(list(args))
-            index = self._new(result)
+            index, self.computes = self._new(result), True
             self.plan.steps.append(_scratch_of(index, result, function, fill, named))
         else:
-            fill, several = self._getter(list(args)), not isinstance(result, Tensor)
+            fill, several, self.computes = self._getter(list(args)), not isinstance(result, Tensor), True
             indices = [self._new(tensor) for tensor in (result if several else (result,))]
             self.plan.steps.append(_step_of(indices, lambda made: function(*fill(made), **named), several))
         return result
@@ -161,6 +163,7 @@ class Recording(TorchDispatchMode):
             self.plan.new[index] = self._unwritten.pop(index)
         elif index in self._views:
             self.plan.steps.append(self._views.pop(index)())
+            self.computes = True
         return index
 
     def _address_of(self, tensor: Tensor) -> int:
@@ -267,16 +270,17 @@ def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, l
     That is None for a stream, then each tensor, as often as it is given, and its address.
     """
     tensors: list[Any] = [None]
-    seen: list[Hashable] = [*options]
-    for argument in (*given, *options.values()):
+    names = sorted(options)  # torch's dispatcher has an order of its own
+    seen: list[Hashable] = [*names]
+    for argument in (*given, *[options[name] for name in names]):
         for value in argument if isinstance(argument, (list, tuple)) else (argument,):
             if isinstance(value, Tensor):
                 address = value.data_ptr()
                 tensors += value, address
-                seen += value.shape, value.stride(), value.dtype, address % ALIGNMENT, value.get_device()
+                seen += type(value), value.shape, value.stride(), value.dtype, address % ALIGNMENT, value.device
             else:
                 seen.append(value)
-        seen.append(UNSEEN)  # where an argument ends
+        seen.append(NOT_SEEN)  # where an argument ends
     indices = {id(tensor): index for index, tensor in enumerate(tensors[1::2])}
     if 2 * len(indices) < len(tensors) - 1:  # a tensor that is there twice
         seen.append(tuple(indices[id(tensor)] for tensor in tensors[1::2]))
@@ -303,15 +307,36 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
     recordings: dict[Hashable, Any] = {}  # a Recording, or None of what was seen once
     lock = threading.Lock()
 
+    def again(given: Sequence[Any], options: dict[str, Any]) -> Any:
+        """What a call gives whose like was recorded, replayed; NOT_SEEN where none was."""
+        if unusual():
+            return NOT_SEEN
+        seen, tensors = describe(given, options)
+        recording = recordings.get((seen, ACTIVITY.dependent))
+        if recording is None:
+            return NOT_SEEN
+        CURRENT.check, workspace = None, CURRENT.workspace
+        plan = recording.plan if workspace is None else workspace.plan_of(recording)
+        with torch.cuda.device_of(tensors[1]), torch.no_grad() if recording.computes else NOTHING:
+            tensors[0] = stream_of(tensors[1].get_device())
+            return recording.replay(tensors, plan)
+
+    def unusual() -> bool:
+        """Whether nothing is recorded or replayed."""
+        known = ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None
+        return interpreted or known
+
     def call(*given: Any, **options: Any) -> Any:
+        result = again(given, options)
+        if result is not NOT_SEEN:
+            return result
         check, CURRENT.check = CURRENT.check or _nothing, None
-        if interpreted or ACTIVITY.direct or ACTIVITY.collected is not None or ACTIVITY.record is not None:
+        if unusual():
             check()
             return launch(*given, **options)
         seen, tensors = describe(given, options)
-        key = seen, ACTIVITY.dependent
-        recording, workspace = recordings.get(key, UNSEEN), CURRENT.workspace
-        if recording is UNSEEN:
+        key, workspace = (seen, ACTIVITY.dependent), CURRENT.workspace
+        if key not in recordings:
             check()
             with lock:
                 if len(recordings) >= MOST_RECORDINGS:
@@ -319,17 +344,13 @@ def replayed(launch: Callable[..., Any]) -> Callable[..., Any]:
                 recordings[key] = None
             if workspace is None:
                 return launch(*given, **options)
-            recording = None
-        if recording is None:
-            recording = Recording(tensors[1::2])
-            result = recording.record(launch, given, options)
-            with lock:
-                recordings[key] = recording
-            if workspace is not None:
-                workspace.plan_of(recording)
-            return result
-        with torch.cuda.device_of(tensors[1]):
-            tensors[0] = stream_of(tensors[1].get_device())
-            return recording.replay(tensors, recording.plan if workspace is None else workspace.plan_of(recording))
+        recording = Recording(tensors[1::2])
+        result = recording.record(launch, given, options)
+        with lock:
+            recordings[key] = recording
+        if workspace is not None:
+            workspace.plan_of(recording)
+        return result
 
+    call.again = again  # type: ignore[attr-defined]
     return call

@@ -29,7 +29,7 @@ from specens_kernels.parts.target import (
 )
 
 TILE = 4096  # tokens that a program of the pass reads
-AT_ONCE = 1024  # tokens that a search looks at, four a thread
+AT_ONCE, EDITED_AT_ONCE = 1024, 512  # tokens that a search looks at; what edits of them look up takes more registers
 
 
 class ScoreView(NamedTuple):
@@ -84,6 +84,7 @@ def score_view(
     block = statistics.BLOCK_VOCAB.value if from_statistics else NOISE_BLOCK.value
     visited = max(block, NOISE_BLOCK.value)
     count = statistics.BLOCK_COUNT.value if from_statistics else triton.next_power_of_2(blocks)
+    at_once = AT_ONCE if target.edits is None else EDITED_AT_ONCE
     new_counts = torch.zeros if from_statistics or rows == 0 else torch.empty  # else the pass writes them
     arrived = new_counts(batch_of(target), dtype=torch.int32, device=device) if chain else None
     return ScoreView(
@@ -111,8 +112,8 @@ def score_view(
         BLOCK=tl.constexpr(block),
         COUNT=tl.constexpr(count),
         VISITED=tl.constexpr(visited),
-        PART=tl.constexpr(min(visited, AT_ONCE)),
-        GROUPS=tl.constexpr(max(min(AT_ONCE, count * block) // visited, 1)),
+        PART=tl.constexpr(min(visited, at_once)),
+        GROUPS=tl.constexpr(max(min(at_once, count * block) // visited, 1)),
     )
 
 

@@ -456,6 +456,29 @@ def test_only_the_first_of_calls_that_are_alike_is_checked(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("name", ["plain", "tree", "sample"])
+def test_a_call_like_one_before_passes_by_the_dispatcher_where_nothing_listens(name, monkeypatch):
+    call, replayed_calls = everyday_calls()[name], []
+
+    def told(again: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: replayed_calls.append(again(*given)) or replayed_calls[-1]
+
+    for _ in range(3):
+        call()
+    for operator, again in backend.AGAIN.items():
+        monkeypatch.setitem(backend.AGAIN, operator, told(again))
+    call()
+    assert len(replayed_calls) == 1
+    assert replayed_calls[0] is not backend.NOT_SEEN
+    with Operations() as operations:
+        call()
+    with torch.profiler.profile() as profile:
+        call()
+    heard = [operations.names, [event.key for event in profile.key_averages()]]
+    assert all(any(own.startswith("specens::") for own in names) for names in heard)
+    assert len(replayed_calls) == 1
+
+
 def _lent(workspace: Workspace, tensor: Tensor) -> bool:
     return any(own.data_ptr() <= tensor.data_ptr() < own.data_ptr() + own.nbytes for own in workspace._memory)
 

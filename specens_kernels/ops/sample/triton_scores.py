@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
-from specens_kernels.ops.target_logprobs.triton_kernel import PROCESSED_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, load_draft_tokens
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature, row_count, row_is_read
 from specens_kernels.parts.gumbel import NOISE_BLOCK
@@ -29,6 +29,7 @@ from specens_kernels.parts.statistics import NOWHERE, Statistics
 from specens_kernels.parts.target import TargetView, batch_of, raw_logits, target_is_valid
 
 PASS_WARPS, OTHER_PASS_WARPS, SEARCH_WARPS = 4, 8, 8  # 32, 16 and 4 tokens a thread, which is what registers hold
+SEARCH_REGISTERS = 255  # of a thread that holds many: the compiler takes 128 for two programs at once, and spills
 
 
 class Found(NamedTuple):
@@ -289,11 +290,19 @@ def launches(
     """Two launches: the pass, and what decides."""
     yield from pass_launches(scores, statistics, target, draft)
     arguments = {"found": found, "scores": scores, "statistics": statistics, "target": target}
-    warps = SEARCH_WARPS if target.edits is None else PROCESSED_WARPS
     if found.CHAIN.value:
-        yield Launch(_row_kernel, (batch_of(target) * found.steps,), arguments | {"draft": draft}, warps)
+        rows = batch_of(target) * found.steps
+        yield search_launch(_row_kernel, rows, arguments | {"draft": draft}, scores, target)
     else:
-        yield Launch(_draw_kernel, (batch_of(target),), arguments, warps)
+        yield search_launch(_draw_kernel, batch_of(target), arguments, scores, target)
+
+
+def search_launch(
+    kernel: Any, programs: int, arguments: dict[str, Any], scores: ScoreView, target: TargetView
+) -> Launch:
+    """A kernel that searches: edits are looked up, and logarithms of probabilities are sums, with many numbers."""
+    many = target.edits is not None or not scores.EXACT.value
+    return Launch(kernel, (programs,), arguments, SEARCH_WARPS, SEARCH_REGISTERS if many else None)
 
 
 SCORE_KERNELS = (_maxima_kernel, _row_kernel, _draw_kernel)

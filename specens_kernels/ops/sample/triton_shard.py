@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import ready_for_kernels, target_of
-from specens_kernels.ops.sample.triton_scores import SEARCH_WARPS, pass_launches
-from specens_kernels.ops.target_logprobs.triton_kernel import PROCESSED_WARPS
+from specens_kernels.ops.sample.triton_scores import pass_launches, search_launch
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.gumbel import NOISE_BLOCK
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
@@ -96,5 +95,4 @@ def new_best(target: TargetView) -> ShardBest:
 def launches(best: ShardBest, scores: ScoreView, statistics: Statistics, target: TargetView) -> Iterator[Launch]:
     yield from pass_launches(scores, statistics, target, DraftView(draft_len=target.steps - 1))  # all rows are read
     arguments = {"best": best, "scores": scores, "statistics": statistics, "target": target}
-    warps = SEARCH_WARPS if target.edits is None else PROCESSED_WARPS
-    yield Launch(_shard_kernel, (batch_of(target) * target.steps,), arguments, warps)
+    yield search_launch(_shard_kernel, batch_of(target) * target.steps, arguments, scores, target)

@@ -40,9 +40,9 @@ from specens_kernels.parts.target import (
 )
 
 BLOCK_WARPS, HALF_WARPS = 8, 4  # of what reads a block: four loads of 16 bytes a thread, also of half precision
-PROCESSED_WARPS = 16  # where edits of logits are looked up, which takes twice the registers a token
 HALF_REGISTERS = 128  # of its threads, so that a multiprocessor holds four such programs
 MOST_HALVES = 3  # members and drafts that these hold
+EDITED_REGISTERS = TOP_REGISTERS = 128  # two programs at once; the compiler's own choice of a number spills a few
 FILTER_WARPS = 16  # a row's search waits for all threads again and again, and few of them fit a multiprocessor
 
 
@@ -78,7 +78,9 @@ def _statistics_kernel(
     if not row_is_read(target, draft, row // target.steps, row % target.steps):
         return
     if read_block(statistics, target, draft, row, block, False) != 0:
-        read_block(statistics, target, draft, row, block, True)
+        # 0, which the compiler does not know: what the first read has computed is not kept in registers for this one
+        again = tl.load(statistics.marks, mask=statistics.blocks < 1, other=0)
+        read_block(statistics, target, draft, row + again, block + again, True)
 
 
 @triton.jit
@@ -184,7 +186,7 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
     if statistics.cuts is not None:
         yield filter_launch(statistics, target, draft)
     if statistics.TOP_PLANE.value > 0:
-        yield Launch(_mixture_top_kernel, grid[:1], arguments, BLOCK_WARPS)
+        yield Launch(_mixture_top_kernel, grid[:1], arguments, BLOCK_WARPS, TOP_REGISTERS)
 
 
 def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
@@ -192,9 +194,9 @@ def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftV
     grid = (batch_of(target) * target.steps, statistics.blocks)
     arguments = {"statistics": statistics, "target": target, "draft": draft}
     read = [*target.logits, *([draft.logits] if draft.logits is not None else [])]
-    if target.edits is not None and target.edits.parents is None:  # of trees it needs a few registers more
-        return Launch(_statistics_kernel, grid, arguments, PROCESSED_WARPS)
-    processed = target.edits is not None or target.mask is not None or not target.MIXTURE.value
+    if target.edits is not None:
+        return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS, EDITED_REGISTERS)
+    processed = target.mask is not None or not target.MIXTURE.value
     if processed or len(read) > MOST_HALVES or any(logits.element_size() > 2 for logits in read):
         return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS)
     limit = HALF_REGISTERS if statistics.cuts is None else None  # the maxima of groups take more

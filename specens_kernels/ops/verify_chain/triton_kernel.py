@@ -25,7 +25,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, PROCESSED_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
     emitted_rows,
@@ -226,9 +226,8 @@ def launches(
     if outcome.kinds is not None:
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
-        warps = BLOCK_WARPS if target.edits is None else PROCESSED_WARPS
         yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS)
-        yield Launch(_residual_kernel, (batch, blocks), shared | {"masses_ptr": masses}, warps)
+        yield Launch(_residual_kernel, (batch, blocks), shared | {"masses_ptr": masses}, BLOCK_WARPS)
     drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}
     yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS)
 

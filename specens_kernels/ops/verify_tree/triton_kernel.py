@@ -23,7 +23,7 @@ from specens_kernels.arguments import (
     TreeArguments,
     ready_for_kernels,
 )
-from specens_kernels.ops.sample.triton_scores import SEARCH_WARPS, pass_launches
+from specens_kernels.ops.sample.triton_scores import SEARCH_REGISTERS, SEARCH_WARPS, pass_launches
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
@@ -231,8 +231,8 @@ def score_launches(found: Found, call: TreeCall) -> Iterator[Launch]:
 def tree_launch(found: Found, call: TreeCall, kind: int) -> Launch:
     """A program a request."""
     arguments = {"found": found, "call": call, "RULE": int(kind), "BLOCK_STEPS": VALIDATED}
-    warps = SEARCH_WARPS if kind == RuleKind.GUMBEL else WARPS
-    return Launch(_tree_kernel, (batch_of(call.target),), arguments, warps)
+    sizes = (SEARCH_WARPS, SEARCH_REGISTERS) if kind == RuleKind.GUMBEL else (WARPS, None)
+    return Launch(_tree_kernel, (batch_of(call.target),), arguments, *sizes)
 
 
 def tree_call(
