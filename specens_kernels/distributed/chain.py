@@ -17,7 +17,6 @@ from specens_kernels.arguments import (
     Rule,
     Target,
 )
-from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import (
     Choice,
     Drawn,
@@ -40,10 +39,10 @@ from specens_kernels.distributed.target import (
     draft_steps,
     has_source,
     invalid_draft,
-    never_greedy,
+    kernels_read,
+    masses_here,
     probabilities,
     scores_need_no_sums,
-    settings_of,
 )
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
@@ -127,11 +126,10 @@ def slices_of(call: Call) -> Slices | None:
     target, draft = call.target, call.draft
     if not call.kind.reads_draft:
         draft = draft._replace(logits=None, drafters=None, drafter=NO_DRAFTER)
-    filtered = target.sampling.filters or (has_source(draft) and draft.sampling.filters)
+    filtered = has_source(draft) and draft.sampling.filters
     looks = call.by_best or call.kind == RuleKind.TYPICAL or call.report.logprobs != NO_LOGPROBS
-    if target.ensemble == EnsembleKind.MIXTURE:
-        looks = looks or call.kind.compares or not never_greedy(target)
-    if filtered or looks or target.plausibility > 0 or local.operator_for("chain_of_shard", call.here) is None:
+    looks = looks or (call.kind.compares and target.ensemble == EnsembleKind.MIXTURE)
+    if filtered or looks or not kernels_read(target):
         return None
     return Slices(call.shard, target, draft, call.here)
 
@@ -254,12 +252,7 @@ def target_masses(call: Call, seen: Seen) -> Tensor:
     """This rank's part of every row, float64 [batch, rows]."""
     if seen.slices is None:
         return probabilities(call.shard, seen.rows).sum(-1)
-    if call.target.ensemble != EnsembleKind.MIXTURE:
-        return seen.rows.masses[..., 0].clamp(min=0)
-    _, weights, _ = settings_of(call.shard, call.target)
-    there = weights.permute(1, 2, 0) * (seen.rows.masses >= 0)
-    own = (there * seen.rows.masses).sum(-1) / there.sum(-1)
-    return torch.where(there.sum(-1) > 0, own, 0.0)
+    return masses_here(call.shard, call.target, seen.rows)
 
 
 def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:

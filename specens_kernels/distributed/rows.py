@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import (
+    NO_DRAFTER,
     NO_LOGPROBS,
     TARGET_LOGPROBS,
+    Draft,
     RandomSource,
     Stream,
+    Target,
     report_of,
     stream_of,
     target_of,
@@ -19,6 +22,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.distributed.draw import Choice, Noise, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, masses_of, residuals
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     Looked,
@@ -26,6 +30,8 @@ from specens_kernels.distributed.target import (
     always_greedy,
     direct_steps,
     first_if_greedy,
+    kernels_read,
+    masses_here,
     probabilities,
     scores_need_no_sums,
     target_steps,
@@ -67,12 +73,17 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
         rows, tokens = yield from direct_steps(shard, target, None, noise, count)
         told: list[Any] = []
     else:
-        parts = [target_steps(shard, target, None, looked)]
+        slices = None
+        if not by_best and report.logprobs == NO_LOGPROBS and kernels_read(target):
+            slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
+        parts = [target_steps(shard, target, None, looked, slices=slices)]
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
             parts.append(target_steps(shard, raw(target), None, looked))
         rows, *others = yield from together(*parts)
         logprobs = (others[0] if others else rows).logprobs if report.logprobs != NO_LOGPROBS else None
         chosen = chosen_steps(shard, rows, source, stream, noise, logprobs)
+        if slices is not None:
+            chosen = sliced_steps(shard, target, rows, slices, uniforms_of_draw(source, stream, rows))
         if logprobs is None:
             (tokens, _), told = (yield from chosen), []
         else:
@@ -113,3 +124,22 @@ def chosen_steps(
     choice = Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, own, shard.start)
     drawn = yield from draw_steps(shard, choice)
     return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]
+
+
+def no_drafts(target: Target, tokens: Tensor) -> Draft:
+    return Draft(tokens, None, None, None, None, NO_DRAFTER, 0, 1, target.sampling)
+
+
+def sliced_steps(
+    shard: Shard, target: Target, rows: Rows, slices: Slices, uniform: Tensor
+) -> Steps[tuple[Tensor, Tensor]]:
+    """`chosen_steps` by inverse CDF of rows that kernels have read; nothing is reported."""
+    own = masses_here(shard, target, rows)
+    first, whole = torch.zeros_like(own, dtype=torch.int64), torch.ones_like(own)
+    places = Places(first, whole, masses_of(rows.masses, own[:, :0]))
+    never = torch.zeros_like(rows.greedy)
+    choice = SlicedChoice(slices, places, residuals(slices, places)[:, 0], own[:, 0], never, uniform)
+    drawn = yield from draw_steps(shard, choice)
+    likely = torch.where(rows.alive, rows.most_likely, -1)[:, 0]
+    tokens = torch.where(rows.greedy, likely, drawn.tokens)
+    return tokens[:, None, None], drawn.logprobs[:, None, None]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
+from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_steps
 from specens_kernels.distributed.filters import KEY_BITS, OF_DTYPE, filter_of
 from specens_kernels.distributed.local import best_by_kernel, has_kernel, split_at_block
@@ -106,6 +107,25 @@ def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) ->
     for weight, (_, bits) in zip(share, cleaned):
         status = status | torch.where(weight != 0, bits, 0)
     return Members(torch.stack([values for values, _ in cleaned]), status, share, own, invalid)
+
+
+def kernels_read(target: Target) -> bool:
+    """Whether kernels can read what probabilities of a target are made of."""
+    if target.sampling.filters or target.plausibility > 0:
+        return False
+    if target.ensemble == EnsembleKind.MIXTURE and not never_greedy(target):
+        return False  # its most likely token would be found in another pass
+    return local.operator_for("chain_of_shard", target.member_logits[0]) is not None
+
+
+def masses_here(shard: Shard, target: Target, rows: Rows) -> Tensor:
+    """This rank's part of every row that kernels have read, float64 [batch, rows]; of greedy requests any number."""
+    if target.ensemble != EnsembleKind.MIXTURE:
+        return rows.masses[..., 0].clamp(min=0)
+    _, weights, _ = settings_of(shard, target)
+    there = weights.permute(1, 2, 0) * (rows.masses >= 0)
+    own = (there * rows.masses).sum(-1) / there.sum(-1)
+    return torch.where(there.sum(-1) > 0, own, 0.0)
 
 
 def members_of_slices(shard: Shard, target: Target, slices: Slices) -> Members:
