@@ -38,6 +38,7 @@ def verify(
     draft_logits: Tensor | None,
     draft_tokens: Tensor,
     uniforms: Tensor,
+    draw: Callable[[Tensor, Tensor], Tensor] = draw,
 ) -> Tensor:
     """The emitted tokens, int64 [batch, draft_len + 1], padded with -1."""
     batch, draft_len = draft_tokens.shape
