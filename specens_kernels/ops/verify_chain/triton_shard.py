@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import draft_of, ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, PROCESSED_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
 from specens_kernels.parts.chain import drafted_logits, load_draft_tokens
 from specens_kernels.parts.draft import DraftView, draft_temperature, draft_view, drafter_of
 from specens_kernels.parts.draw import block_probabilities, first_exceeding, target_block_masses
@@ -336,9 +336,8 @@ def _edits(own: Views) -> Iterator[Launch]:
 def residual_launches(blocks: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
     yield from _edits(own)
     grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
-    warps = BLOCK_WARPS if own.target.edits is None else PROCESSED_WARPS
     arguments = {"blocks_ptr": blocks, "places": places, **own._asdict()}
-    yield Launch(_shard_residual_kernel, grid, arguments, warps)
+    yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS)
 
 
 def draw(
