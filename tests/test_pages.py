@@ -41,7 +41,7 @@ PAGES = {
 BLOCK = re.compile(r"(?:^<!-- engine: (\S+) -->\n\n?)?^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 ENGINES = {
     "tests/engines/llama_cpp": 2,
-    "tests/engines/ray": 5,
+    "tests/engines/ray": 6,
     "tests/engines/vllm": 6,
     "tests/adapters": 1,
     "tests/distributed": 1,
