@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,13 @@ def test_a_law_is_told_from_another_one():
 def test_an_engine_that_is_not_installed_is_a_row_that_says_so():
     problem = everyday.run_engine(Path("nowhere/python"), {}, Path("rows.jsonl"))
     assert "not installed: nowhere/python" in everyday.table([{"engine": "vllm", "problem": problem}], {})
+
+
+def test_an_engine_that_takes_too_long_is_a_row_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(everyday, "SECONDS", 0.01)
+    job = {"threads": 1, "rows": rows_of("specens", JOB)[:1]}
+    problem = everyday.run_engine(Path(sys.executable), job, tmp_path / "rows.jsonl")
+    assert problem == "not finished in 0.01 s: the same command goes on"
 
 
 def test_each_engine_has_one_whose_texts_it_is_compared_with():

@@ -69,15 +69,18 @@ def run_engine(python: Path, job: Row, out: Path) -> str | None:
 
     settings = ENGINES[job["rows"][0]["engine"]].environment
     settings = settings | {"OMP_NUM_THREADS": str(job["threads"]), "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        [python, "-m", "bench.end_to_end.everyday_engines"],
-        input=json.dumps(job | {"out": str(out.absolute()), "facts": environment()}),
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [python, "-m", "bench.end_to_end.everyday_engines"],
+            input=json.dumps(job | {"out": str(out.absolute()), "facts": environment()}),
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"not finished in {SECONDS} s: the same command goes on"
     said = [line for line in done.stderr.splitlines() if line.strip()]
     return None if done.returncode == 0 else f"ended: {said[-1][:80] if said else done.returncode}"
 
