@@ -29,6 +29,7 @@ from specens.analysis.planner import (
 from specens.analysis.speedup_plot import picture_title, plot_speedups, speedups_by_length, speedups_by_weight
 from specens.cli.display import show_plan
 from specens.cli.main import app
+from specens.decoding.draft_lens import ByAcceptance
 from specens.decoding.ideal import (
     alternate_speedup,
     alternate_speedup_of_the_paper,
@@ -396,6 +397,15 @@ def test_standard_does_not_pay_for_a_member_without_a_weight():
 def test_only_schedules_of_chains_are_predicted():
     with pytest.raises(ValueError, match="schedule: expected standard, fixed, alternate or parallel to predict"):
         predict(even(0.5, (1.0, 1.0)), Candidate("tree", (1, 1)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tree": (2, 2)}, {"rule": "gumbel"}, {"draft_lens": ByAcceptance(4, cost=0.1)}, {"drafter": PromptLookup()}],
+)
+def test_an_ensemble_that_is_not_predicted_is_not_measured(members, settings):
+    with pytest.raises(ValueError, match="ensemble: expected a member as drafter, chains"):
+        measure(SpeculativeEnsemble(members, schedule="fixed", **settings), PROMPT)
 
 
 def test_candidates_cover_every_drafter_and_mix_lengths_as_far_as_they_are_few():

@@ -103,12 +103,13 @@ def _look_up(lookup: PromptLookup, prompt: list[int], tokens: list[int], longest
 
 
 def _check_predictable(plan: Plan) -> None:
-    """Raise ValueError for what is not predicted: drafters that are no member, other rules, lengths that adapt."""
+    """Raise ValueError for what is not predicted: drafters that are no member, trees, other rules, adapting lengths."""
     adapts = not all(isinstance(length, int) for length in plan.draft_lens)
-    if not isinstance(plan.drafter, int) or plan.rule != "token" or adapts:
+    if not isinstance(plan.drafter, int) or plan.tree is not None or plan.rule != "token" or adapts:
+        trees = "" if plan.tree is None else ", trees"
         raise ValueError(
-            "ensemble: expected a member as drafter, numbers as draft_lens and the rule 'token' to be planned for, "
-            f"got {plan.drafter}, {plan.draft_lens}, {plan.rule!r}"
+            "ensemble: expected a member as drafter, chains, numbers as draft_lens and the rule 'token' to be planned "
+            f"for, got {plan.drafter}, {plan.draft_lens}, {plan.rule!r}{trees}"
         )
 
 
