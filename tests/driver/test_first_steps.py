@@ -46,7 +46,7 @@ def test_the_schedule_follows_from_what_else_is_said(pair, arguments, schedule):
     assert SpeculativeEnsemble(pair, **arguments).schedule_name == schedule
 
 
-@pytest.mark.parametrize("schedule", ["standard", "alternate"])
+@pytest.mark.parametrize("schedule", ["standard", "parallel"])
 def test_trees_are_refused_where_none_are_drafted(pair, schedule):
     with pytest.raises(ValueError, match=rf"^tree: expected none under schedule '{schedule}'"):
         SpeculativeEnsemble(pair, schedule=schedule, tree=(2, 2))
