@@ -140,6 +140,50 @@ def everyday() -> str:
     return f"{table(['engine', 'drafts', *(f'{case}, tokens/s' for case in cases)], body)}\n\n{where(runs[0])}"
 
 
+def members_apart() -> str:
+    """Schedules of members in one process and in two, over `standard` in one, and what the planner foresaw."""
+    found = rows("parallel-members-cpu.jsonl")
+    foreseen = {row["case"]: row["rates"] for row in found if row["kind"] == "predicted"}
+    rates: dict[tuple[str, str, str], list[float]] = {}
+    for row in found:
+        if row["kind"] == "run":
+            rates.setdefault((row["case"], row["where"], row["schedule"]), []).append(row["tokens_per_second"])
+    body = []
+    for (case, place, schedule), own in sorted(rates.items(), key=lambda item: item[0][:2]):
+        base = median(rates[case, "one process", "standard"])
+        predicted = foreseen[case][place][schedule] / foreseen[case]["one process"]["standard"]
+        body.append([case, place, schedule, f"{median(own):.1f}", f"{median(own) / base:.2f}", f"{predicted:.2f}"])
+    head = ["ensemble", "members in", "schedule", "tokens/s", "over standard in one process", "predicted"]
+    return f"{table(head, body)}\n\n{where(found[0]['environment'])}"
+
+
+def llama_cpp_pairs() -> str:
+    """Pairs of quantisations and a LoRA by llama.cpp and transformers: tokens a second, and what was predicted."""
+    found = rows("llama-cpp-pairs-cpu.jsonl")
+    plans = {(row["second"], row["engine"]): row for row in found if row["kind"] == "plan"}
+    runs: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in found:
+        if row["kind"] == "run":
+            runs.setdefault((row["second"], row["engine"], row["schedule"]), []).append(row)
+    if not runs:
+        return UNMEASURED
+    rates = {key: median(row["tokens"] / row["seconds"] for row in own) for key, own in runs.items()}
+    body = [
+        [
+            second,
+            engine,
+            schedule,
+            f"{rate:.1f}",
+            f"{plans[second, engine]['predicted'][schedule]:.1f}",
+            f"{rate / rates[second, 'transformers', schedule]:.2f}",
+            plans[second, engine]["picked"],
+        ]
+        for (second, engine, schedule), rate in sorted(rates.items(), key=lambda item: item[0][:2])
+    ]
+    head = ["Q4_1 and", "engine", "schedule", "tokens/s", "predicted", "times transformers", "the planner picks"]
+    return f"{table(head, body)}\n\n{where(found[0])}"
+
+
 def _case(run: dict[str, Any]) -> tuple[str, int, str]:
     return run["setting"], run["batch"], run["engine"]
 
@@ -200,6 +244,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "vllm": vllm,
     "vllm ensemble": vllm_ensemble,
     "everyday": everyday,
+    "members apart": members_apart,
+    "llama.cpp pairs": llama_cpp_pairs,
     "agreement": agreement,
     "gpu": gpu,
 }
