@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from specens.adapters.vllm.versions import check_version
 from specens.engines.transformers.load import load_model, load_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCAB = 12
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -24,6 +25,8 @@ QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 QUIET |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 # Tiny models are fastest on one thread, and threads that wait must not spin on busy cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive"}
+# The V2 model runner on a CPU; engine.py sees to its kernels.
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
 
 
 def pytest_sessionstart() -> None:
@@ -70,6 +73,17 @@ def wider(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer whose 12 tokens are the letters from a to l."""
+    folder = tmp_path_factory.mktemp("letters")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({chr(97 + token): token for token in range(VOCAB)}, "a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    words.decoder = tokenizers.decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="l").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct with its tokenizer, as vLLM loads it."""
     folder = tmp_path_factory.mktemp("smollm2")
@@ -102,7 +116,10 @@ def drafters(draft_model: Path, outsider: Path) -> dict[str, dict[str, Any] | No
 
 @pytest.fixture
 def run_engine(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """run_engine(model, batches, speculative, plug_in, rule, **engine): a finished process; its result is `texts`."""
+    """run_engine(model, batches, speculative, plug_in, rule, v2, **engine): a finished process; its result: `texts`.
+
+    v2: by vLLM's V2 model runner, whose kernels are interpreted.
+    """
 
     def run(
         model: Path,
@@ -110,15 +127,17 @@ def run_engine(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
         speculative: dict | None = None,
         plug_in: bool = True,
         rule: str = "",
+        v2: bool = False,
         **engine: Any,
     ) -> subprocess.CompletedProcess:
         out = tmp_path / "out.json"
         out.unlink(missing_ok=True)
         job = {"model": str(model), "batches": batches, "speculative": speculative, "engine": engine, "out": str(out)}
         settings = {"SPECENS_VLLM": str(int(plug_in)), "SPECENS_VLLM_RULE": rule, **QUIET, **ONE_THREAD}
+        settings |= V2 if v2 else {}
         command = [sys.executable, str(Path(__file__).parent / "engine.py")]
         run = subprocess.run(
-            command, input=json.dumps(job), env=os.environ | settings, capture_output=True, text=True, timeout=600
+            command, input=json.dumps(job), env=os.environ | settings, capture_output=True, text=True, timeout=1200
         )
         run.texts = json.loads(out.read_text()) if out.exists() else None
         return run

@@ -8,9 +8,13 @@ requests with what was reported of them, and how many drafts were made and accep
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    import interpreted_kernels  # noqa: F401
 
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams

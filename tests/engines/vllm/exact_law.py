@@ -27,8 +27,8 @@ def exact_law(
 ) -> Tensor:
     """Probabilities float64 [vocab] * length of each text after the prompt.
 
-    folder: of the model, or of each member of the ensemble. allowed: int32 [words]. logit_bias: tokens and values, each
-    [n]. penalties: fields of Processing.
+    folder: of the model, or of each member of the ensemble. allowed: int32 [words], or [length, words].
+    logit_bias: tokens and values, each [n]. penalties: fields of Processing.
     """
     folders = [folder] if isinstance(folder, Path) else folder
     models = [AutoModelForCausalLM.from_pretrained(member, dtype=torch.float64) for member in folders]
@@ -44,7 +44,7 @@ def exact_law(
             logits = [model(texts.clamp(max=model.config.vocab_size - 1)).logits[:, -1].float() for model in models]
         bias = None if logit_bias is None else tuple(part.expand(count, -1) for part in logit_bias)
         edits = Processing(logit_bias=bias, prompt_tokens=prompts, output_tokens=outputs, **penalties)
-        bits = None if allowed is None else allowed.expand(count, -1)
+        bits = None if allowed is None else allowed.expand(length, -1)[written].expand(count, -1)
         target = {"sampling": sampling, "processing": edits, "allowed": bits, "ensemble": ensemble}
         logprobs = target_logprobs(logits, **target, backend="reference")
         law = law[..., None] + logprobs.double().view(*[vocab] * (written + 1))

@@ -10,7 +10,7 @@ from engines.vllm.exact_law import exact_law, p_value
 from engines.vllm.test_engine import ALLOWED, BIASED, FILTERED, LENGTH, PENALISED, PLAIN, PROMPT, request
 from transformers import AutoModelForCausalLM
 
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, target_logprobs
 
 TEXTS = 1200
 FILTERS = ("temperature", "top_k", "top_p", "min_p")
@@ -76,6 +76,10 @@ def assert_laws(folders, kind, cases, drawn):
         ("filtered by member", "outsider, drawn", 4),
         ("logit mixture", "member, drawn", 5),
         ("contrastive", "n-gram", 6),
+        ("filtered by member", "none", 8),
+        ("logit mixture", "none", 9),
+        ("contrastive", "none", 10),
+        ("contrastive", "member, drawn", 11),
     ],
 )
 def test_texts_have_the_law_of_the_ensemble(texts, target, draft_model, drafters, kind, drafter, seed):
@@ -124,9 +128,9 @@ def test_the_law_stands_when_prompts_are_split_and_requests_are_cached_preempted
         assert p_value(exact_law(folder, prompt, LENGTH, Sampling()), drawn[:TEXTS]) < 1e-9
 
 
-def seeded_requests():
+def seeded_requests(kind="mixture"):
     """Requests with seeds that differ in settings and weights."""
-    asked = KINDS["mixture"][1]
+    asked = KINDS[kind][1]
     return [
         request(settings, length=24, seed=5, extra_args=asked[own])
         for settings in (PLAIN, FILTERED, PENALISED, BIASED)
@@ -145,56 +149,75 @@ def test_a_seeded_text_with_drawn_drafts_does_not_depend_on_the_batch(texts, tar
     assert len(set(map(tuple, found[-2][:13]))) > 1
 
 
-def greedy_requests():
+def greedy_requests(kind="mixture"):
     """Greedy ones that each ask for something else, with reports on texts and prompts."""
     greedy = {"temperature": 0.0}
     return [
         request(greedy, length=16, logprobs=3, prompt_logprobs=2),
-        request(greedy, length=16, logprobs=2, extra_args={"specens_weights": [0.9, 0.1]}),
+        request(greedy, length=16, logprobs=2, extra_args=KINDS[kind][1][1]),
         request(greedy, length=16, logprobs=0, repetition_penalty=1.3),
         request(greedy, length=16, stop_token_ids=list(range(6)), min_tokens=9, ignore_eos=False),
     ]
 
 
-def ensemble_report(folders, prompt, tokens, weights):
-    """Log-probabilities [tokens, vocab] of what follows a prompt, by the mixture."""
+def ensemble_report(folders, prompt, tokens, ensemble):
+    """Log-probabilities [tokens, vocab] of what follows a prompt, by the ensemble."""
     text = torch.tensor([*prompt, *tokens])[None]
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in folders]
     with torch.no_grad():
-        logprobs = [model(text).logits[0, :-1].log_softmax(-1) for model in models]
-    mixed = sum(weight * own.exp() for weight, own in zip(weights, logprobs))
-    return mixed.log()
+        logits = [model(text).logits[0, :-1].float() for model in models]
+    return target_logprobs(logits, ensemble=ensemble, backend="reference")
 
 
 def assert_report(report, expected, tokens, most):
     """The token and the most likely ones, with the ensemble's log-probabilities and ranks."""
     for step, row, token in zip(report, expected, tokens, strict=True):
         entries = {entry[0]: entry[1:] for entry in step}
-        assert {token, *row.topk(most).indices.tolist()} == set(entries)
+        likely = [own for own in row.topk(most).indices.tolist() if row[own] > -torch.inf]
+        assert {token, *likely} <= set(entries)
+        assert len(entries) <= most + 1
         for own, (logprob, rank) in entries.items():
             assert logprob == pytest.approx(float(row[own]), abs=2e-4)
-            assert rank == 1 + int((row > row[own]).sum())
+            assert int((row > row[own]).sum()) < rank <= int((row >= row[own]).sum())
 
 
-def test_by_gumbel_a_seed_is_a_text_with_speculation_and_without(texts, target, draft_model, drafters):
-    many = [request(settings, length=2, seed=seed) for settings in (PLAIN, FILTERED) for seed in range(600)]
-    folders, seeded, results = [target, draft_model], seeded_requests(), {}
-    for drafter in ("none", "member, drawn"):
-        batches = [seeded, [*seeded[::-1], request(PLAIN, 9, length=20)], many, greedy_requests()]
-        results[drafter] = texts(target, batches, drafters[drafter], rule="gumbel", **serving(folders, "mixture"))
-    expected, got = (
-        [[completion["tokens"] for completion in batch] for batch in result["batches"]] for result in results.values()
-    )
-    assert [got[0], got[2], got[3]] == [expected[0], expected[2], expected[3]]
-    assert got[1][: len(seeded)] == expected[1][: len(seeded)] == expected[0][::-1]
-    assert results["member, drawn"]["accepted"] > 0
-    laws = [law_of(folders, Mixture((0.5, 0.5)), settings).sum(2) for settings in (PLAIN, FILTERED)]
-    assert min(p_value(law, expected[2][600 * index :][:600]) for index, law in enumerate(laws)) > 1e-4
-    for result in results.values():
+# So little room that long prompts are split, and growing texts preempted.
+TIGHT = {"max_num_batched_tokens": 48, "max_num_seqs": 16, "max_model_len": 80, "block_size": 32}
+TIGHT |= {"num_gpu_blocks_override": 20, "enable_prefix_caching": True}
+PATTERN, MASKS = "[a-d][c-h]", torch.tensor([[0b1111], [0b11111100]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_by_gumbel_a_seed_is_a_text_with_speculation_and_without_in_any_room(
+    texts, target, draft_model, drafters, letters, kind
+):
+    folders, asked, ensembles = [target, draft_model], *KINDS[kind][1:]
+    seeded, seeds = seeded_requests(kind), range(600)
+    many = [request(settings, length=2, seed=seed) for settings in (PLAIN, FILTERED) for seed in seeds]
+    many += [request(PLAIN, length=2, seed=seed, regex=PATTERN, extra_args=asked[1]) for seed in seeds]
+    growing = [request(PLAIN, length=36, seed=index, prompt=[index % 12] * 30) for index in range(40)]
+    long = [request(PLAIN, length=6, seed=seed, prompt=PROMPT * 6, extra_args=asked[seed % 2]) for seed in range(6)]
+    batches, results = [seeded, [*growing, *long, *seeded[::-1]], many, greedy_requests(kind)], []
+    served = serving(folders, kind) | {"skip_tokenizer_init": False, "tokenizer": str(letters)}
+    for drafter, room in (("none", {}), ("member, drawn", TIGHT)):
+        results.append(texts(target, batches, drafters[drafter], rule="gumbel", **served | room))
+    expected, got = ([[text["tokens"] for text in batch] for batch in result["batches"]] for result in results)
+    assert got == expected
+    assert expected[1][-len(seeded) :] == expected[0][::-1]
+    assert min(results[1][name] for name in ("cached", "preemptions", "accepted")) > 0
+    cases = [(PLAIN, 0, None), (FILTERED, 0, None), (PLAIN, 1, MASKS)]
+    for index, (settings, own, masks) in enumerate(cases):
+        group = expected[2][index * len(seeds) :][: len(seeds)]
+        sampling = Sampling(**settings, filter_order="vllm")
+        law = exact_law(folders, PROMPT, 2, sampling, masks, ensemble=ensembles[own])
+        assert p_value(law, group) > 1e-4, (settings, masks)
+        for folder in folders:
+            assert p_value(exact_law(folder, PROMPT, 2, sampling, masks), group) < 1e-9
+    for result in results:
         first, weighted, penalised, _ = result["batches"][3]
-        for completion, weights, most in ((first, (0.5, 0.5), 3), (weighted, (0.9, 0.1), 2)):
-            rows = ensemble_report(folders, PROMPT, completion["tokens"], weights)
+        for completion, ensemble, most in ((first, ensembles[0], 3), (weighted, ensembles[1], 2)):
+            rows = ensemble_report(folders, PROMPT, completion["tokens"], ensemble)
             assert_report(completion["report"], rows[len(PROMPT) - 1 :], completion["tokens"], most)
-        rows = ensemble_report(folders, PROMPT, first["tokens"], (0.5, 0.5))
+        rows = ensemble_report(folders, PROMPT, first["tokens"], ensembles[0])
         assert_report(first["prompt_report"][1:], rows[: len(PROMPT) - 1], PROMPT[1:], 2)
         assert len(penalised["report"]) == 16

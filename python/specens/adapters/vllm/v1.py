@@ -47,12 +47,14 @@ def replacements(rule: str) -> list[Replacement]:
     draws = ("self", "logits", "sampling_metadata", "logprobs_mode_override")
     by_gumbel = [Replacement(Sampler, "sample", draws, _drawing_by_gumbel)] if rule == "gumbel" else []
     construct = ("self", "sampler", "spec_config", "device")
+    keep_books = ("self", "scheduler_output", "sampler_output", "logits", "hidden_states", "num_scheduled_tokens")
     return [
         Replacement(RejectionSampler, "__init__", construct, partial(_keeping_its_rule, rule)),
         Replacement(RejectionSampler, "forward", forward, _verifying),
         Replacement(
             runner, "_sample", ("self", "logits", "spec_decode_metadata"), partial(_sampling_by_position, rule)
         ),
+        Replacement(runner, "_bookkeeping_sync", keep_books, _keeping_generators),
         Replacement(gpu_model_runner, "build_logitsprocs", build, _with_all_processors),
         Replacement(SamplingParams, "_validate_spec_decode", validate, _allowing_all_parameters),
         *by_gumbel,
@@ -127,6 +129,24 @@ def _sampling_by_position(rule: str, original: Callable) -> Callable:
         return original(self, logits, spec_decode_metadata)
 
     return sample_round
+
+
+def _keeping_generators(original: Callable) -> Callable:
+    """On CPUs no generator is moved back where a token is thrown away, as it is of a prompt that has been read in part.
+
+    It has no offset there, so that moving it would end the engine.
+    """
+
+    def keep_books(self: Any, *given: Any, **named: Any) -> Any:
+        generators = self.input_batch.generators
+        if self.device.type == "cpu":
+            self.input_batch.generators = {}
+        try:
+            return original(self, *given, **named)
+        finally:
+            self.input_batch.generators = generators
+
+    return keep_books
 
 
 def _drawing_by_gumbel(original: Callable) -> Callable:
