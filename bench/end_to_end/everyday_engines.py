@@ -175,13 +175,15 @@ def _llamacpp(speculate: bool, threads: int) -> Generate:
     return generate
 
 
+# vLLM would take a part of all memory for its cache, which is not there beside others.
+VLLM_HERE = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 ENGINES = {
     "transformers": Engine(_transformers, without_drafts="transformers"),
     "transformers, enable()": Engine(_enabled, plain=False, without_drafts="transformers"),
     "specens": Engine(_specens, without_drafts="specens"),
     "specens, rule gumbel": Engine(_gumbel, without_drafts="specens, rule gumbel"),
-    "vllm": Engine(_vllm, "vllm", {"SPECENS_VLLM": "0"}, without_drafts="vllm"),
-    "vllm, plug-in": Engine(_vllm, "vllm", {"SPECENS_VLLM": "1"}, plain=False, without_drafts="vllm"),
+    "vllm": Engine(_vllm, "vllm", VLLM_HERE | {"SPECENS_VLLM": "0"}, without_drafts="vllm"),
+    "vllm, plug-in": Engine(_vllm, "vllm", VLLM_HERE | {"SPECENS_VLLM": "1"}, plain=False, without_drafts="vllm"),
     "llama.cpp": Engine(_llamacpp, "llamacpp", without_drafts="llama.cpp"),
 }
 
