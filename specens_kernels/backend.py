@@ -249,13 +249,13 @@ def _eager(operator: Any) -> Implementation:
     name = operator.name()
 
     def call(*given: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling() or name not in AGAIN or not _nothing_listens():
-            return operator(*given, **options)
-        like = given[0] if isinstance(given[0], Tensor) else given[0][0]
-        result = (
-            AGAIN[name](given, options) if type(like) is Tensor else NOT_SEEN
-        )  # others have dispatchers of their own
-        return operator(*given, **options) if result is NOT_SEEN else result
+        if not torch.compiler.is_compiling() and name in AGAIN and _nothing_listens():
+            like = given[0] if isinstance(given[0], Tensor) else given[0][0]
+            if type(like) is Tensor:  # others have dispatchers of their own
+                result = AGAIN[name](given, options)
+                if result is not NOT_SEEN:
+                    return result
+        return operator(*given, **options)
 
     return call
 
