@@ -17,9 +17,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from interpreter import patch_the_language_once_a_launch
+    from interpreter import patch_the_interpreter
 
-    patch_the_language_once_a_launch()
+    patch_the_interpreter()
 
 # Memory that nobody wrote reads as NaN or as the largest integer, so that a kernel that forgets an element shows.
 torch.use_deterministic_algorithms(True, warn_only=True)
