@@ -105,7 +105,7 @@ def checks_of_readme(names: dict[str, Any], out: str) -> None:
 
 
 def checks_of_drafters(names: dict[str, Any], out: str) -> None:
-    assert len(out.splitlines()) == 3
+    assert len(out.splitlines()) == 4
     ensemble = SpeculativeEnsemble([Bigram(torch.eye(61) * 90)], draft_lens=3, drafter=names["Again"]())
     assert ensemble.generate([5], max_new_tokens=40, seed=0).statistics.acceptance_rate == 1.0
 

@@ -11,7 +11,7 @@ import torch
 
 from specens.decoding.batch import Batch
 from specens.decoding.draft_lens import DraftLen
-from specens.decoding.request import OUTSIDE, Ensemble, Event, Request, Task
+from specens.decoding.request import Ensemble, Event, Request, Task
 from specens.decoding.scorer import Scorer
 from specens.decoding.statistics import Statistics
 from specens.decoding.stream import Stream
@@ -319,11 +319,16 @@ class SpeculativeEnsemble:
     @property
     def _all_models(self) -> list[Engine]:
         """Those of the members and of the drafter."""
-        drafter = self.plan.drafter
-        return self.models if isinstance(drafter, int) else [*self.models, *drafter.models]
+        return [*self.models, *(model for own in self._outside for model in own.models)]
 
     def _request(self, task: Task) -> Request:
-        return Request(task, self.tokenizer, min(model.vocab_size for model in self.models))
+        num_outside = max([-own.proposer for own in self._outside], default=1)
+        return Request(task, self.tokenizer, min(model.vocab_size for model in self.models), num_outside)
+
+    @property
+    def _outside(self) -> Sequence[Drafter]:
+        """The drafters that are no members."""
+        return () if isinstance(self.plan.drafter, int) else self.plan.drafter.parts
 
     def _batch(
         self,
@@ -343,9 +348,11 @@ class SpeculativeEnsemble:
 
         groups = self._groups()
         scorers = [self._scorer(index, self.models[own[0]], own, own, size, exact) for index, own in enumerate(groups)]
-        drafter, outside = self.plan.drafter, None
-        if self.schedule.speculates and not isinstance(drafter, int) and drafter.model is not None:
-            outside = self._scorer(len(groups), drafter.model, [OUTSIDE], [drafter.prompt_of], size, exact)
+        drafters = [own for own in self._outside if self.schedule.speculates and own.model is not None]
+        outside = [
+            self._scorer(index, own.model, [own.proposer], [own.prompt_of], size, exact)  # type: ignore[arg-type]
+            for index, own in enumerate(drafters, len(groups))
+        ]
         note_error = None if on_error is None else lambda task, error: on_error(task.index, task.sample, error)
         return Batch(self.schedule(self.plan), scorers, size, report, outside, note_error)
 

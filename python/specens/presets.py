@@ -262,6 +262,16 @@ PRESETS: dict[str, Preset] = {
         acceptance="with replacement",
         leaves_out="the training of draft models that complete each other",
     ),
+    "specinfer-draft-models": Preset(
+        "Miao et al., SpecInfer, ASPLOS 2024",
+        ALONE,
+        {"schedule": "fixed", "tree": TreePlan((1, 1, 3, 1, 1, 1, 1, 1), children="independent")},
+        drafter="models that are no members: Several([DraftModel(...), DraftModel(...)])",
+        topology="static trees, independent, merged",
+        acceptance="with replacement",
+        needs="drafter",
+        leaves_out="the training of draft models that complete each other",
+    ),
     "recursive-speculative-decoding": Preset(
         "Jeon et al., 2024 (RSD-C); Yang et al., Multi-Candidate Speculative Decoding, 2024",
         PAIR,

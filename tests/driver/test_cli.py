@@ -49,12 +49,13 @@ def test_generate_drafts_the_trees_that_were_asked_for(models, tmp_path):
         ("--tree", str(shape)),
         ("--tree", "acceptance:0.5,0.2:6", "--drafter", "lookup"),
         ("--tree", "2,2:sampled", "--drafter", "jacobi"),
+        ("--tree", "2,2", "--drafter", f"0,1,model:{models[1]},lookup:3"),
         ("--schedule", "standard"),
     ]:
         result = run("generate", *models, *JOB, *options, "--temperature", 0, "--json")
         assert result.exit_code == 0, result.stderr
         chosen[options] = json.loads(result.stdout)
-    assert [values["schedule"] for values in chosen.values()] == ["fixed"] * 6 + ["standard"]
+    assert [values["schedule"] for values in chosen.values()] == ["fixed"] * 7 + ["standard"]
     assert len({tuple(values["tokens"]) for values in chosen.values()}) == 1
     drafted = [values["statistics"]["drafted"][0] / values["statistics"]["rounds"] for values in chosen.values()]
     assert 4 < drafted[0] <= 6

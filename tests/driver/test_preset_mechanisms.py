@@ -11,7 +11,7 @@ from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble, TreePlan
 from specens.decoding.request import OUTSIDE
-from specens.drafters import Heads, LayerSkip, PromptLookup
+from specens.drafters import DraftModel, Heads, LayerSkip, PromptLookup, Several
 from specens.engines.transformers.fewer_layers import with_layers
 from specens.presets import PRESETS, RENAMED, preset
 
@@ -285,6 +285,19 @@ def test_specinfer_merges_the_trees_of_its_draft_models(family, calls):
         assert [proposers.count(index) for index in (1, 2)] == [20, 20]
         for draft, proposer in zip(own.drafts, proposers, strict=True):
             assert draft["parent"] < 0 or proposers[draft["parent"]] == proposer
+
+
+def test_draft_models_of_specinfer_that_are_no_members_draft_and_accept_as_members_do(family):
+    """By uniforms of their own nodes: the trees and texts are the same."""
+    members = run("specinfer", family, length=40)
+    models = Several([DraftModel(own) for own in family[1:]])
+    outside = run("specinfer-draft-models", family[:1], length=40, drafter=models)
+    assert outside[0].tokens == members[0].tokens
+    trees = [
+        [[(draft["token"], draft["parent"]) for draft in own.drafts] for own in rounds]
+        for _, rounds in (members, outside)
+    ]
+    assert trees[0] == trees[1]
 
 
 def test_dyspec_draws_children_as_long_as_they_are_likely_to_be_come_to(family, calls):

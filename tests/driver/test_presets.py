@@ -7,7 +7,7 @@ import torch
 from driver.test_schedules import GREEDY
 from driver.tiny_models import PROMPT, relative_of, tiny_llama, tiny_tokenizer
 from specens import SpeculativeEnsemble, TreePlan
-from specens.drafters import Heads, LayerSkip, OtherTokenizer, PromptLookup
+from specens.drafters import DraftModel, Heads, LayerSkip, OtherTokenizer, PromptLookup, Several
 from specens.presets import PRESETS
 
 from specens_kernels import DecisionTree, TokenTree
@@ -18,6 +18,7 @@ GIVEN = {
     "cosd-tree": lambda: NEVER_REPLACES,
     "cosd-tokenizers": lambda: OtherTokenizer(relative_of(tiny_llama(0), 1, 0.2), tiny_tokenizer(), probabilities=True),
     "retrieval-chain": lambda: PromptLookup(store=[STORED]),
+    "specinfer-draft-models": lambda: Several([DraftModel(relative_of(tiny_llama(0), seed, 0.2)) for seed in (1, 2)]),
     "early-exit": lambda: LayerSkip(exit_layer=1),
     "self-speculation": lambda: LayerSkip([0]),
     "medusa-heads": lambda: Heads(lambda hidden: torch.stack([hidden @ HEAD, hidden.flip(-1) @ HEAD], dim=1)),

@@ -22,7 +22,17 @@ from specens.drafters import Drafter, DraftModel, OtherTokenizer, PromptLookup, 
 from specens.drafters.drafter import add_chosen
 from specens.targets import Custom
 
-from specens_kernels import LogitMixture, Mixture, Processing, Sampling, Threshold, TokenTree, Typical, target_logprobs
+from specens_kernels import (
+    Contrastive,
+    LogitMixture,
+    Mixture,
+    Processing,
+    Sampling,
+    Threshold,
+    TokenTree,
+    Typical,
+    target_logprobs,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "drafters.md"
 TOPOLOGIES = {
@@ -65,7 +75,7 @@ def cast(pair):
         "`Lookahead`": own["lookahead"],
         "`Heads`": own["heads"],
         "`OtherTokenizer`": OtherTokenizer(renumbered(pair[1], LETTERS[::-1]), tokenizer(LETTERS[::-1])),
-        "`Several`": Several([0, 1, PromptLookup()]),
+        "`Several`": Several([own["heads"], 1, own["model"], PromptLookup(), own["early exit"]]),
         "your own, with `propose` alone": OnlyChains(),
     }
 
@@ -198,12 +208,45 @@ def test_children_of_several_drafters_that_are_drawn_without_replacement_follow_
     assert sum(text.statistics.accepted[2] for text in texts) > 20
 
 
-def check_law_of_several(target, plan, tables, drafter):
+def check_law_of_several(target, plan, tables, drafter, **arguments):
     """Texts, once their law is right."""
-    ensemble = SpeculativeEnsemble([TreeBigram(own) for own in tables], None, target, tree=plan, drafter=drafter)
+    members = [TreeBigram(own) for own in tables]
+    ensemble = SpeculativeEnsemble(members, None, target, tree=plan, drafter=drafter, **arguments)
     fit, texts = fit_of_texts(ensemble, target_logprobs(tables, ensemble=target).double().exp(), 40)
     assert fit > 1e-4
     return texts
+
+
+OUTSIDE_PLANS = [TreePlan((2, 1), children="independent"), TreePlan((2, 1), children="sampled"), GROWN]
+
+
+@pytest.mark.parametrize("plan", [OUTSIDE_PLANS[1], *OUTSIDE_PLANS[::2] * FULL], ids=str)
+@pytest.mark.parametrize("target", [None, *[Mixture((0.2, 0.8)), Contrastive(0.4)] * FULL], ids=str)
+@pytest.mark.parametrize("rule", ["token", *["traversal"] * FULL])
+def test_texts_of_several_draft_models_that_are_no_members_follow_the_law(target, plan, rule):
+    """They think of different tokens, which the target rarely takes: whose a draft was makes a difference."""
+    rows = [[0.1, 0.2, 0.3, 0.4], [0.4, 0.1, 0.3, 0.2], [0.7, 0.1, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1]]
+    tables = [torch.tensor(row).log().expand(4, 4).contiguous() for row in rows]
+    models = [DraftModel(TreeBigram(own)) for own in tables[2:]]
+    drafter = Several([models[0], PromptLookup(2), models[1]])
+    texts = check_law_of_several(target, plan, tables[: 1 + (target is not None)], drafter, rule=rule)
+    assert sum(text.statistics.accepted[OUTSIDE] for text in texts) > 200
+    assert all(sum(text.statistics.accepted[:OUTSIDE]) == 0 < text.statistics.drafter_forwards for text in texts)
+
+
+@pytest.mark.parametrize("plan", [OUTSIDE_PLANS[1], *[TreePlan((3, 2)), GROWN] * FULL], ids=str)
+def test_several_draft_models_write_the_text_of_a_seed_under_gumbel_in_any_batch(pair, plan):
+    """One has fewer tokens, and one is drawn from a row of heads that there is not in a request's first round."""
+    models = [DraftModel(relative_of(pair[0], 2, noise=0.2)), DraftModel(tiny_llama(0, vocab=37), index=1)]
+    drafter, sampling = Several([drafters(pair)["heads"], *models]), Sampling(temperature=0.8)
+    standard = SpeculativeEnsemble(pair, schedule="standard", rule="gumbel")
+    for rule in ("gumbel", "token"):
+        ensemble = SpeculativeEnsemble(pair, tree=plan, drafter=drafter, rule=rule)
+        for text in ensemble.generate_many(JOBS, batch_size=4, seed=3, sampling=sampling):
+            own, same = JOBS[text.index], {"seed": text.seed, "sampling": sampling}
+            one = standard if rule == "gumbel" else ensemble
+            assert one.generate(own.prompt, max_new_tokens=own.max_new_tokens, **same).tokens == text.tokens
+            assert sum(text.statistics.accepted) > 0
 
 
 def test_a_lookup_after_other_drafters_goes_on_from_the_text(pair):
@@ -216,7 +259,13 @@ def test_a_lookup_after_other_drafters_goes_on_from_the_text(pair):
     assert again.statistics.accepted[OUTSIDE] > 10
 
 
-@pytest.mark.parametrize("given", ["12", [], [1.5], [None], [PromptLookup]], ids=str)
+class Probable(Drafter):
+    """Of the user's own, with a distribution."""
+
+    has_probabilities = True
+
+
+@pytest.mark.parametrize("given", ["12", [], [1.5], [None], [PromptLookup], [Probable()], [Several([1])]], ids=str)
 def test_several_of_something_else_than_drafters_is_refused(given):
     with pytest.raises(ValueError, match="drafters: expected"):
         Several(given)
@@ -234,12 +283,14 @@ def test_chosen_paths_of_several_drafters_are_merged(pair):
     assert sizes[: len(sizes) // 2] == sizes[len(sizes) // 2 :]
 
 
-@pytest.mark.parametrize(("plan", "counts"), [(CHILDREN[1], True), (CHILDREN[1], False), *[(CHILDREN[2], True)] * FULL])
-def test_texts_of_trees_follow_a_target_that_the_caller_computes(plan, counts):
+@pytest.mark.parametrize("who", ["a member", "a model", "several"])
+@pytest.mark.parametrize("plan", [CHILDREN[1], *CHILDREN[2:] * FULL], ids=str)
+def test_texts_of_trees_follow_a_target_that_the_caller_computes(plan, who):
     tables = 1.5 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(6))
     target = Custom(lambda logits, temperatures: (logits[0] + logits[1] ** 2) / temperatures[:, None])
     members = [TreeBigram(own) for own in tables]
-    drafter = 1 if counts else DraftModel(TreeBigram(tables[1].flip(0)))
+    model = DraftModel(TreeBigram(tables[1].flip(0)))
+    drafter = {"a member": 1, "a model": model, "several": Several([1, model, PromptLookup()])}[who]
     ensemble = SpeculativeEnsemble(members, None, target, tree=plan, drafter=drafter)
     assert fit_of_texts(ensemble, (tables[0] + tables[1] ** 2).double().softmax(-1), 40)[0] > 1e-4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ Drafter = Annotated[
     str | None,
     typer.Option(
         help="Who drafts under the schedule fixed, chains or trees: the number of a member, model:MODEL, "
-        "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]. Default: 0."
+        "lookup[:LONGEST], skip:LAYER,LAYER,..., exit:LAYERS, jacobi or lookahead[:NGRAM]; or several of these with "
+        "commas, whose trees are one. Default: 0."
     ),
 ]
 Rule = Annotated[
@@ -266,6 +268,10 @@ def parse_drafter(text: str, placement: Placement) -> int | Drafters:
         return int(text)
     from specens import drafters
 
+    several = re.split(r",(?=(?:model:|skip:|exit:|(?:lookup|lookahead)[,:]|lookup$|lookahead$|jacobi))", text)
+    if len(several) > 1:
+        members = several[0].split(",") if several[0].replace(",", "").isdigit() else several[:1]
+        return drafters.Several([parse_drafter(own, placement) for own in (*members, *several[1:])])
     kind, _, setting = text.partition(":")
     numbers = [int(part) for part in setting.split(",")] if setting.replace(",", "").isdigit() else []
     if kind == "model" and setting:

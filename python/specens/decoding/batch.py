@@ -23,7 +23,7 @@ class Schedule(Protocol):
 class Batch:
     """Runs rounds of a schedule until every request is finished; new ones take the places of those that leave.
 
-    scorers: one for each set of weights. outside: that of a drafter that is no member. on_tokens: called after each
+    scorers: one for each set of weights. outside: those of drafters that are no members. on_tokens: called after each
     round with a request and its new events. on_error: called with the task of a request that fails and what was raised,
     while the others go on; None: those under way are finished, no others begin, and then it is raised.
     """
@@ -34,7 +34,7 @@ class Batch:
         scorers: Sequence[Scorer],
         size: int,
         on_tokens: Callable[[Request, list[Event]], None] | None = None,
-        outside: Scorer | None = None,
+        outside: Sequence[Scorer] = (),
         on_error: Callable[[Task, Exception], None] | None = None,
     ) -> None:
         self.requests: list[Request] = []
@@ -44,7 +44,7 @@ class Batch:
         self._schedule = schedule
         self._size = size
         self._on_tokens = on_tokens
-        self._all_scorers = [*scorers, *filter(None, [outside])]
+        self._all_scorers = [*scorers, *outside]
         self._scorer_of = {index: scorer for scorer in self._all_scorers for index in scorer.indices}
         self._mark = 0.0
 

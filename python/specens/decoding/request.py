@@ -126,8 +126,8 @@ class Request:
 
     sequence: the settled tokens, then the drafts, in the order of their nodes. counted: the members with
     a part in the target. rows: for each member the logits that its member has computed after the settled tokens: the
-    row at index `num_settled` is after them, the next ones after each draft; one entry more, `rows[OUTSIDE]`, for
-    those of an outside drafter. So what is said of an index below holds of a chain's positions and of a tree's nodes.
+    row at index `num_settled` is after them, the next ones after each draft; and of outside drafters, `rows[OUTSIDE]`
+    and those before it. So what is said of an index below holds of a chain's positions and of a tree's nodes.
     drawn_at: the index that the last token was drawn at. readers: how each scorer reads it
     (`decoding.reader`). drafter_state: what its drafter remembers; measured: what was measured of each proposer.
     hidden: of members that keep them, the position of the last forward's first hidden state, and all [rows, width].
@@ -136,7 +136,7 @@ class Request:
     has given it, last_turns: in which each scorer read last.
     """
 
-    def __init__(self, task: Task, tokenizer: Any | None, num_readable: int) -> None:
+    def __init__(self, task: Task, tokenizer: Any | None, num_readable: int, num_outside: int = 1) -> None:
         num_indices = len(task.prompts)
         self.task = task
         self.num_readable = num_readable
@@ -145,7 +145,7 @@ class Request:
         self.num_settled = 0
         self.drafts = Drafts()
         self.drawn_at = 0
-        self.rows = [LogitRows() for _ in range(num_indices + 1)]
+        self.rows = [LogitRows() for _ in range(num_indices + num_outside)]
         self.counted = counted_indices(task.ensemble, num_indices)
         self.readers: dict[int, Reader] = {}
         self.drafter_state: Any = None
@@ -288,14 +288,14 @@ class Request:
     def add_draft(self, token: int, proposer: int, row: Tensor | None = None, parent: int | None = None) -> None:
         """Append a draft token after the last one, or after the node `parent`.
 
-        proposer: the member from whose distribution it was drawn, or OUTSIDE: then row [vocab] are the logits that it
-        was drawn from, unless `rows[OUTSIDE]` has them already; without either it was not drawn at all.
+        proposer: the member from whose distribution it was drawn, or an outside drafter: then row [vocab] are the
+        logits that it was drawn from, unless `rows` of it has them already; without either it was not drawn at all.
         """
         if row is not None:
-            self.rows[OUTSIDE].add(len(self.sequence), row[None])
+            self.rows[proposer].add(len(self.sequence), row[None])
         self.drafts.add(len(self.drafts) - 1 if parent is None else parent, token, proposer)
         self.sequence.append(token)
-        self.statistics.drafted[proposer] += 1
+        self.statistics.drafted[max(proposer, OUTSIDE)] += 1
 
     def choose_draft(self, token: int, proposer: int, parent: int) -> int:
         """The node of a token that was chosen after another node: the one that there is, or a new one."""
@@ -311,12 +311,13 @@ class Request:
         gone = below(self.drafts.parents, excluded)
         if gone:
             self.keep_drafts([node for node in range(len(self.drafts)) if node not in gone])
-            self.rows[OUTSIDE].forget_from(len(self.sequence))
+            for rows in self.rows[len(self.task.prompts) :]:
+                rows.forget_from(len(self.sequence))
 
     def keep_drafts(self, kept: list[int]) -> None:
         """Take back all drafts but these, which ascend and include every parent of theirs, before they are tested."""
         for node in set(range(len(self.drafts))) - set(kept):
-            self.statistics.drafted[self.drafts.proposers[node]] -= 1
+            self.statistics.drafted[max(self.drafts.proposers[node], OUTSIDE)] -= 1
         self._reduce(kept)
         for rows in self.rows:
             rows.select(self.num_settled, [0, *(node + 1 for node in kept)])
@@ -349,7 +350,7 @@ class Request:
         proposers = self.drafts.proposers[:num_tested]
         self.note_tested(
             self.sequence[first:][:num_tested],
-            [None if who == OUTSIDE else who for who in proposers],
+            [None if who < 0 else who for who in proposers],
             path,
             self.drafts.parents if is_tree else None,
         )
@@ -369,7 +370,7 @@ class Request:
         kinds = ["draft accepted"] * len(path) + ["recovered" if rejected else "bonus"] * num_next
         settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], told)
         for proposer in accepted[:settled] + (rejected if settled > len(path) else []):
-            self.statistics.tested[proposer] += 1
+            self.statistics.tested[max(proposer, OUTSIDE)] += 1
         if num_next or self.finished or known < first + len(path):
             self.forget_drafts()
             for reader in self.readers.values():
@@ -406,7 +407,7 @@ class Request:
             self.sequence.append(token)
             self.num_settled += 1
             text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
-            owner = None if proposer == OUTSIDE else proposer
+            owner = None if proposer < 0 else proposer
             self.events.append(Event(token, kind, owner, text, *(told[index] if told is not None else ())))
             self._count(kind, proposer)
             if self.finished:
@@ -415,7 +416,7 @@ class Request:
 
     def _count(self, kind: str, proposer: int) -> None:
         if kind == "draft accepted":
-            self.statistics.accepted[proposer] += 1
+            self.statistics.accepted[max(proposer, OUTSIDE)] += 1
         elif kind == "recovered":
             self.statistics.recovered += 1
         elif kind == "bonus":

@@ -14,7 +14,7 @@ from torch import Tensor
 from specens.decoding.processors import process
 from specens.decoding.reader import Reader
 from specens.decoding.reads import read_together
-from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.request import Request
 from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
 
@@ -49,6 +49,7 @@ class Scorer:
     ) -> None:
         self.index = index
         self.indices = tuple(indices)
+        self._is_outside = indices[0] < 0
         self._prompts_of = tuple(prompts_of)
         self._engine = engine
         self._needs = replace(needs, num_texts=len(indices)) if exact else needs
@@ -114,7 +115,7 @@ class Scorer:
         return [request.task.prompts[index] for index in self._prompts_of]
 
     def _sequence(self, request: Request) -> list[int]:
-        if self.indices == (OUTSIDE,) and self._engine.vocab_size < request.num_readable:
+        if self._is_outside and self._engine.vocab_size < request.num_readable:
             return list(map(self._readable, request.readable))
         return request.readable
 
@@ -124,7 +125,7 @@ class Scorer:
 
     def _readable(self, token: int) -> int:
         """A token; of one that an outside drafter has no embedding for, its last: its drafts are tested anyway."""
-        return min(token, self._engine.vocab_size - 1) if self.indices == (OUTSIDE,) else token
+        return min(token, self._engine.vocab_size - 1) if self._is_outside else token
 
     def _num_rows(self, request: Request) -> int:
         """How many rows of logits the request lacks; the last one is after its last token, or node."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specens.decoding.request import OUTSIDE, Request
 from specens.targets import DenseTarget
-from specens_kernels import LogitMixture, Mixture, Processing, Sampling
+from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling
 
 PADDING = -1  # in tables of tokens
 
@@ -72,6 +72,22 @@ def target_arguments(
         "ensemble": None,
         "sampling": replace(sampling, temperature=done),
     }
+
+
+def with_drafters(arguments: dict[str, Any], logits: list[Tensor]) -> dict[str, Any]:
+    """The same with members of weight 0, which only draft."""
+    if not logits:
+        return arguments
+    own, none = arguments["ensemble"], (0.0,) * len(logits)
+    if own is None:
+        ensemble: Any = Mixture((1.0, *none))
+    elif isinstance(own, Contrastive):
+        ensemble = LogitMixture((*own.weights, *none), own.plausibility)
+    elif isinstance(own.weights, Tensor):
+        ensemble = replace(own, weights=torch.nn.functional.pad(own.weights, (0, len(none))))
+    else:
+        ensemble = replace(own, weights=(*own.weights, *none))
+    return arguments | {"member_logits": [*arguments["member_logits"], *logits], "ensemble": ensemble}
 
 
 def _restricted(ensemble: Any, indices: Sequence[int]) -> Any:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from specens_kernels import Status
 
-OUTSIDE = -1  # in place of the member that drafted: a drafter that is none; in lists of all places it comes last
+OUTSIDE = (
+    -1
+)  # in place of the member that drafted: a drafter that is none, as all numbers below; in lists it comes last
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Statistics:
     forwards, tokens_fed, forward_seconds: what went through each member, its prompt included; a batched forward counts
         for every member in it, and its time is divided among them. model_calls: forwards as the machine sees them.
     prompt_seconds: of the members' forwards that read the prompts. overlapped_seconds: of forwards, while others ran.
-    drafter_forwards, drafter_tokens_fed, drafter_seconds: the same of an outside drafter that is a model.
+    drafter_forwards, drafter_tokens_fed, drafter_seconds: the same of outside drafters that are models.
     drafted, tested, accepted: draft tokens by the member that proposed them; the last of one entry more is for those
         of a drafter that is no member. A draft after the first rejection of its chain is never tested.
     recovered, bonus: tokens drawn after a rejection, and after a fully accepted chain. emitted: all tokens of the text.
@@ -92,7 +94,7 @@ class Statistics:
         seconds: this generation's part of it.
         """
         self.model_calls += 1
-        if OUTSIDE in indices:
+        if indices[0] < 0:
             self.drafter_forwards += 1
             self.drafter_tokens_fed += sum(num_tokens)
             self.drafter_seconds += seconds

@@ -11,7 +11,7 @@ from torch import Tensor
 from specens.decoding.draws import on_host, report_arguments, seeds_of_uniforms, told
 from specens.decoding.logit_rows import joined
 from specens.decoding.request import OUTSIDE, Request
-from specens.decoding.settings import alike, edits, padded, row_masks, sampling_of, target_arguments
+from specens.decoding.settings import alike, edits, padded, row_masks, sampling_of, target_arguments, with_drafters
 from specens.targets import DenseTarget
 from specens_kernels import Verdict, verify_chain, verify_tree
 from specens_kernels.backend import backend_for
@@ -70,18 +70,21 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
 
 
 def _verify_trees(group: list[Request]) -> None:
-    counted, origin = _tree_origin(group)
+    counted, (others, origin) = group[0].counted, _tree_origin(group)
     counts = [len(request.drafts) for request in group]
-    logits = [_tree_rows(group, index) for index in counted]
+    logits = [_tree_rows(group, index) for index in (*counted, *others)]
     logits = [rows.to(logits[0].device) for rows in logits]
     device = logits[0].device
-    if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
+    if "siblings" in origin and isinstance(group[0].task.ensemble, DenseTarget):
         origin["draft_sampling"] = sampling_of(group, device)
     indices = [range(request.num_settled, len(request.sequence) + 1) for request in group]
     masks = row_masks(group, indices, device)
     allowed = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True) if masks else None
     verdict = verify_tree(
-        **target_arguments(group, counted, logits, [logits[0].shape[1]] * len(group)),
+        **with_drafters(
+            target_arguments(group, counted, logits[: len(counted)], [logits[0].shape[1]] * len(group)),
+            logits[len(counted) :],
+        ),
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
         parents=padded([request.drafts.parents for request in group], PADDING, device),
         max_levels=max(max(request.drafts.depths) for request in group),
@@ -123,37 +126,46 @@ def _settle(
 
 def _tree_rows(group: list[Request], index: int) -> Tensor:
     """Logits [requests, nodes + 1, vocab] of a member after the text and all nodes, 0 where it has read none."""
-    rows = [_rows_after(request, index) for request in group]
+    found = [_rows_after(request, index) for request in group]
+    like = next(rows for rows in found if rows is not None)
+    rows = [
+        like.new_zeros(len(request.drafts) + 1, like.shape[-1]) if own is None else own
+        for request, own in zip(group, found, strict=True)
+    ]
     if len({len(own) for own in rows}) == 1:
         return joined(rows).unflatten(0, (len(rows), -1))
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _rows_after(request: Request, index: int) -> Tensor:
+def _rows_after(request: Request, index: int) -> Tensor | None:
     first, last = request.num_settled, len(request.sequence) + 1
+    if request.rows[index].end <= first:
+        return None
     rows = request.rows[index].take(first, min(request.rows[index].end, last))
     missing = last - first - len(rows)
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _tree_origin(group: list[Request]) -> tuple[list[int], dict[str, Any]]:
-    """The members whose rows are read, and whose the nodes are, as `_origin` says of chains.
+    """Whose rows are read beside those of the members that count, and whose the nodes are, as `_origin` says of chains.
 
-    Beside those that count they are the members without a weight that drew nodes.
+    They are members without a weight and outside drafters that drew nodes; beside a dense target, which is one row, all
+    that did.
     """
-    indices = list(group[0].counted)
+    counted, is_dense = group[0].counted, isinstance(group[0].task.ensemble, DenseTarget)
     proposers = [request.drafts.proposers for request in group]
     drafters = sorted({proposer for line in proposers for proposer in line})
     siblings = {"siblings": group[0].drafts.siblings}
     if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
-        return indices, {}
-    if len(drafters) == 1 and (drafters[0] not in indices or isinstance(group[0].task.ensemble, DenseTarget)):
-        return indices, siblings | {"draft_logits": _tree_rows(group, drafters[0])}
-    indices += [index for index in drafters if index not in (OUTSIDE, *indices)]
-    return indices, siblings | {"drafter": _drafter(proposers, indices)}
+        return [], {}
+    if len(drafters) == 1 and (drafters[0] not in counted or is_dense):
+        return [], siblings | {"draft_logits": _tree_rows(group, drafters[0])}
+    others = [index for index in drafters if index != OUTSIDE and (is_dense or index not in counted)]
+    read = [None, *others] if is_dense else [*counted, *others]
+    return others, siblings | {"drafter": _drafter(proposers, read)}
 
 
-def _drafter(proposers: Sequence[Sequence[int]], indices: Sequence[int]) -> int | Tensor:
+def _drafter(proposers: Sequence[Sequence[int]], indices: Sequence[int | None]) -> int | Tensor:
     """Who proposed drafts, as the number of a member among those that are read, or of each draft, -1 for nobody."""
     numbers = {index: number for number, index in enumerate(indices)} | {OUTSIDE: OUTSIDE}
     lines = [[numbers[proposer] for proposer in line] for line in proposers]

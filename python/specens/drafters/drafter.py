@@ -22,14 +22,17 @@ class Drafter(Protocol):
     None at first. Drafts may depend on the request's own prompt, text and rows, and on uniforms of the draft stream, as
     those of `specens.decoding.draws.draft`; never on the batch around it, so that a seed gives one text.
 
-    model: what it reads requests with, if that is no member: each batch makes a scorer for it, `scorer_of(OUTSIDE)`.
+    model: what it reads requests with, if that is no member: each batch makes a scorer for it, `scorer_of(proposer)`.
     prompt_of: the member whose prompts that model reads. has_probabilities: whether its drafts have one. estimates:
     whether their rows only say how probable they were, and are not what they were drawn from, which a lossless rule
-    takes them for.
+    takes them for. proposer: whose its drafts and rows are in a request: a member, OUTSIDE, or, of one of several that
+    are none, a number below that. num_trees: how many trees of its plan it makes one of.
     """
 
     model: Engine | None = None
     prompt_of: int = 0
+    proposer: int = OUTSIDE
+    num_trees: int = 1
     has_probabilities: bool = False
     estimates: bool = False
 
@@ -42,6 +45,11 @@ class Drafter(Protocol):
     def indices(self) -> tuple[int, ...]:
         """The members whose distributions it drafts from."""
         return ()
+
+    @property
+    def parts(self) -> Sequence[Drafter]:
+        """The drafters that it is made of, beside members."""
+        return [self]
 
     @property
     def models(self) -> list[Engine]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specens.decoding.draws import draft
-from specens.decoding.request import OUTSIDE, Request
+from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter, check_index
 from specens.drafters.tree_plan import TreePlan
 from specens.drafters.trees import draft_trees
@@ -80,19 +80,19 @@ class Heads(Drafter):
             if not drafting:
                 return
             self.read(batch, drafting)
-            drafting = draft(drafting, OUTSIDE, min_probability=min_probability, hands_over=hands_over)
+            drafting = draft(drafting, self.proposer, min_probability=min_probability, hands_over=hands_over)
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Trees in which all nodes of one depth have the distribution of one head."""
         drafting = self._begin(requests)
         levels = self._num_heads(drafting)
         if levels:
-            draft_trees(OUTSIDE, partial(self.read, batch), drafting, plan, levels)
+            draft_trees(self.proposer, partial(self.read, batch), drafting, plan, levels)
 
     def read(self, batch: Batch, requests: Sequence[Request]) -> None:  # noqa: ARG002
         """Put the rows of the heads after the drafts; after those of the last head there is none."""
         for request in requests:
-            rows, heads = request.rows[OUTSIDE], request.drafter_state.logits
+            rows, heads = request.rows[self.proposer], request.drafter_state.logits
             first, drafts = request.num_settled, request.drafts
             depths = [0, *drafts.depths][max(rows.end - first, 0) :]
             rows.add(max(rows.end, first), heads[[min(depth, len(heads) - 1) for depth in depths]])

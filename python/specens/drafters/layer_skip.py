@@ -66,7 +66,8 @@ class LayerSkip(MemberDrafter):
             raise ValueError(f"drafter: expected a member of transformers, got {type(member).__name__}")
         bound, kept = copy.copy(self), self._kept(num_layers(member.base))
         is_exit = kept == list(range(len(kept)))
-        bound._parts = in_two_parts(member, len(kept)) if is_exit and self.reuse is not False else None
+        shares = is_exit and self.reuse is not False and not isinstance(member, TwoParts)  # which has another exit
+        bound._parts = in_two_parts(member, len(kept)) if shares else None
         if self.reuse and bound._parts is None:
             raise ValueError(
                 "reuse: expected an exit before the last layer of a member whose other layers can go on from hidden "

@@ -26,7 +26,7 @@ class MemberDrafter(Drafter):
     has_probabilities = True
 
     def __init__(self, index: int) -> None:
-        self.index = index
+        self.proposer = index
 
     def propose(
         self,
@@ -44,13 +44,13 @@ class MemberDrafter(Drafter):
                 return
             self.read(batch, list(left))
             # An improbable draft itself stays: to take it back for what it is would bias the text.
-            sure = draft(list(left), self.index, min_probability=min_probability, hands_over=hands_over)
+            sure = draft(list(left), self.proposer, min_probability=min_probability, hands_over=hands_over)
             left = {request: left[request] for request in sure}
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Append a tree of its distributions to each request, one forward for each level."""
-        draft_trees(self.index, partial(self.read, batch), requests, plan)
+        draft_trees(self.proposer, partial(self.read, batch), requests, plan)
 
     def read(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Forward what is new of the requests."""
-        batch.scorer_of(self.index).score(requests)
+        batch.scorer_of(self.proposer).score(requests)

@@ -128,7 +128,7 @@ class _Growth:
 
 
 def _grow(index: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
-    growths = [_Growth(request, plan, levels) for request in requests if request.can_draft]
+    growths = [_Growth(request, plan, levels) for request in requests if request.can_draft_after(ROOT)]
     growing = growths
     while growing:
         read([growth.request for growth in growing])

@@ -39,8 +39,9 @@ class Plan:
     @property
     def most_nodes(self) -> int:
         """The most nodes of draft trees that a member reads in a round."""
-        extra = 0 if isinstance(self.drafter, int) else self.drafter.extra_nodes
-        return 0 if self.tree is None else self.tree.most_nodes + extra
+        own = self.drafter
+        trees, extra = (1, 0) if isinstance(own, int) else (own.num_trees, own.extra_nodes)
+        return 0 if self.tree is None else trees * self.tree.most_nodes + extra
 
     @property
     def replaces(self) -> bool:

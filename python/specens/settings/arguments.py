@@ -342,14 +342,15 @@ def check_lengths(models: Sequence[Engine], prompts: Sequence[list[int]], max_ne
 
 def check_drafter(drafter: int | Drafter, prompts: Sequence[list[int]], max_new_tokens: int, num_nodes: int) -> None:
     """Raise ValueError where the model of a drafter was not built for so long a text, or its cache is too small."""
-    if isinstance(drafter, int) or drafter.model is None:
-        return
-    length, most = len(prompts[drafter.prompt_of]) + max_new_tokens, drafter.model.max_length
-    if most is not None and length > most:
-        raise ValueError(
-            f"drafter: expected prompt and new tokens within the {most} positions of its model, got {length}"
-        )
-    drafter.model.check_length(length + num_nodes)
+    for own in () if isinstance(drafter, int) else drafter.parts:
+        if own.model is None:
+            continue
+        length, most = len(prompts[own.prompt_of]) + max_new_tokens, own.model.max_length
+        if most is not None and length > most:
+            raise ValueError(
+                f"drafter: expected prompt and new tokens within the {most} positions of its model, got {length}"
+            )
+        own.model.check_length(length + num_nodes)
 
 
 def check_trees(models: Sequence[Engine], tree: TreePlan) -> None:
