@@ -1,4 +1,4 @@
-"""Filters of rows whose scores lie on several ranks: what is kept is found from candidates or sums of buckets."""
+"""Filters of rows whose scores lie on several ranks: what is kept is found from candidates or sums of weights."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import SamplingArguments
+from specens_kernels.distributed.search import Keys, Searched, find_key, first_of_search
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.ops.target_logprobs.reference import Filters
 from specens_kernels.values import fail
 
 MOST_CANDIDATES = 1024  # of a rank: a top-k up to it is settled by the largest scores of each
-DIGIT = 8  # bits of a score's key that one collective settles
-BUCKETS = 2**DIGIT
-KEY_BITS = 32
-OF_DTYPE = {torch.bfloat16: 16, torch.float16: 24}  # leading bits of float32 that tell numbers of a type apart
 UNLIMITED = 2**40  # a top-k that no vocabulary has
 
 
@@ -33,7 +30,7 @@ class Filter(NamedTuple):
     always: bool  # it is on for every request that is filtered at all
     has_top_p: bool
     has_min_p: bool
-    bits: int  # of scores as float32, that tell them apart
+    keys: Keys
 
     @property
     def candidates(self) -> int:
@@ -51,15 +48,17 @@ class Filter(NamedTuple):
 
 
 def filter_of(
-    shard: Shard, sampling: SamplingArguments, filters: Filters | None, bits: int = KEY_BITS
+    shard: Shard, sampling: SamplingArguments, filters: Filters | None, exact: torch.dtype | None = None
 ) -> Filter | None:
-    """None: nothing is filtered. filters: those of the parameters."""
+    """None: nothing is filtered. filters: those of the parameters. exact: of what type all scores are, if they are."""
     if filters is None:
         return None
     most, always = _most_top_k(shard, sampling)
     has_top_p = sampling.top_ps is not None or sampling.top_p < 1
     has_min_p = sampling.min_ps is not None or sampling.min_p > 0
-    return Filter(*filters, most, always, has_top_p, has_min_p, bits)
+    dtype = exact if exact in (torch.bfloat16, torch.float16) else torch.float32
+    keys = Keys(dtype, exact is not None, max(shard.vocab, shard.draft_size))
+    return Filter(*filters, most, always, has_top_p, has_min_p, keys)
 
 
 def _most_top_k(shard: Shard, sampling: SamplingArguments) -> tuple[int, bool]:
@@ -79,15 +78,14 @@ def _most_top_k(shard: Shard, sampling: SamplingArguments) -> tuple[int, bool]:
 
 
 class Least(NamedTuple):
-    """What is kept: scores of at least both; as float32 they are ordered like their keys."""
+    """What is kept: scores of at least both."""
 
     scaled: Tensor  # float64 [batch, rows], of scores over temperature, relative to the largest
     key: Tensor  # int64 [batch, rows]
 
-    def keeps(self, scaled: Tensor, keys: Tensor | None) -> Tensor:
+    def keeps(self, scaled: Tensor, keys: Tensor) -> Tensor:
         """Of scores [batch, rows, n]."""
-        kept = (scaled > -math.inf) & (scaled >= self.scaled[..., None])
-        return kept if keys is None else kept & (keys >= self.key[..., None])
+        return (scaled > -math.inf) & (scaled >= self.scaled[..., None]) & (keys >= self.key[..., None])
 
 
 def relative_to(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
@@ -96,56 +94,8 @@ def relative_to(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
     return torch.where(scaled.isnan(), -math.inf, scaled)
 
 
-def keys_of(scores: Tensor, bits: int) -> Tensor:
-    """The leading bits of scores as float32, int64, in their order."""
-    word = (scores.float() + 0.0).view(torch.int32).long() & 0xFFFFFFFF
-    return torch.where(word >= 2**31, 0xFFFFFFFF - word, word + 2**31) >> (KEY_BITS - bits)
-
-
-def histogram(keys: Tensor, weights: Tensor, prefix: Tensor, shift: int) -> Tensor:
-    """The weights [batch, rows, width] of each value of a digit, of keys that begin with prefix [batch, rows]."""
-    inside = (keys >> (shift + DIGIT)) == prefix[..., None]
-    digit = (keys >> shift) & (BUCKETS - 1)
-    sums = weights.new_zeros(*keys.shape[:2], BUCKETS)
-    return sums.scatter_add(2, digit, torch.where(inside, weights, 0.0))
-
-
-class Search(NamedTuple):
-    key: Tensor  # int64 [batch, rows], the largest such that those not below it have the needed weight
-    weight: Tensor  # float64 [batch, rows], that they have
-    total: Tensor  # float64 [batch, rows], of all keys
-
-
-def find_key(keys: Tensor, weights: Tensor, needed: Tensor, bits: int, first: Tensor | None) -> Steps[Search]:
-    """Find a key by sums of weights: a collective a digit, but for a first that ranks have told.
-
-    needed: [batch, rows], or [batch], the share of the whole. first: what ranks have told of the first digit.
-    """
-    prefix = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
-    above = torch.zeros(keys.shape[:2], dtype=torch.float64, device=keys.device)
-    value = torch.arange(BUCKETS, device=keys.device)
-    for shift in range(bits - DIGIT, -1, -DIGIT):
-        if first is None:
-            told = histogram(keys, weights, prefix, shift)
-            heard = yield told.flatten(1)
-            first = heard.view(len(heard), *told.shape)
-        falling, first = first.sum(0).flip(-1), None
-        if shift == bits - DIGIT:
-            total = falling.sum(-1)
-        if needed.dim() == 1:
-            needed = needed[:, None] * total
-        reached = above[..., None] + falling.cumsum(-1) >= needed[..., None]
-        last = torch.where(falling > 0, value, 0).amax(-1)  # where rounding reaches none
-        index = torch.where(reached.any(-1), reached.int().argmax(-1), last)[..., None]
-        before = torch.nn.functional.pad(falling.cumsum(-1), (1, 0))
-        above = above + before.gather(-1, index)[..., 0]
-        prefix = prefix * BUCKETS + (BUCKETS - 1 - index[..., 0])
-        own = falling.gather(-1, index)[..., 0]
-    return Search(prefix, above + own, total)
-
-
-def first_of_filter(own: Filter, scores: Tensor, masses: Tensor) -> list[Tensor]:
-    """What a filter can tell before the largest score of all ranks is known: candidates, or sums of the first digit.
+def first_of_filter(own: Filter, scores: Tensor, masses: Tensor, temperature: Tensor) -> list[Tensor]:
+    """What a filter can tell before the largest score of all ranks is known: candidates, or what a search begins with.
 
     Each float64 [batch, rows, numbers].
     """
@@ -155,14 +105,14 @@ def first_of_filter(own: Filter, scores: Tensor, masses: Tensor) -> list[Tensor]
         last = values[..., -1:]
         ties = (scores == last).sum(-1) - (values == last).sum(-1)
         values = torch.nn.functional.pad(values, (0, own.candidates - count), value=-math.inf)
-        others = [] if own.always else first_of_filter(own.without_top_k, scores, masses)
+        others = [] if own.always else first_of_filter(own.without_top_k, scores, masses, temperature)
         return [values, torch.where(last[..., 0] > -math.inf, ties, 0).double()[..., None], *others]
     if own.cuts_first or (own.most == 0 and not own.has_top_p):
         return []
-    keys = keys_of(scores, own.bits)
-    weights = (scores > -math.inf).double() if own.most > 0 else masses
-    none = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
-    return [histogram(keys, weights, none, own.bits - DIGIT)]
+    keys = own.keys.of(scores)
+    if own.most > 0:
+        return first_of_search(own.keys, Searched(keys, (scores > -math.inf).double(), None, None))
+    return first_of_search(own.keys, Searched(keys, masses, temperature, None))
 
 
 class FilteredRows(NamedTuple):
@@ -200,8 +150,8 @@ def everything(rows: FilteredRows) -> Least:
 
 
 def search_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[tuple[Least, Tensor | None]]:
-    """The same by sums of buckets."""
-    scaled, keys = rows.scaled, keys_of(rows.scores, own.bits)
+    """The same by sums of weights."""
+    scaled, keys = rows.scaled, own.keys.of(rows.scores)
     least, mass = everything(rows), rows.total
     log_min_p = own.min_p.log()[:, None].expand_as(rows.total)
     has_top_k, has_top_p = (own.top_k > 0)[:, None], (own.top_p < 1)[:, None]
@@ -211,13 +161,15 @@ def search_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[t
     if own.most > 0:
         kept = least.keeps(scaled, keys).double()
         count = torch.where(own.top_k > 0, own.top_k, UNLIMITED).double()[:, None].expand_as(rows.total)
-        found = yield from find_key(keys, kept, count, own.bits, told[0] if told else None)
+        found = yield from find_key(own.keys, Searched(keys, kept, None, None), count, told)
         least, is_summed, told = least._replace(key=torch.where(has_top_k, found.key, least.key)), False, []
     kept, cut = least.keeps(scaled, keys), torch.maximum(least.scaled, log_min_p) if cuts_last else least.scaled
     if not own.has_top_p:
         return least._replace(scaled=cut), mass if is_summed and not cuts_last else None
-    first = told[0] * rows.ratios[..., None] if told else None
-    parts: list[Steps[Any]] = [find_key(keys, torch.where(kept, scaled.exp(), 0.0), own.top_p, own.bits, first)]
+    masses = Searched(keys, torch.where(kept, scaled.exp(), 0.0), rows.temperature, rows.largest)
+    if told:
+        told = [told[0] * rows.ratios[..., None], *told[1:]]
+    parts: list[Steps[Any]] = [find_key(own.keys, masses, own.top_p, told)]
     if cuts_last:  # of two thresholds the one that keeps less
         parts.append(sum_steps(torch.where(least._replace(scaled=cut).keeps(scaled, keys), scaled.exp(), 0.0).sum(-1)))
     found, *others = yield from together(*parts)

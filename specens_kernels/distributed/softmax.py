@@ -13,7 +13,6 @@ from specens_kernels.distributed.filters import (
     FilteredRows,
     filter_steps,
     first_of_filter,
-    keys_of,
     relative_to,
     sum_steps,
 )
@@ -75,7 +74,7 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
         masses_here = relative_to(scores, largest_here, temperature).exp()
         here = Here(largest_here, scores.argmax(-1), masses_here.sum(-1), look_up(scores, source))
     told = [here.largest, (here.tokens + shard.start).double(), here.sums, source.status.double(), here.looked]
-    of_filter = [] if source.filter is None else first_of_filter(source.filter, scores, masses_here)
+    of_filter = [] if source.filter is None else first_of_filter(source.filter, scores, masses_here, temperature)
     told += [part.flatten(1) for part in of_filter]
     widths = [part.shape[1] for part in told]
     heard = yield torch.cat(told, 1)
@@ -96,9 +95,9 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
         filtered = FilteredRows(scores, scaled, temperature, largest, total, ratios)
         first = [part.view(len(heard), *own.shape) for part, own in zip(more, of_filter)]
         least, mass = yield from filter_steps(source.filter, filtered, first)
-        kept = least.keeps(scaled, keys_of(scores, source.filter.bits))
+        kept = least.keeps(scaled, source.filter.keys.of(scores))
         kept_looked = kept_looked & (looked_scaled >= by_rows(least.scaled, source))
-        kept_looked = kept_looked & (keys_of(looked, source.filter.bits) >= by_rows(least.key, source))
+        kept_looked = kept_looked & (source.filter.keys.of(looked) >= by_rows(least.key, source))
         if mass is None:
             mass = yield from sum_steps(torch.where(kept, scaled.exp(), 0.0).sum(-1))
         total = mass

@@ -11,7 +11,7 @@ from torch import Tensor
 from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
 from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_steps
-from specens_kernels.distributed.filters import KEY_BITS, OF_DTYPE, filter_of
+from specens_kernels.distributed.filters import filter_of
 from specens_kernels.distributed.local import best_by_kernel, has_kernel, split_at_block
 from specens_kernels.distributed.shard import Shard, usable
 from specens_kernels.distributed.slices import Slices
@@ -144,10 +144,10 @@ def mixed_steps(target: Target, members: Members) -> Steps[Tensor]:
     return torch.where(first < least, -math.inf, mixed_logits(members.logits, members.weights, 0.0))
 
 
-def key_bits(target: Target, logits: Tensor) -> int:
-    """How many leading bits tell the scores of a lone model's rows apart."""
+def exact_type(target: Target) -> torch.dtype | None:
+    """Of what type all scores of a target are, if its arguments say so."""
     lone = target.ensemble == EnsembleKind.SINGLE and not target.processing.active
-    return OF_DTYPE.get(logits.dtype, KEY_BITS) if lone else KEY_BITS
+    return target.member_logits[0].dtype if lone else None
 
 
 def target_steps(
@@ -170,7 +170,7 @@ def target_steps(
     own = members.sampling
     if target.ensemble != EnsembleKind.MIXTURE:
         scores = yield from mixed_steps(target, members)
-        kept = filter_of(shard, target.sampling, own.filters, key_bits(target, target.member_logits[0]))
+        kept = filter_of(shard, target.sampling, own.filters, exact_type(target))
         source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept, here)
         found = yield from softmax_steps(shard, source)
         status, masses = found.status, found.mass[..., None]
@@ -357,8 +357,9 @@ def draft_steps(
         given = draft.drafters != NO_DRAFTER
         known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
     own = parameters(draft.sampling, tokens)
-    width = KEY_BITS if draft.processed and target.processing.active else OF_DTYPE.get(members[0].dtype, KEY_BITS)
-    kept = filter_of(shard, draft.sampling, own.filters, width if draft.drafters is None else KEY_BITS)
+    types = {logits.dtype for logits in members}
+    exact = None if len(types) > 1 or (draft.processed and target.processing.active) else members[0].dtype
+    kept = filter_of(shard, draft.sampling, own.filters, exact)
     source = Source(scores, own.temperature, bits, looked.tokens, looked.rows, kept, here)
     found = yield from softmax_steps(shard, source)
     soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
