@@ -345,8 +345,11 @@ def test_the_command_plans_for_members_that_are_not_here():
     ("options", "message"),
     [
         ((), "MODELS: expected some, or --forward-ms and --acceptance in their place"),
+        (("--acceptance", ".9,.8"), "MODELS: expected some, or --forward-ms and --acceptance in their place"),
         (("--forward-ms", "20,x", "--acceptance", ".9,.8"), "--forward-ms: expected numbers between commas"),
+        (("--forward-ms", "20:1:2,5", "--acceptance", ".9,.8"), "--forward-ms: expected numbers between commas"),
         (("--forward-ms", "20,0", "--acceptance", ".9,.8"), "--forward-ms: expected times above 0"),
+        (("--forward-ms", "20:nan,5", "--acceptance", ".9,.8"), "--forward-ms: expected times above 0"),
         (
             ("--forward-ms", "20,5", "--acceptance", ".9"),
             "--acceptance: expected 2 numbers, one for each member; got 1",
@@ -355,6 +358,8 @@ def test_the_command_plans_for_members_that_are_not_here():
         ((*STATED, "--devices", "0,-1"), "--devices: expected numbers from 0 on"),
         ((*STATED, "--link", "100:20"), "--link: expected --devices beside it"),
         ((*STATED, "--devices", "0,1", "--link", "fast"), "--link: expected GBIT_A_SECOND:MICROSECONDS"),
+        ((*STATED, "--devices", "0,1", "--link", "nan:1"), "--link: expected GBIT_A_SECOND:MICROSECONDS"),
+        ((*STATED, "--devices", "0,1", "--row-bytes", "9"), "--row-bytes: expected --link beside it"),
         ((*STATED, "--devices", "0,1", "--link", "1:2"), "--link: expected --row-bytes beside it without MODELS"),
         ((*STATED, "--prompt", "w1"), "--prompt: expected MODELS beside it"),
     ],

@@ -298,7 +298,7 @@ def plan(
     """
     from specens.cli import commands
 
-    num_members = len(models) if models else len((forward_ms or "").split(","))
+    num_members = len(models) if models else len((forward_ms or acceptance or "").split(","))
     given = options.parse_given(num_members, forward_ms, acceptance, devices, link, row_bytes)
     if not models:
         check_planned_without_models(context, given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -199,7 +200,7 @@ def parse_grammar(json_schema: Path | None, regex: str | None, lark: Path | None
         raise ValueError(f"{named[0]}: {error}") from error
 
 
-def parse_numbers(text: str, kind: type, option: str) -> list[Any]:
+def parse_numbers(text: str, kind: Callable[[str], Any], option: str) -> list[Any]:
     """Numbers between commas. Raises ValueError naming the option."""
     try:
         return [kind(part) for part in text.split(",")]
@@ -329,20 +330,22 @@ def parse_given(
     """What `plan` takes in place of what it measures. Raises ValueError naming the option that is wrong."""
     from specens.analysis.planner import Given, GroupCost, Link
 
-    def of_each(text: str, kind: type, option: str) -> list[Any]:
+    def of_each(text: str, kind: Callable[[str], Any], option: str) -> list[Any]:
         numbers = parse_numbers(text, kind, option)
         if len(numbers) != num_members:
             raise ValueError(f"{option}: expected {num_members} numbers, one for each member; got {len(numbers)}")
         return numbers
 
+    def milliseconds(text: str) -> tuple[float, float]:
+        one, each = text.split(":") if ":" in text else (text, "0")
+        return float(one), float(each)
+
     given: dict[str, Any] = {"row_bytes": row_bytes}
     if forward_ms is not None:
-        pairs = [(*part.split(":"), "0")[:2] for part in forward_ms.split(",")]
-        first = of_each(",".join(pair[0] for pair in pairs), float, "--forward-ms")
-        more = of_each(",".join(pair[1] for pair in pairs), float, "--forward-ms")
-        if min(first) <= 0 or min(more) < 0:
+        pairs = of_each(forward_ms, milliseconds, "--forward-ms")
+        if not all(0 < one < math.inf and 0 <= each < math.inf for one, each in pairs):
             raise ValueError(f"--forward-ms: expected times above 0, got {forward_ms!r}")
-        costs = [(one / 1000, (one + each) / 1000) for one, each in zip(first, more)]
+        costs = [(one / 1000, (one + each) / 1000) for one, each in pairs]
         given["costs"] = [GroupCost({1: one, 2: two}, one) for one, two in costs]
     if acceptance is not None:
         given["acceptance"] = chances = of_each(acceptance, float, "--acceptance")
@@ -352,6 +355,8 @@ def parse_given(
         given["devices"] = numbers = tuple(of_each(devices, int, "--devices"))
         if min(numbers) < 0:
             raise ValueError(f"--devices: expected numbers from 0 on, got {devices!r}")
+    if row_bytes is not None and link is None:
+        raise ValueError("--row-bytes: expected --link beside it, which rows pass")
     if link is not None:
         if not any(given.get("devices", ())):
             raise ValueError("--link: expected --devices beside it, one of them not 0, where texts are verified")
@@ -359,7 +364,7 @@ def parse_given(
             gbit, microseconds = map(float, link.split(":"))
         except ValueError:
             gbit = microseconds = -1.0
-        if gbit <= 0 or microseconds < 0:
+        if not (gbit > 0 and 0 <= microseconds < math.inf):
             raise ValueError(f"--link: expected GBIT_A_SECOND:MICROSECONDS, such as 100:20; got {link!r}")
         given["link"] = Link(microseconds / 1e6, gbit * 1e9 / 8)
     return Given(**given)
