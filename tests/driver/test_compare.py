@@ -102,6 +102,7 @@ def test_the_schedules_that_are_named_are_compared(standard):
     for wrong, message in (
         ({"schedules": ["jacobi"]}, "schedules: "),
         ({"schedules": ["fixed"], "tree": (2,)}, "tree: "),
+        ({"schedules": ["alternate"], "fixed_draft_len": 2}, "fixed_draft_len: "),
     ):
         with pytest.raises(ValueError, match=message):
             with_other_schedules(standard, **wrong)

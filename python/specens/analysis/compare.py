@@ -136,11 +136,12 @@ def with_other_schedules(
 ) -> list[SpeculativeEnsemble]:
     """An ensemble under `standard`, and with its drafter and lengths under those that suit its number of members.
 
-    fixed_draft_len: of the drafter under `fixed`, where it should differ. tree: the trees of `tree`, which is left out
-    without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule. schedules: those beside
-    `standard`; None is `fixed`, `alternate` (not with a drafter that is no member), and `tree` where there is one.
-    Raises ValueError for a lone member without such a drafter, for schedules that there are not, and for trees where a
-    member's cache cannot hold them.
+    fixed_draft_len: of the drafter under `fixed` and `parallel`, where it should differ. tree: the trees of `tree`,
+    which is left out without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule.
+    schedules: those beside `standard`; None is `fixed`, `alternate` (not with a drafter that is no member), and `tree`
+    where there is one.
+    Raises ValueError for a lone member without such a drafter, for schedules that there are not, for a length or trees
+    of schedules that are not among them, and for trees where a member's cache cannot hold them.
     """
     plan, members = ensemble.plan, ensemble.models
     is_member = isinstance(plan.drafter, int)
@@ -154,6 +155,8 @@ def with_other_schedules(
         raise ValueError(f"schedules: expected some of {', '.join(known)}; got {unknown[0]!r}")
     if tree is not None and "tree" not in schedules:
         raise ValueError(f"tree: expected none without the schedule tree, got {tree}")
+    if fixed_draft_len is not None and not {"fixed", "parallel"} & set(schedules):
+        raise ValueError(f"fixed_draft_len: expected none without fixed and parallel, got {fixed_draft_len}")
     of_plan = {"fixed": fixed_lens, "alternate": plan.draft_lens, "parallel": fixed_lens}
     lens: dict[str, Any] = {name: of_plan.get(name) for name in schedules}
     if not is_member:  # it takes one length

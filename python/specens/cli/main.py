@@ -74,7 +74,7 @@ Traced = Annotated[
     Path,
     typer.Argument(help="A file that generate --trace wrote. Standard input: -"),
 ]
-FixedDraftLen = Annotated[int | None, typer.Option(min=1, help="Of the schedule fixed. Default: as --draft-lens.")]
+FixedDraftLen = Annotated[int | None, typer.Option(min=1, help="Of fixed and parallel. Default: as --draft-lens.")]
 
 
 def _show_version(wanted: bool) -> None:
