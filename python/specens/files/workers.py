@@ -75,16 +75,20 @@ class Workers:
         actors = ray.remote(Writer).options(**settings)
         self._new = lambda: actors.remote(make)
         self._workers = [Worker(self._new()) for _ in range(num_workers)]
+        self._is_writing = False
         for worker in self._workers:
             worker.actor.ask.remote(bool)  # all load at the same time
         self.close = weakref.finalize(self, _end, self._ray, self._workers)
 
     def ask(self, function: Callable[[SpeculativeEnsemble], Found]) -> Found:
         """What a function, which is sent there, says of the ensemble in one of the workers; or what it raises."""
-        try:
-            return self._ray.get(self._workers[0].actor.ask.remote(function))
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+        while True:
+            self._check_open()
+            worker = self._workers[0]
+            try:
+                return self._ray.get(worker.actor.ask.remote(function))
+            except self._ray.exceptions.RayError as error:
+                self._replace(worker, error)
 
     def generate_many(
         self,
@@ -103,7 +107,8 @@ class Workers:
         of logits, which `exact` excludes. Of each text one more prompt than a worker has room for waits in it.
         on_round: called with the rounds of a text when it is finished. on_error: called with a ValueError or a
         RuntimeError that says what was raised there.
-        Raises as there; RuntimeError where workers are lost again and again.
+        Raises as there; RuntimeError where workers are lost again and again, and while they write the texts of another
+        call, which are to be taken, or let go by `close`, first.
         """
         check_many(prompts, batch_size, samples, exact)
         check_callbacks(on_round=on_round, on_error=on_error)
@@ -124,6 +129,10 @@ class Workers:
         """As workers finish pieces, their texts, and more pieces to them."""
         work, runs = Work(pieces), dict[Any, Worker]()  # runs: by the streams of what workers finish
         call_of_each = call, on_round is not None
+        self._check_open()
+        if self._is_writing:
+            raise RuntimeError("generate_many: expected all texts of the call before to be taken, or it to be closed")
+        self._is_writing = True
         try:
             runs = {worker.write(*call_of_each): worker for worker in self._workers}
             while runs:
@@ -136,7 +145,8 @@ class Workers:
                     work.again(worker)
                     if isinstance(ended, self._ray.exceptions.RayError):
                         self._replace(worker, ended)
-                    if work.lost:  # for all that have nothing to do
+                        self._check_open()
+                    if work.remains:  # for all that have nothing to do
                         busy = {id(own) for own in runs.values()}
                         idle = [own for own in self._workers if id(own) not in busy]
                         runs |= {own.write(*call_of_each): own for own in idle}
@@ -157,11 +167,19 @@ class Workers:
                 elif on_error is not None:
                     on_error(piece.index, piece.sample, text)
         finally:
+            self._is_writing = False
             for worker in runs.values():  # not at their end: their texts are wanted no more
                 self._ray.kill(worker.actor)
                 worker.actor = self._new()
         if work.failure is not None:
             raise work.failure
+
+    def _check_open(self) -> None:
+        """Raise RuntimeError where there are no workers any more."""
+        if not self.close.alive:
+            raise RuntimeError("the workers are closed")
+        if not self._workers:
+            raise RuntimeError("all workers were lost again and again")
 
     def _replace(self, worker: Worker, error: Exception) -> None:
         """Start a lost worker again; one that finished nothing in all its lives is no more. Raises what it raised."""
@@ -172,10 +190,8 @@ class Workers:
         worker.losses += 1
         if worker.losses < LIVES:
             worker.actor = self._new()
-            return
-        self._workers.remove(worker)
-        if not self._workers:
-            raise RuntimeError("all workers were lost again and again") from error
+        else:
+            self._workers.remove(worker)
 
 
 class Work:
@@ -185,6 +201,12 @@ class Work:
         self._pieces, self._numbers = pieces, itertools.count()
         self.lost: deque[Wanted] = deque()
         self.failure: Exception | None = None
+        self._is_taken = False
+
+    @property
+    def remains(self) -> bool:
+        """Whether there is more to give."""
+        return bool(self.lost) or not (self._is_taken or self.failure)
 
     def give(self, worker: Worker, count: int) -> None:
         """Give a worker up to so many pieces, and word that nothing follows."""
@@ -215,10 +237,11 @@ class Work:
         if self.lost or self.failure is not None:
             return self.lost.popleft() if self.lost else None
         try:
-            return next(self._pieces, None)
+            piece = next(self._pieces, None)
         except Exception as error:  # noqa: BLE001
-            self.failure = error
-            return None
+            piece, self.failure = None, error
+        self._is_taken = piece is None
+        return piece
 
 
 def ask(ensemble: SpeculativeEnsemble | Workers, function: Callable[[SpeculativeEnsemble], Found]) -> Found:

@@ -138,8 +138,39 @@ def test_workers_that_are_lost_again_and_again_end_the_call():
     def deadly(ids, scores):  # noqa: ARG001
         os._exit(1)
 
+    workers = Workers(make, 1)
+    for settings in ({"logits_processors": [deadly]}, {}):
+        with pytest.raises(RuntimeError, match="all workers were lost again and again"):
+            list(workers.generate_many(PROMPTS, **JOB, **settings))
     with pytest.raises(RuntimeError, match="all workers were lost again and again"):
-        list(Workers(make, 1).generate_many(PROMPTS, logits_processors=[deadly], **JOB))
+        workers.ask(bool)
+
+
+def test_a_worker_that_is_killed_before_it_is_given_anything_loses_nothing(tmp_path, expected):
+    def make_at_the_second_time():
+        if not (tmp_path / "loaded").exists():
+            (tmp_path / "loaded").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make()
+
+    workers = Workers(make_at_the_second_time, 1)
+    assert texts_of(workers.generate_many(PROMPTS, **JOB)) == expected
+    os.kill(process_of(workers._workers[0]), signal.SIGKILL)
+    assert texts_of(workers.generate_many(PROMPTS[:2], **JOB)).items() <= expected.items()
+    os.kill(process_of(workers._workers[0]), signal.SIGKILL)
+    assert workers.ask(lambda ensemble: ensemble.schedule_name) == "fixed"
+    workers.close()
+    with pytest.raises(RuntimeError, match="the workers are closed"):
+        list(workers.generate_many(PROMPTS, **JOB))
+
+
+def test_workers_write_the_texts_of_one_call_at_a_time(workers, expected):
+    texts = workers.generate_many(PROMPTS, **JOB)
+    next(texts)
+    with pytest.raises(RuntimeError, match="expected all texts of the call before to be taken, or it to be closed"):
+        next(workers.generate_many(PROMPTS, **JOB))
+    assert len(list(texts)) == len(expected) - 1
+    assert texts_of(workers.generate_many(PROMPTS, **JOB)) == expected
 
 
 def test_gpus_are_shared_evenly_where_there_are_fewer_than_workers():
