@@ -9,6 +9,7 @@ import torch
 from driver.tiny_models import Bigram
 from specens import SpeculativeEnsemble
 from specens.drafters import DraftModel, Heads, LayerSkip, PromptLookup
+from specens.engines.protocol import Forward
 
 from specens_kernels import Sampling
 
@@ -83,13 +84,96 @@ def test_what_an_engine_cannot_do_is_refused():
         SpeculativeEnsemble([OWN.NetworkEngine(0)], drafter=LayerSkip(exit_layer=1))
 
 
-def test_mistakes_of_an_engine_are_named(monkeypatch):
-    engine = OWN.NetworkEngine(0)
-    monkeypatch.setattr(OWN.NetworkEngine, "vocab_size", None)
-    with pytest.raises(ValueError, match=r"members: expected an engine with an integer vocab_size, got <own_engine"):
-        SpeculativeEnsemble([engine], schedule="standard")
-    monkeypatch.undo()
-    monkeypatch.setattr(OWN.NetworkContext, "_read", lambda *_: torch.zeros(2, 50))
-    expected = r"read: expected \[1\] rows of logits \[rows, vocab\] from NetworkContext, got \[\[2, 50\]\]"
+CONTEXT, ENGINE = OWN.NetworkContext, OWN.NetworkEngine
+READ = CONTEXT._read
+MISTAKES = {  # who makes it, in which attribute, what stands in its place, and what is said of it
+    "no vocabulary": (
+        ENGINE,
+        "vocab_size",
+        None,
+        r"members: expected an engine with an integer vocab_size, got <own_e",
+    ),
+    "a length": (ENGINE, "max_length", "8", r"members: expected an engine with an integer max_length or None"),
+    "an end": (ENGINE, "end_tokens", [3], r"members: expected an engine with a set of ids as end_tokens"),
+    "no context": (ENGINE, "open", None, r"open: expected a Context from NetworkEngine, got None"),
+    "no text": (CONTEXT, "add", None, r"add: expected a Text from NetworkContext, got None"),
+    "nothing": (CONTEXT, "read", None, r"read: expected a list of tensors .* from NetworkContext, got NoneType"),
+    "numbers": (CONTEXT, "read", [[1.0]], r"read: expected a list of tensors .*, got list of \['list'\]"),
+    "too many texts": (
+        CONTEXT,
+        "read",
+        [torch.zeros(1, 50)] * 2,
+        r"expected \[1\] rows .*, got \[\[1, 50\], \[1, 50\]\]",
+    ),
+    "too many rows": (CONTEXT, "_read", torch.zeros(2, 50), r"read: expected \[1\] rows .*Context, got \[\[2, 50\]\]"),
+    "a vector": (
+        CONTEXT,
+        "_read",
+        torch.zeros(50),
+        r"read: expected \[1\] rows of logits \[rows, vocab\] .* \[\[50\]\]",
+    ),
+    "a batch": (CONTEXT, "_read", torch.zeros(1, 1, 50), r"read: expected \[1\] rows .* \[\[1, 1, 50\]\]"),
+    "an empty row": (CONTEXT, "_read", torch.zeros(1, 0), r"read: expected \[1\] rows .* \[\[1, 0\]\]"),
+    "integers": (CONTEXT, "_read", torch.zeros(1, 50).long(), r"logits in float32, bfloat16 or float16 .* torch.int64"),
+    "doubles": (
+        CONTEXT,
+        "_read",
+        torch.zeros(1, 50).double(),
+        r"logits in float32, bfloat16 or float16 .* torch.float64",
+    ),
+    "strides": (
+        CONTEXT,
+        "_read",
+        torch.zeros(1, 100)[:, ::2],
+        r"read: expected logits with a contiguous .* a stride of 2",
+    ),
+    "states": (CONTEXT, "hidden", [torch.zeros(50)], r"hidden: expected \[1\] rows of hidden states .* \[\[50\]\]"),
+    "forwards": (
+        CONTEXT,
+        "forwards",
+        lambda: [Forward([1, 2], [3], 0.0)],
+        r"num_tokens: expected one for each of 2 texts",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_of_an_engine_are_named(monkeypatch, mistake):
+    owner, name, given, expected = mistake
+    is_method = callable(getattr(owner, name))
+    monkeypatch.setattr(
+        owner, name, (lambda *_: given) if is_method else property(lambda _: given()) if callable(given) else given
+    )
     with pytest.raises(ValueError, match=expected):
-        SpeculativeEnsemble([engine], schedule="standard").generate(PROMPT)
+        SpeculativeEnsemble([ENGINE(0)], schedule="standard").generate(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda rows: rows.to("meta"), "torch.float32 on meta of 50 tokens"),
+        (lambda rows: rows.half(), "torch.float16 on cpu of 50 tokens"),
+        (lambda rows: rows[:, :49], "torch.float32 on cpu of 49 tokens"),
+    ],
+    ids=["device", "dtype", "vocabulary"],
+)
+def test_logits_are_of_one_kind_in_all_reads(monkeypatch, change, got):
+    reads = []
+
+    def read(context, own, text):
+        reads.append(own)
+        rows = READ(context, own, text)
+        return rows if len(reads) < 3 else change(rows)
+
+    monkeypatch.setattr(CONTEXT, "_read", read)
+    expected = f"read: expected logits of one kind, torch.float32 on cpu of 50 tokens, from NetworkContext, got {got}"
+    with pytest.raises(ValueError, match=expected):
+        SpeculativeEnsemble([ENGINE(0)], schedule="standard").generate(PROMPT, max_new_tokens=5)
+    assert len(reads) == 3
+
+
+def test_the_engine_of_a_draft_model_is_checked_too():
+    engine = ENGINE(0)
+    engine.vocab_size = 50.0
+    with pytest.raises(ValueError, match=r"model: expected an engine with an integer vocab_size, got .* with 50.0"):
+        DraftModel(engine)

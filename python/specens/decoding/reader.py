@@ -8,6 +8,7 @@ from threading import Lock
 from torch import Tensor
 
 from specens.decoding.statistics import Statistics
+from specens.engines.checks import add_text, open_context
 from specens.engines.protocol import Context, Engine, Needs, Text, check_tokens
 
 COUNTING = Lock()  # statistics are a request's, whose members may be read at the same time
@@ -33,7 +34,7 @@ class Reader:
     ) -> None:
         self.context = context
         self.indices = tuple(indices)
-        self.texts = list(texts) or [context.add(prompt) for prompt in prompts]
+        self.texts = list(texts) or [add_text(context, prompt) for prompt in prompts]
         self.num_read = self.num_nodes = 0
         self.hidden: Sequence[Tensor] = ()
         self._statistics = statistics
@@ -133,4 +134,4 @@ def open_reader(
     engine: Engine, prompts: Sequence[list[int]], indices: Sequence[int], statistics: Statistics, **needs: bool
 ) -> Reader:
     """A reader with a context of its own. needs: of `Needs`."""
-    return Reader(engine.open(Needs(len(prompts), **needs)), engine.vocab_size, prompts, indices, statistics)
+    return Reader(open_context(engine, Needs(len(prompts), **needs)), engine.vocab_size, prompts, indices, statistics)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specens.decoding.reader import Reader
+from specens.engines.checks import read_logits
 from specens.engines.protocol import Forward, Read
 
 
@@ -86,13 +87,8 @@ def _read(parts: list[_Part]) -> list[list[Tensor]]:
 def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor], Sequence[Tensor]]:
     """What the context gives, and the forwards of it booked."""
     context, texts, started = parts[0].reader.context, [read.text for read in reads], time.perf_counter()
-    logits = context.read(reads)
+    logits = read_logits(context, reads)
     seconds = time.perf_counter() - started
-    if [rows.shape[:-1] for rows in logits] != [(read.num_rows,) for read in reads]:
-        got, wanted = [list(rows.shape) for rows in logits], [read.num_rows for read in reads]
-        raise ValueError(
-            f"read: expected {wanted} rows of logits [rows, vocab] from {type(context).__name__}, got {got}"
-        )
     new = {id(text): count for part in parts for text, count in part.reader.num_new(part.length)}
     for forward in context.forwards or [Forward(texts, [new[id(text)] for text in texts], seconds)]:
         tokens = {id(text): count for text, count in zip(forward.texts, forward.num_tokens, strict=True)}

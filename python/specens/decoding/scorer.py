@@ -15,6 +15,7 @@ from specens.decoding.processors import process
 from specens.decoding.reader import Reader
 from specens.decoding.reads import read_together
 from specens.decoding.request import Request
+from specens.engines.checks import open_context
 from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
 
@@ -54,7 +55,7 @@ class Scorer:
         self._engine = engine
         self._needs = replace(needs, num_texts=len(indices)) if exact else needs
         self._exact = exact
-        self._context = None if exact or engine.is_part else engine.open(needs)
+        self._context = None if exact or engine.is_part else open_context(engine, needs)
 
     def admit(self, request: Request) -> None:
         """Make room for a request, after the members that the engine may be a part of."""
@@ -66,7 +67,7 @@ class Scorer:
             whole = next(reader for reader in request.readers.values() if member in reader.indices)
             context, *texts = whole.part(member)
         else:
-            context = self._engine.open(self._needs) if self._context is None else self._context
+            context = open_context(self._engine, self._needs) if self._context is None else self._context
         reader = Reader(context, self._engine.vocab_size, prompts, self.indices, request.statistics, texts)
         request.readers[self.index] = reader
 

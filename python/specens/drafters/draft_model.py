@@ -10,6 +10,7 @@ import torch
 from specens.decoding.request import OUTSIDE
 from specens.drafters.drafter import Drafter, check_index
 from specens.drafters.member import MemberDrafter
+from specens.engines.checks import check_engine
 from specens.engines.loading import load_engine
 from specens.engines.protocol import Engine, Needs
 from specens.engines.transformers.causal_lm import CausalLM
@@ -21,7 +22,10 @@ def as_engine(model: Any, dtype: str | torch.dtype | None, device: str | torch.d
     if is_spec(model):
         return load_engine(model, dtype, device)
     check_unused(dtype=dtype, device=device)
-    return model if isinstance(model, Engine) else CausalLM(model)
+    if isinstance(model, Engine):
+        check_engine(model, "model")
+        return model
+    return CausalLM(model)
 
 
 class DraftModel(MemberDrafter):

@@ -63,6 +63,11 @@ class Forward:
     num_tokens: Sequence[int]
     seconds: float
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where there is not a number for each text."""
+        if len(self.texts) != len(self.num_tokens):
+            raise ValueError(f"num_tokens: expected one for each of {len(self.texts)} texts, got {self.num_tokens}")
+
 
 class Text(ABC):
     """A prompt and what is generated after it, as far as a context holds it. Lengths count generated tokens."""
@@ -93,10 +98,12 @@ class Context(ABC):
 
     forwards: those of the last `read`, where it was not one forward of all that was new.
     hidden: of the last `read` the hidden states [rows, width] beside each text's logits, where the engine keeps them.
+    kind: dtype, device and vocabulary of the logits so far, as `engines.checks` notes it.
     """
 
     forwards: Sequence[Forward] = ()
     hidden: Sequence[Tensor] | None = None
+    kind: tuple[torch.dtype, torch.device, int] | None = None
 
     @abstractmethod
     def add(self, prompt: list[int]) -> Text:
@@ -106,8 +113,9 @@ class Context(ABC):
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
         """Logits [num_rows, vocab] of each text: row i is of what comes after the i-th of its last ones.
 
-        Of any floating dtype, on one device, the vocabulary contiguous. They are used for several rounds: what lies in
-        a buffer that is written again needs a copy. Raises ValueError where the model has no embedding for a token.
+        In float32, bfloat16 or float16, of one dtype, device and vocabulary in all reads, the vocabulary contiguous.
+        They are used for several rounds: what lies in a buffer that is written again needs a copy. Raises ValueError
+        where the model has no embedding for a token.
         """
 
     @abstractmethod

@@ -16,6 +16,7 @@ from specens.decoding.draft_lens import ByAcceptance, ByConfidence, DraftLen
 from specens.decoding.request import Ensemble, Task
 from specens.drafters import Drafter, PromptLookup, TreePlan
 from specens.drafters.tree_plan import as_tree_plan
+from specens.engines.checks import check_engine
 from specens.engines.loading import Loader
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
@@ -53,8 +54,8 @@ def check_members(members: Any) -> None:
             raise ValueError(
                 f"members: expected models of transformers, specs or engines, got {_shown(member)} as member {index}"
             )
-        if isinstance(member, Engine) and not isinstance(getattr(member, "vocab_size", None), int):
-            raise ValueError(f"members: expected an engine with an integer vocab_size, got {_shown(member)} without")
+        if isinstance(member, Engine):
+            check_engine(member, "members")
 
 
 def choose_schedule(

@@ -16,6 +16,7 @@ from specens import SpeculativeEnsemble
 from specens.cli.main import app
 from specens.drafters import DraftModel
 from specens.engines.llama_cpp import LlamaCpp
+from specens.engines.protocol import Needs, Read
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -211,3 +212,39 @@ def test_plan_predicts_speeds(tiny: tuple[Path, Path]):
     result = CliRunner().invoke(app, ["plan", *models, *job, "--json"])
     assert result.exit_code == 0, result.output
     assert "standard" in result.stdout
+
+
+def test_a_forward_that_fails_leaves_its_texts_to_be_read_anew(pair: list[LlamaCpp], monkeypatch: pytest.MonkeyPatch):
+    needs, nodes = Needs(2, trees=True), {"nodes": [7, 8, 9], "parents": [-1, -1, 0]}
+    context, plain = (pair[0].open(needs) for _ in range(2))
+    text, other = (own.add([1, 2, 3]) for own in (context, plain))
+    beside = context.add([4, 5])
+    free = len(context._cells._free)
+    context.read([Read(text, [], nodes=[7], parents=[-1]), Read(beside, [])])
+    decode = context._cells._functions.llama_decode
+    for result in (lambda *own: decode(*own) - 3, lambda *_: -1):  # after the cells were filled, and before
+        with monkeypatch.context() as patch:
+            patch.setattr(context._cells, "_functions", Patched(context._cells._functions, llama_decode=result))
+            with pytest.raises(RuntimeError, match=r"llama.cpp cannot read with .* \(-[13]\)"):
+                context.read([Read(text, [], 2, **nodes)])
+        assert len(context._cells._free) == free
+    with pytest.raises(ValueError, match=r"token 50000 was generated, but a member has embeddings only"):
+        context.read([Read(text, [], 2, **nodes), Read(beside, [50000])])
+    (found,), (expected,) = context.read([Read(text, [], 3, **nodes)]), plain.read([Read(other, [], 3, **nodes)])
+    torch.testing.assert_close(found, expected)
+    for own in (text, other):
+        own.keep_path([0, 2])
+    (found,), (expected,) = context.read([Read(text, [7, 9, 1])]), plain.read([Read(other, [7, 9, 1])])
+    torch.testing.assert_close(found, expected)
+    assert context.read([Read(beside, [6])])[0].isfinite().all()
+
+
+class Patched:
+    """The functions of llama.cpp, some of them replaced."""
+
+    def __init__(self, own: Any, **others: Any) -> None:
+        self._own = own
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)

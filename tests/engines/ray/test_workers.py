@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import ray
@@ -20,7 +19,7 @@ from specens.cli.main import app
 from specens.files.workers import Workers, share_of_gpus
 from typer.testing import CliRunner
 
-TESTS = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("cluster")
 PROMPTS = [[5, 3, 8], [1], [9, 2], Job([2, 2], seed=7, max_new_tokens=3), [4, 4, 1], [3], [8, 8], [6]]
 JOB = {"batch_size": 2, "samples": 2, "max_new_tokens": 12, "seed": 5}
 LINES = [{"prompt": f"w{index} w3", "id": index} for index in range(1, 9)] + [{"prompt": "w2", "temperature": 0}]
@@ -37,14 +36,6 @@ def no_good(ids, scores):
     if ids[0, 0] == 9 and ids.shape[1] > 5:
         raise ZeroDivisionError("a fault of the caller's")
     return scores
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])  # of the actors, too
-    ray.init(num_cpus=2, num_gpus=3, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

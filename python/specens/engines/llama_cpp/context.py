@@ -58,9 +58,13 @@ class LlamaContext:
 
     def give_back(self, sequences: Sequence[int]) -> None:
         """Empty sequences, whose numbers may be taken again."""
+        self.empty(sequences)
+        self._free += reversed(sequences)
+
+    def empty(self, sequences: Sequence[int]) -> None:
+        """Have sequences without tokens."""
         for sequence in sequences:
             self._functions.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._free += reversed(sequences)
 
     def cut(self, sequence: int, length: int) -> None:
         """Forget the tokens of a sequence after the first `length`."""

@@ -100,6 +100,12 @@ class GGUFText(Text):
         self._cells.give_back(sorted(set(self.paths)))
         self.num_cells, self.paths, self.depths = end, [], []
 
+    def forget(self) -> None:
+        """Hold nothing, as before the first read."""
+        self._cells.empty([self.sequence])
+        self._cells.give_back(sorted(set(self.paths)))
+        self.num_cells, self.paths, self.depths = 0, [], []
+
     def new_tokens(self, sequence: Sequence[int]) -> list[int]:
         """Those of the prompt and of all generated tokens that have no cells yet."""
         if not self.num_cells:
@@ -112,11 +118,12 @@ class GGUFText(Text):
         parents: of each new node, as an index among all nodes, -1 for the text. A new node that has no new child ends a
         path, which begins as the text does, or as the path to a node that was read before.
         """
-        first = len(self.paths)
+        first, inner = len(self.paths), set(parents)
+        leaves = [index for index in range(len(parents)) if first + index not in inner]
         through: list[set[int]] = [set() for _ in parents]
+        for leaf, path in zip(leaves, self._cells.take(len(leaves)), strict=True):
+            through[leaf].add(path)
         for index in reversed(range(len(parents))):
-            if not through[index]:
-                through[index].add(self._cells.take()[0])
             if parents[index] >= first:
                 through[parents[index] - first] |= through[index]
             else:
@@ -158,7 +165,20 @@ class GGUFContext(Context):
         self._cells.give_back([text.sequence])
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """One forward of all, up to 512 tokens; logits of a row are copied, as the next forward overwrites them."""
+        """One forward of all, up to 512 tokens; logits of a row are copied, as the next forward overwrites them.
+
+        Where it raises, nobody knows which cells were filled: these texts hold nothing after it, and are read anew.
+        """
+        try:
+            rows = self._read(reads).clone()
+        except BaseException:
+            for each in reads:
+                assert isinstance(each.text, GGUFText)
+                each.text.forget()
+            raise
+        return list(torch.split(rows, [each.num_rows for each in reads]))
+
+    def _read(self, reads: Sequence[Read]) -> Tensor:
         tokens: list[int] = []
         positions: list[int] = []
         owners: list[Sequence[int]] = []
@@ -177,5 +197,4 @@ class GGUFContext(Context):
             count = len(new) + len(nodes)
             wanted += [index >= count - each.num_rows for index in range(count)]
             text.num_cells = end
-        rows = self._cells.read(tokens, positions, owners, wanted).clone()
-        return list(torch.split(rows, [each.num_rows for each in reads]))
+        return self._cells.read(tokens, positions, owners, wanted)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from specens.engines.protocol import Context, Engine, Needs, Read, Text
+from specens.decoding.reader import Reader
+from specens.decoding.reads import read_together
+from specens.decoding.statistics import Statistics
+from specens.engines.protocol import Context, Engine, Needs
 
-Change = tuple[str, int, Any]  # a method of `Text`, the text's number, the argument; or "add" and "remove"
+Change = tuple[str, int, tuple[Any, ...]]  # a method of `Reader`, the text's number, arguments; or "add"
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,10 @@ class RemoteRead:
     """A `Read` of a text by its number."""
 
     text: int
-    sequence: tuple[int, ...]
+    sequence: list[int]
     num_rows: int
+    nodes: list[int]
+    parents: list[int]
 
 
 @dataclass(frozen=True)
@@ -34,13 +39,11 @@ class Answer:
 
 
 class Worker:
-    """The actor. life: of this process; an actor that Ray has started again has another, and holds nothing."""
+    """The actor. Trees are read as in one process: in one forward where the engine holds them, else path by path."""
 
     def __init__(self, load: Callable[[], Engine]) -> None:
         self._load = load
-        self.life = uuid.uuid4().hex
-        self._contexts: dict[int, tuple[Context, dict[int, Text]]] = {}
-        self._last: dict[int, tuple[int, Answer]] = {}  # of each context, the turn and its answer
+        self._contexts: dict[int, _Texts] = {}
 
     @cached_property
     def engine(self) -> Engine:
@@ -48,10 +51,13 @@ class Worker:
         return self._load()
 
     def facts(self) -> dict[str, Any]:
-        """What an engine says of itself, and which life this is."""
+        """What an engine says of itself."""
         own = self.engine
-        facts = {name: getattr(own, name) for name in ("vocab_size", "max_length", "end_tokens", "generation_config")}
-        return facts | {"life": self.life, "process": os.getpid()}
+        return {name: getattr(own, name) for name in ("vocab_size", "max_length", "end_tokens", "generation_config")}
+
+    def process(self) -> int:
+        """The number of this process."""
+        return os.getpid()
 
     def check(self, needs: Needs) -> None:
         """As the engine's."""
@@ -61,54 +67,58 @@ class Worker:
         """As the engine's."""
         self.engine.check_length(num_tokens)
 
-    def read(
-        self,
-        life: str,
-        context: int,
-        turn: int,
-        needs: Needs,
-        changes: Sequence[Change],
-        reads: Sequence[RemoteRead],
-    ) -> Answer | None:
-        """Change texts of a context in this order, then read. None, and nothing done, where this is another life.
+    def read(self, context: int, needs: Needs, changes: Sequence[Change], reads: Sequence[RemoteRead]) -> Answer:
+        """Change texts of a context in this order, then read."""
+        try:
+            if context not in self._contexts:
+                self._contexts[context] = _Texts(self.engine, self.engine.open(needs))
+            return self._contexts[context].read(changes, reads)
+        except BaseException:
+            self._contexts.pop(context, None)  # half changed; its owner tells all of it anew
+            raise
 
-        A turn that is asked for again, as its answer was lost, is not done again.
-        """
-        if life != self.life:
-            return None
-        done, answer = self._last.get(context, (-1, None))
-        if done != turn:
-            try:
-                if context not in self._contexts:
-                    self._contexts[context] = self.engine.open(needs), {}
-                self._change(*self._contexts[context], changes)
-                answer = self._read(*self._contexts[context], reads)
-            except BaseException:
-                self._contexts.pop(context, None)  # half changed; its owner tells all of it anew
-                raise
-            self._last[context] = turn, answer
-        return answer
-
-    def _change(self, own: Context, texts: dict[int, Text], changes: Sequence[Change]) -> None:
-        for name, number, argument in changes:
-            if name == "add":
-                texts[number] = own.add(argument)
-            elif name == "remove":
-                own.remove(texts.pop(number))
-            else:
-                getattr(texts[number], name)(argument)
-
-    def _read(self, own: Context, texts: dict[int, Text], reads: Sequence[RemoteRead]) -> Answer:
-        with self.engine.running():
-            logits = own.read([Read(texts[each.text], each.sequence, each.num_rows) for each in reads])
-        numbers = {id(text): number for number, text in texts.items()}
-        forwards = [
-            ([numbers[id(text)] for text in each.texts], list(each.num_tokens), each.seconds) for each in own.forwards
-        ]
-        return Answer([rows.detach().cpu() for rows in logits], forwards)
-
-    def close(self, life: str, context: int) -> None:
+    def close(self, context: int) -> None:
         """Forget a context."""
-        if life == self.life:
-            self._contexts.pop(context, None)
-            self._last.pop(context, None)
+        self._contexts.pop(context, None)
+
+
+class _Texts:
+    """The texts of a context by their numbers."""
+
+    def __init__(self, engine: Engine, own: Context) -> None:
+        self._engine, self._own = engine, own
+        self._readers: dict[int, _Text] = {}
+
+    @torch.inference_mode()
+    def read(self, changes: Sequence[Change], reads: Sequence[RemoteRead]) -> Answer:
+        for name, number, arguments in changes:
+            if name == "add":
+                self._readers[number] = _Text(self._own, self._engine.vocab_size, *arguments)
+            else:
+                getattr(self._readers[number], name)(*arguments)
+            if name == "close":
+                del self._readers[number]
+        forwards: list[tuple[Mapping[int, int], float]] = []
+        readers = [self._readers[each.text] for each in reads]
+        for reader in readers:
+            reader.forwards = forwards
+        tokens = [[*each.sequence, *each.nodes] for each in reads]
+        with self._engine.running():
+            logits = read_together(readers, tokens, [each.num_rows for each in reads], [each.parents for each in reads])
+        numbers = {id(reader.texts[0]): number for number, reader in self._readers.items()}
+        booked = [([numbers[text] for text in new], list(new.values()), seconds) for new, seconds in forwards]
+        return Answer([rows.cpu() for (rows,) in logits], booked)
+
+
+class _Text(Reader):
+    """A text there. forwards: of the read under way, the tokens of each of its texts by their identity, and seconds."""
+
+    def __init__(self, context: Context, vocab_size: int, prompt: list[int]) -> None:
+        super().__init__(context, vocab_size, [prompt], [0], Statistics.of(1))
+        self.forwards: list[tuple[Mapping[int, int], float]] = []
+
+    def count(self, tokens: Mapping[int, int], seconds: float) -> None:
+        """Note a forward once for all texts in it."""
+        super().count(tokens, seconds)
+        if not any(tokens is noted for noted, _ in self.forwards):
+            self.forwards.append((tokens, seconds))

@@ -1,0 +1,76 @@
+"""What an engine gives, which may be anybody's: checked, so that a mistake is named where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specens.engines.protocol import Context, Engine, Needs, Read, Text
+from specens_kernels.checks import LOGIT_DTYPES
+
+
+def check_engine(engine: Engine, argument: str) -> None:
+    """Raise ValueError naming the argument where what an engine says of itself is not as `Engine` says."""
+    who = f"{argument}: expected an engine with"
+    vocab_size, most, ends = (getattr(engine, name, None) for name in ("vocab_size", "max_length", "end_tokens"))
+    if not isinstance(vocab_size, int):
+        raise ValueError(f"{who} an integer vocab_size, got {engine!r} with {vocab_size!r}")
+    if not isinstance(most, int | None):
+        raise ValueError(f"{who} an integer max_length or None, got {engine!r} with {most!r}")
+    if not isinstance(ends, Set):
+        raise ValueError(f"{who} a set of ids as end_tokens, got {engine!r} with {ends!r}")
+
+
+def open_context(engine: Engine, needs: Needs) -> Context:
+    """A context of an engine's. Raises ValueError where it gives none."""
+    context = engine.open(needs)
+    if not isinstance(context, Context):
+        raise ValueError(f"open: expected a Context from {type(engine).__name__}, got {context!r}")
+    return context
+
+
+def add_text(context: Context, prompt: list[int]) -> Text:
+    """A new text of a context's. Raises ValueError where it gives none."""
+    text = context.add(prompt)
+    if not isinstance(text, Text):
+        raise ValueError(f"add: expected a Text from {type(context).__name__}, got {text!r}")
+    return text
+
+
+def read_logits(context: Context, reads: Sequence[Read]) -> list[Tensor]:
+    """What a context reads. Raises ValueError where it is not as `Context.read` and `Context.hidden` say."""
+    logits = context.read(reads)
+    wanted = [[read.num_rows] for read in reads]
+    _check_rows(context, "read", logits, wanted, "logits [rows, vocab]")
+    if context.hidden is not None:
+        _check_rows(context, "hidden", context.hidden, wanted, "hidden states [rows, width]")
+    for rows in logits:
+        kind = rows.dtype, rows.device, rows.shape[1]
+        context.kind = context.kind or kind
+        if rows.dtype not in LOGIT_DTYPES:
+            raise _wrong(context, "read", "logits in float32, bfloat16 or float16", rows.dtype)
+        if rows.stride(1) != 1:
+            raise _wrong(context, "read", "logits with a contiguous vocabulary", f"a stride of {rows.stride(1)}")
+        if kind != context.kind:
+            raise _wrong(context, "read", f"logits of one kind, {_kind(context.kind)},", _kind(kind))
+    return logits
+
+
+def _check_rows(context: Context, name: str, values: Any, wanted: list[list[int]], what: str) -> None:
+    if not isinstance(values, Sequence) or not all(isinstance(value, Tensor) for value in values):
+        kinds = f" of {[type(value).__name__ for value in values]}" if isinstance(values, Sequence) else ""
+        raise _wrong(context, name, f"a list of tensors of {what}, one for each text,", type(values).__name__ + kinds)
+    shapes = [list(rows.shape) for rows in values]
+    if [shape[:-1] for shape in shapes] != wanted or not all(map(all, shapes)):
+        raise _wrong(context, name, f"{[count for (count,) in wanted]} rows of {what}", shapes)
+
+
+def _wrong(context: Context, name: str, expected: str, got: object) -> ValueError:
+    return ValueError(f"{name}: expected {expected} from {type(context).__name__}, got {got}")
+
+
+def _kind(kind: tuple[torch.dtype, torch.device, int]) -> str:
+    return f"{kind[0]} on {kind[1]} of {kind[2]} tokens"
