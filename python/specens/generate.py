@@ -18,6 +18,7 @@ from specens.decoding.stream import Stream
 from specens.decoding.trace import Round, Tracer
 from specens.decoding.views import generation_html, generation_repr
 from specens.drafters import Drafter, TreePlan
+from specens.engines.loading import RayOptions
 from specens.engines.protocol import Engine, Needs, running
 from specens.presets import preset
 from specens.schedules import SCHEDULES
@@ -122,6 +123,9 @@ class SpeculativeEnsemble:
     dtype, device, revision: for members given as specs, refused where there is none. A torch.dtype or its name, "auto"
         for that of each checkpoint, None for bfloat16; None is the GPU where there is one; a branch, tag or commit of
         names of the hub.
+    ray_options: what Ray is to give the actors of specs with `ray:` before them (num_gpus, num_cpus, resources, ...),
+        each or all alike; None: a GPU of the cluster each, or an even part of one where they are fewer, unless device
+        is "cpu".
     Raises ValueError where an argument is wrong or the schedule has no use for it, where tokenizers differ, or where a
         member's cache cannot be rolled back as its schedule needs.
     """
@@ -140,6 +144,7 @@ class SpeculativeEnsemble:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         revision: str | None = None,
+        ray_options: RayOptions = None,
     ) -> None:
         check_members(members)
         schedule, drafter, tree = choose_schedule(len(members), schedule, drafter, tree, draft_lens)
@@ -150,7 +155,7 @@ class SpeculativeEnsemble:
         self.ensemble = complete_ensemble(ensemble, plan.num_members)
         self.plan = with_weight_of_drafter(plan, self.ensemble)
         check_rule(self.plan, schedule)
-        self.models, self.tokenizer = load_members(members, tokenizer, dtype, device, revision)
+        self.models, self.tokenizer = load_members(members, tokenizer, dtype, device, revision, ray_options)
         if not isinstance(plan.drafter, int):
             bound = plan.drafter.bind(self.models, self.tokenizer)
             self.plan, self.models = replace(self.plan, drafter=bound), bound.members(self.models)

@@ -1,11 +1,12 @@
 """Which engine runs a spec, and what is said where llama.cpp is missing; tests/engines/llama_cpp has it."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 from driver.tiny_models import tiny_llama
 from specens import SpeculativeEnsemble
-from specens.cli.options import Placement
+from specens.cli.options import Placement, parse_ray_options, specs_of
 from specens.engines.loading import Loader, engine_of, split_adapter
 
 
@@ -42,6 +43,28 @@ def test_the_address_of_a_cluster_needs_a_model_there():
         Placement(None, None, None, "head:6379").check(models)
     with pytest.raises(ValueError, match="--ray-address: expected a model with ray: before it, got a, b"):
         Placement(None, None, None, "head:6379").check(["a", "b"])
+
+
+def test_the_options_of_actors_are_json_and_need_a_model_there():
+    assert parse_ray_options(None) is None
+    one = parse_ray_options('{"num_gpus": 1}')
+    each = parse_ray_options('[{"num_gpus": 1}, {"resources": {"a100": 1}}]')
+    assert (one, each) == ({"num_gpus": 1}, [{"num_gpus": 1}, {"resources": {"a100": 1}}])
+    for text in ("1", "num_gpus", "[]", "[1]", "{}"):
+        with pytest.raises(ValueError, match="--ray-options: expected a JSON object such as"):
+            parse_ray_options(text)
+    assert specs_of(["ray:a", "b"], "1,model:ray:c,lookup,model:d") == ["ray:a", "b", "ray:c", "d"]
+    assert specs_of(["a"], None) == specs_of(["a"], "lookup:3") == ["a"]
+    placement = Placement(None, "cpu", None, None, one)
+    placement.check(["a", "ray:b"])
+    assert placement.apply(["a", "ray:b"]) == {"dtype": None, "device": "cpu", "ray_options": one}
+    assert placement.apply(["a"]) == {"dtype": None, "device": "cpu"}
+    assert placement.share_of_gpus(2) == {}
+    with pytest.raises(ValueError, match="--ray-options: expected a model with ray: before it, got a"):
+        placement.check(["a"])
+    replace(placement, workers=2).check(["a"])  # of the workers
+    with pytest.raises(ValueError, match="--ray-options: expected one object for all workers, got"):
+        replace(placement, ray_options=each, workers=2).check(["a"])
 
 
 @pytest.mark.parametrize("installed", [True, False])

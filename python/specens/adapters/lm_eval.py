@@ -81,7 +81,7 @@ class SpeculativeLM(TemplateLM):
                 tree=parse_tree(_numbers(tree), None),
                 schedule=schedule,
                 rule=rule,
-                **placement.apply(),
+                **placement.apply(specs),
             )
         if ensemble.tokenizer is None:
             raise ValueError("members: expected a tokenizer, got models without one")

@@ -53,6 +53,7 @@ def chat(
     device: options.Device = None,
     threads: options.Threads = None,
     ray_address: options.RayAddress = None,
+    ray_options: options.RayOptions = None,
     stream: options.Stream = True,
     json: Json = False,
 ) -> None:
@@ -71,7 +72,7 @@ def chat(
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes, schedule)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
-    placement = options.Placement(dtype, device, threads, ray_address)
+    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
     ensemble = load(context, models, placement, ensemble=mixture, draft_lens=draft_lens, **how)
     if getattr(ensemble.tokenizer, "chat_template", None) is None:
         raise ValueError(f"MODELS: expected a tokenizer with a chat template, got none in {models[0]}")

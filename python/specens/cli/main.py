@@ -37,6 +37,7 @@ WITHOUT_EFFECT_ON_TEXTS = {
     "device",
     "threads",
     "ray_address",
+    "ray_options",
     "workers",
     "stream",
     "json",
@@ -135,6 +136,7 @@ def generate(
     device: options.Device = None,
     threads: options.Threads = None,
     ray_address: options.RayAddress = None,
+    ray_options: options.RayOptions = None,
     stream: options.Stream = True,
     json: options.Json = False,
 ) -> None:
@@ -162,7 +164,7 @@ def generate(
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes, schedule)
     texts_of = _settings_of_texts(context, models) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
-    placement = options.Placement(dtype, device, threads, ray_address, workers)
+    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options), workers)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
     how |= {"ensemble": mixture, "draft_lens": draft_lens}
     if files.are_many:
@@ -220,6 +222,7 @@ def compare(
     device: options.Device = None,
     threads: options.Threads = None,
     ray_address: options.RayAddress = None,
+    ray_options: options.RayOptions = None,
     repeats: Repeats = 3,
     json: options.Json = False,
 ) -> None:
@@ -236,7 +239,7 @@ def compare(
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    placement = options.Placement(dtype, device, threads, ray_address)
+    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
     trees = options.parse_tree(tree, tree_nodes)
     how: dict[str, Any] = {"ensemble": mixture, "draft_lens": draft_lens, "drafter": drafter, "preset": preset}
     rules = (rule or "token").split(",")
@@ -286,6 +289,7 @@ def plan(
     device: options.Device = None,
     threads: options.Threads = None,
     ray_address: options.RayAddress = None,
+    ray_options: options.RayOptions = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each forward; medians are taken.")] = 5,
     plot: Annotated[Path | None, typer.Option(help=PLOT_HELP)] = None,
     json: options.Json = False,
@@ -309,7 +313,7 @@ def plan(
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    placement = options.Placement(dtype, device, threads, ray_address)
+    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
     lookup = options.parse_planned(drafter, len(models))
     if plot is not None:
         commands.check_picture(plot)

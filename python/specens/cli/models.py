@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +34,22 @@ def load_in_workers(
     context: typer.Context, models: list[str], placement: options.Placement, num_workers: int, **settings: Any
 ) -> Workers:
     """Workers that each have the ensemble; --save-config is written when one has loaded it. settings: as of `build`."""
-    from specens.engines.loading import engine_of
-    from specens.files.workers import Workers, share_of_gpus
+    from specens.engines.ray import actors_with
+    from specens.files.workers import Workers
 
     with progress(errors, f"loading {', '.join(models)} in {num_workers} workers", first=SILENT_SECONDS):
         placement.join()
-        needs_gpu = placement.device != "cpu" and any(engine_of(model)[0] != "ray" for model in models)
-        own = {"num_gpus": share_of_gpus(num_workers)} if needs_gpu else {}
+        specs = options.specs_of(models, settings.get("drafter"))
+        placement.check(specs)
+        num_actors = options.num_in_actors(specs)  # beside each worker
+        runs_models = num_actors < len(specs)
+        share = placement.share_of_gpus(num_workers * (num_actors + runs_models))
+        own: Any = share if runs_models else {}
+        if placement.ray_options is None:
+            placement = replace(placement, ray_options=share if num_actors else None)
+        elif not num_actors:
+            own = placement.ray_options
+            actors_with(own, "--ray-options")
         workers = Workers(partial(build, models, placement, **settings), num_workers, options=own)
         workers.ask(bool)
         save_config(context)
@@ -62,7 +72,10 @@ def build(
     """
     from specens import SpeculativeEnsemble
 
-    placement.check([*models, *([] if drafter is None else [drafter.removeprefix("model:")])])
+    specs = options.specs_of(models, drafter)
+    placement.check(specs)
+    if placement.ray_options is None and (num_actors := options.num_in_actors(specs)):
+        placement = replace(placement, ray_options=placement.share_of_gpus(num_actors))
     settings["draft_lens"] = None if draft_lens is None else options.parse_draft_lens(draft_lens)
     settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, placement)
     given = {name: value for name, value in settings.items() if value is not None}
@@ -71,7 +84,7 @@ def build(
         check_beside_preset(preset, len(models), given)
         make = partial(SpeculativeEnsemble.from_preset, preset)
     checked()
-    return make(models, **given, **placement.apply())
+    return make(models, **given, **placement.apply(models))
 
 
 def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -> None:

@@ -135,6 +135,14 @@ RayAddress = Annotated[
         "own."
     ),
 ]
+RayOptions = Annotated[
+    str | None,
+    typer.Option(
+        help="What Ray is to give the actor of each ray: model, as JSON: '{\"num_gpus\": 1}', or a list with one for "
+        "each; where there are none, of each worker. Default: a GPU of the cluster each, or an even part of one where "
+        "they are fewer, unless --device cpu."
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -276,7 +284,7 @@ def parse_drafter(text: str, placement: Placement) -> int | Drafters:
     kind, _, setting = text.partition(":")
     numbers = [int(part) for part in setting.split(",")] if setting.replace(",", "").isdigit() else []
     if kind == "model" and setting:
-        return drafters.DraftModel(setting, **placement.apply())
+        return drafters.DraftModel(setting, **placement.apply([setting]))
     if kind == "lookup" and (not setting or len(numbers) == 1):
         return drafters.PromptLookup(max_match=numbers[0]) if numbers else drafters.PromptLookup()
     if kind == "lookahead" and (not setting or len(numbers) == 1):
@@ -431,6 +439,20 @@ def _parse_shape(text: str) -> TokenTree:
         raise ValueError(f"--tree: expected the parents or paths of a TokenTree in {text}: {error}") from None
 
 
+def parse_ray_options(text: str | None) -> dict[str, Any] | list[dict[str, Any]] | None:
+    """Ray's options of all actors or of each. Raises ValueError where the text is neither."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not value or not all(isinstance(own, dict) for own in (value if isinstance(value, list) else [value])):
+        expected = """a JSON object such as '{"num_gpus": 1}', or a list with one for each ray: model"""
+        raise ValueError(f"--ray-options: expected {expected}; got {text!r}")
+    return value
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where and how models compute, as the options say."""
@@ -439,23 +461,34 @@ class Placement:
     device: str | None
     threads: int | None
     ray_address: str | None = None
+    ray_options: dict[str, Any] | list[dict[str, Any]] | None = None
     workers: int | None = None
 
     def check(self, models: Sequence[str]) -> None:
         """Raise ValueError where an option is for other models."""
-        from specens.engines.loading import engine_of
-
-        uses_ray = self.workers is not None or any(engine_of(model)[0] == "ray" for model in models)
-        if self.ray_address is not None and not uses_ray:
-            raise ValueError(f"--ray-address: expected a model with ray: before it, got {', '.join(models)}")
+        uses_ray = self.workers is not None or num_in_actors(models) > 0
+        for option, given in (("--ray-address", self.ray_address), ("--ray-options", self.ray_options)):
+            if given is not None and not uses_ray:
+                raise ValueError(f"{option}: expected a model with ray: before it, got {', '.join(models)}")
+        if isinstance(self.ray_options, list) and not num_in_actors(models):
+            raise ValueError(f"--ray-options: expected one object for all workers, got {self.ray_options}")
 
     def join(self) -> None:
         """Have `engines.ray` join the cluster that is named."""
         if self.ray_address is not None:
             os.environ["RAY_ADDRESS"] = self.ray_address
 
-    def apply(self) -> dict[str, Any]:
-        """Set the threads of torch; `dtype` and `device` as arguments. Raises ValueError where the dtype is unknown."""
+    def share_of_gpus(self, num_actors: int) -> dict[str, Any]:
+        """What Ray is to give each of so many actors, where nobody says: an even part of the cluster's GPUs."""
+        if self.device == "cpu":
+            return {}
+        from specens.engines.ray import share_of_gpus
+
+        self.join()
+        return {"num_gpus": share_of_gpus(num_actors)}
+
+    def apply(self, models: Sequence[str]) -> dict[str, Any]:
+        """Set the threads of torch; what these models are loaded with. Raises ValueError where the dtype is unknown."""
         import torch
 
         from specens.engines.transformers.load import as_dtype
@@ -464,7 +497,20 @@ class Placement:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self.join()
-        return {"dtype": dtype, "device": self.device}
+        own = {"ray_options": self.ray_options} if num_in_actors(models) else {}
+        return {"dtype": dtype, "device": self.device, **own}
+
+
+def specs_of(models: Sequence[str], drafter: str | None) -> list[str]:
+    """The models, and those that draft."""
+    return [*models, *re.findall(r"(?:^|,)model:([^,]+)", drafter or "")]
+
+
+def num_in_actors(models: Sequence[str]) -> int:
+    """How many models have a Ray actor each."""
+    from specens.engines.loading import engine_of
+
+    return sum(engine_of(model)[0] == "ray" for model in models)
 
 
 def read_prompt(prompts: Sequence[str] | None) -> str | MemberPrompts:

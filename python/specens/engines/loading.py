@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from specens.engines.protocol import Engine
 
+RayOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 ENGINES = {  # by the names that may stand before a spec; each module has a ModelLoader
     "transformers": "specens.engines.transformers.loader",
     "llama_cpp": "specens.engines.llama_cpp.loader",
@@ -46,7 +48,7 @@ class Loader:
     """Loads members, and each file once: equal specs are one engine.
 
     dtype: of models that transformers runs, None is bfloat16. device: None is the GPU where there is one. revision: of
-        names of the hub.
+        names of the hub. ray_options: of each actor, in the order in which they are loaded, of `options_of_actors`.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Loader:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         revision: str | None = None,
+        ray_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self._given = {"dtype": dtype, "device": device, "revision": revision}
+        self._ray_options = ray_options
         self._loaders: dict[str, Any] = {}
 
     def tokenizer(self, spec: str | os.PathLike[str]) -> Any:
@@ -78,15 +82,35 @@ class Loader:
 
     def _loader(self, name: str) -> Any:
         if name not in self._loaders:
-            self._loaders[name] = importlib.import_module(ENGINES[name]).ModelLoader(**self._given)
+            own = {"ray_options": self._ray_options} if name == "ray" else {}
+            self._loaders[name] = importlib.import_module(ENGINES[name]).ModelLoader(**self._given, **own)
         return self._loaders[name]
 
 
 def load_engine(
-    spec: str | os.PathLike[str], dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+    spec: str | os.PathLike[str],
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    ray_options: RayOptions = None,
 ) -> Engine:
-    """One model with its tokenizer. The arguments are those of `Loader`, and so is what it raises."""
-    loader = Loader(dtype, device)
+    """One model with its tokenizer. The arguments are those of `Loader` and `options_of_actors`, and what it raises."""
+    loader = Loader(dtype, device, ray_options=options_of_actors([spec], ray_options, device))
     engine = loader.engine(spec)
     loader.check()
     return engine
+
+
+def options_of_actors(
+    specs: Sequence[Any], given: RayOptions, device: str | torch.device | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """Ray's options of the actor of each spec with `ray:` before it, None where there is none.
+
+    given: of each, or of all alike. None: a GPU of the cluster for each, or an even part of one where they are fewer;
+    none for device "cpu". Raises ValueError where they are not for so many, or no options of Ray's.
+    """
+    count = sum(engine_of(spec)[0] == "ray" for spec in specs)
+    if count:
+        return importlib.import_module(ENGINES["ray"]).options_of(count, given, device)
+    if given is not None:
+        raise ValueError(f"ray_options: expected none without a spec with ray: before it, got {given!r}")
+    return None

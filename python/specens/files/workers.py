@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -247,12 +246,6 @@ class Work:
 def ask(ensemble: SpeculativeEnsemble | Workers, function: Callable[[SpeculativeEnsemble], Found]) -> Found:
     """What a function says of an ensemble, which may be in Workers."""
     return ensemble.ask(function) if isinstance(ensemble, Workers) else function(ensemble)
-
-
-def share_of_gpus(num_workers: int) -> float:
-    """What each worker may have of the cluster's GPUs: one, or an even part where they are fewer."""
-    num_gpus = int(start_ray("num_workers").cluster_resources().get("GPU", 0))
-    return 1 / math.ceil(num_workers / num_gpus) if num_gpus else 0
 
 
 def _pieces(prompts: Iterable[Any], samples: int, seed: int) -> Iterator[Wanted]:

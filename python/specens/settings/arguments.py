@@ -17,7 +17,7 @@ from specens.decoding.request import Ensemble, Task
 from specens.drafters import Drafter, PromptLookup, TreePlan
 from specens.drafters.tree_plan import as_tree_plan
 from specens.engines.checks import check_engine
-from specens.engines.loading import Loader
+from specens.engines.loading import Loader, RayOptions, options_of_actors
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec
@@ -192,6 +192,7 @@ def load_members(
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     revision: str | None,
+    ray_options: RayOptions,
 ) -> tuple[list[Engine], Any | None]:
     """Load the members that are given as specs, and the tokenizer; a spec that comes twice is loaded once.
 
@@ -199,8 +200,9 @@ def load_members(
     """
     has_specs = any(map(is_spec, members))
     if not has_specs:
-        check_unused(dtype=dtype, device=device, revision=revision)
-    loader = Loader(dtype, device, revision)
+        check_unused(dtype=dtype, device=device, revision=revision, ray_options=ray_options)
+    options = options_of_actors([member for member in members if is_spec(member)], ray_options, device)
+    loader = Loader(dtype, device, revision, options)
     tokenizer = _as_tokenizer(tokenizer, loader)
     models: list[Engine] = []
     for index, member in enumerate(members):

@@ -7,10 +7,12 @@ import signal
 from functools import partial
 
 import pytest
+import ray
 import torch
 from driver.strict_engine import StrictEngine, by_prompt
-from driver.tiny_models import relative_of, tiny_llama
+from driver.tiny_models import relative_of, save_pair, tiny_llama
 from specens import SpeculativeEnsemble, TreePlan
+from specens.engines.loading import options_of_actors
 from specens.engines.protocol import Needs, Read
 from specens.engines.ray import RayEngine
 from specens.engines.transformers.causal_lm import CausalLM
@@ -161,6 +163,54 @@ def test_the_room_of_an_engine_there_is_asked_about(actors):
     actors[0].check_length(400)
     with pytest.raises(ValueError, match="cache: expected at most 400 tokens, got 401"):
         actors[0].check_length(401)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"), [({"num_cpus": 64}, "num_cpus 64"), ({"resources": {"desk": 3}}, "desk")]
+)
+def test_an_actor_without_a_place_says_so_in_time(cluster, options, shown):  # noqa: ARG001
+    expected = (
+        rf"members: expected a place for an actor with .*{shown}.* within 0.5 s, got none; free are .* of .*desk 2"
+    )
+    with pytest.raises(ValueError, match=expected):
+        RayEngine(refuse, options=options, placement_timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"gpus": 1}, r"options: expected options of a Ray actor, .*; got {'gpus': 1}: Invalid option keyword gpus"),
+        ({"num_gpus": -1}, r"options: expected options of a Ray actor, .*; got {'num_gpus': -1}"),
+        ([1], r"options: expected options of a Ray actor, .*, by their names; got \[1\]"),
+        ({"max_restarts": 2}, r"options: expected options of a Ray actor, .*, and no max_restarts"),
+    ],
+)
+def test_options_that_are_none_of_rays_are_refused(cluster, options, expected):  # noqa: ARG001
+    with pytest.raises(ValueError, match=expected):
+        RayEngine(refuse, options=options)
+    with pytest.raises(ValueError, match="placement_timeout: expected seconds > 0, got 0"):
+        RayEngine(refuse, placement_timeout=0)
+
+
+def test_members_by_specs_have_what_ray_is_told_to_give_them(cluster, tmp_path):  # noqa: ARG001
+    specs = [f"ray:{path}" for path in save_pair(tmp_path)]
+    own = {"schedule": "standard", "dtype": "fp32"}
+    with pytest.raises(ValueError, match="ray_options: expected one for each of 2 specs with ray: before them"):
+        SpeculativeEnsemble(specs, ray_options=[{}], **own)
+    with pytest.raises(ValueError, match=r"ray_options: expected options of a Ray actor, .* got {'desk': 1}"):
+        SpeculativeEnsemble(specs, ray_options={"desk": 1}, **own)
+    with pytest.raises(ValueError, match="ray_options: expected none without a spec with ray: before it"):
+        SpeculativeEnsemble([specs[0].removeprefix("ray:")], ray_options={"num_gpus": 1}, **own)
+    assert options_of_actors(specs, None, None) == [{"num_gpus": 1}] * 2
+    assert options_of_actors(specs * 2, None, "cuda") == [{"num_gpus": 1 / 2}] * 4
+    assert options_of_actors(specs, None, "cpu") == [{}, {}]
+    assert options_of_actors(specs[0].split(":")[1:], None, None) is None
+    options = [{"resources": {"desk": 1}}, {"num_gpus": 2, "resources": {"desk": 0.5}}]
+    before = ray.available_resources()
+    ensemble = SpeculativeEnsemble(specs, ray_options=options, **own)
+    after = ray.available_resources()
+    assert [before[name] - after[name] for name in ("desk", "GPU")] == [1.5, 2]
+    assert len(ensemble.generate("w1 w2", max_new_tokens=3, temperature=0).tokens) == 3
 
 
 def refuse():

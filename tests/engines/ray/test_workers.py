@@ -16,7 +16,8 @@ import torch
 from driver.tiny_models import relative_of, save_pair, tiny_llama
 from specens import Job, SpeculativeEnsemble
 from specens.cli.main import app
-from specens.files.workers import Workers, share_of_gpus
+from specens.engines.ray import share_of_gpus
+from specens.files.workers import Workers
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -275,6 +276,12 @@ def actors_with(options: Mapping[str, Any], argument: str = "options") -> Any:
         return ray.remote(Worker).options(**options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{expected}; got {dict(options)}: {error}") from None
+
+
+def share_of_gpus(num_actors: int, argument: str = "members") -> float:
+    """What each of so many actors may have of the cluster's GPUs: one, or an even part where they are fewer."""
+    num_gpus = int(start_ray(argument).cluster_resources().get("GPU", 0))
+    return 1 / math.ceil(num_actors / num_gpus) if num_gpus else 0
 
 
 def _shown(amounts: Mapping[str, Any]) -> str:

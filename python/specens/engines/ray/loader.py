@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from specens.engines.loading import Loader
-from specens.engines.ray.engine import RayEngine
+from specens.engines.ray.engine import RayEngine, actors_with, share_of_gpus
 
 
 class ModelLoader:
@@ -16,8 +17,13 @@ class ModelLoader:
     unused: tuple[str, ...] = ()
 
     def __init__(
-        self, dtype: str | torch.dtype | None, device: str | torch.device | None, revision: str | None
+        self,
+        dtype: str | torch.dtype | None,
+        device: str | torch.device | None,
+        revision: str | None,
+        ray_options: Sequence[Mapping[str, Any]] | None,
     ) -> None:
+        self._options = iter(ray_options or ())
         self._here = Loader(dtype, device, revision)
         self._given: dict[str, Any] = {
             "dtype": dtype,
@@ -29,4 +35,19 @@ class ModelLoader:
         return self._here.tokenizer(spec)
 
     def engine(self, spec: str) -> RayEngine:
-        return RayEngine(spec, **self._given)
+        return RayEngine(spec, options=next(self._options), **self._given)
+
+
+def options_of(
+    count: int, given: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, device: str | torch.device | None
+) -> list[Mapping[str, Any]]:
+    """Ray's options of each of so many actors, see `specens.engines.loading.options_of_actors`."""
+    if given is None:
+        share = 0 if device is not None and torch.device(device).type == "cpu" else share_of_gpus(count)
+        return [{"num_gpus": share} if share else {}] * count
+    options: list[Any] = list(given) if isinstance(given, list | tuple) else [given] * count
+    if len(options) != count:
+        raise ValueError(f"ray_options: expected one for each of {count} specs with ray: before them, got {given!r}")
+    for own in options:
+        actors_with(own, "ray_options")
+    return options
