@@ -182,8 +182,12 @@ class Workers:
 
     def _replace(self, worker: Worker, error: Exception) -> None:
         """Start a lost worker again; one that finished nothing in all its lives is no more. Raises what it raised."""
-        if isinstance(error, self._ray.exceptions.RayTaskError):
+        known = self._ray.exceptions
+        if isinstance(error, known.RayTaskError):
             raise error.cause from error
+        losses = known.RayActorError, known.ObjectLostError, known.NodeDiedError, known.OutOfMemoryError
+        if not isinstance(error, losses):
+            raise RuntimeError(str(error)) from error  # such as one of a class that cannot be made again here
         logger.warning("a worker was lost (%s); its texts begin again", type(error).__name__)
         self._ray.kill(worker.actor)
         worker.losses += 1

@@ -125,6 +125,16 @@ def test_what_is_wrong_is_raised_as_in_one_process(workers):
     with pytest.raises(ValueError, match="members: expected a list"):
         Workers(lambda: SpeculativeEnsemble([]), 1).ask(bool)
 
+    class HubError(Exception):
+        def __init__(self, message, *, response):  # noqa: ARG002
+            super().__init__(message)
+
+    def fail(_):
+        raise HubError("no such model", response=404)  # pickle does not know the response
+
+    with pytest.raises(RuntimeError, match="no such model"):
+        workers.ask(fail)
+
 
 def test_workers_that_are_lost_again_and_again_end_the_call():
     def deadly(ids, scores):  # noqa: ARG001
