@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import triton.language as tl
 from triton.runtime import interpreter
 
+STAYS = SimpleNamespace(restore=lambda: None)
+
 
 def patch_the_interpreter() -> None:
     """All of the below."""
-    patch_the_language_once_a_launch()
+    patch_the_language_once()
     pass_on_the_semantic()
     remember_what_follows_from_a_type()
     # Each sum of integers is done again in 64 bits for an assertion that only a debugging builder would make.
@@ -23,28 +26,24 @@ def patch_the_interpreter() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
-def patch_the_language_once_a_launch() -> None:
-    """The interpreter patches triton.language anew in every call of a device function, for more than half of its time.
+def patch_the_language_once() -> None:
+    """The interpreter patches triton.language anew in every call of a device function, for most of its time.
 
-    What a launch has patched holds until it ends, so once is enough for all functions of a module.
+    Nothing else uses the language in a process that interprets, so what the first launch has patched stays.
     """
     patch = interpreter._patch_lang
-    patched: set[int] = set()  # the modules of this launch, by their globals
+    modules: set[int] = set()  # whose language is patched, by their globals
+    languages: set[int] = set()
 
     def patch_once(function: Any) -> Any:
         module = id(function.__globals__)
-        if module in patched:
-            return None
-        patched.add(module)
-        scope = patch(function)
-        restore = scope.restore
-
-        def restore_and_forget() -> None:  # of the launch's own scope, at its end: nobody restores the others
-            patched.clear()
-            restore()
-
-        scope.restore = restore_and_forget
-        return scope
+        if module not in modules:
+            modules.add(module)
+            seen = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+            if not seen <= languages:
+                languages.update(seen)
+                patch(function)
+        return STAYS
 
     interpreter._patch_lang = patch_once
 

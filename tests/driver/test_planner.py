@@ -181,6 +181,8 @@ ENSEMBLES = {
 def test_the_forwards_of_a_greedy_text_are_predicted_one_by_one(members, name):
     ensemble, num_members = ENSEMBLES[name], 3 if name == "three" else 2
     chosen = [candidate for candidate in SETTINGS.values() if len(candidate.draft_lens) == num_members]
+    if num_members == 2 and not FULL:  # each setting with some of the ensembles
+        chosen = chosen[list(ENSEMBLES).index(name) % 2 :: 2]
     measured = measure_all(members[:num_members], chosen, 1, Sampling(0), ensemble, GREEDY_TOKENS)
     for candidate in chosen:
         settings = {"ensemble": ensemble, "sampling": Sampling(0), "max_new_tokens": GREEDY_TOKENS}

@@ -262,10 +262,12 @@ def predict(measured: Measured, candidate: Candidate, baseline: float | None = N
     """The prediction of one candidate, for texts as long as those measured. baseline: `standard`'s tokens a second."""
     indices = candidate.read_together(measured.groups)
     random_numbers = random.Random(seed)
+    drafts_by_chance = candidate.schedule != "standard" and not isinstance(candidate.drafter, str)
 
     def run_all(texts: list[list[list[float]]]) -> tuple[list[Simulation], float]:
         lookups = measured.looked_up or [[]] * len(texts)
-        pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS)]
+        by_chance = drafts_by_chance and any(0 < chance < 1 for text in texts for own in text for chance in own)
+        pairs = [pair for pair in zip(texts, lookups, strict=False) for _ in range(REPEATS if by_chance else 1)]
         runs = [simulate(measured, candidate, indices, text, random_numbers, found) for text, found in pairs]
         seconds = sum(_seconds(run, indices, measured) for run in runs)
         return runs, sum(run.num_tokens for run in runs) / seconds
