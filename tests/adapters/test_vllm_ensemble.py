@@ -77,6 +77,7 @@ def test_a_request_has_the_weights_that_it_asks_for():
         ("mixture", {"specens_weights": [float("nan"), 1]}, "specens_weights: expected a finite number, got nan"),
         ("mixture", {"specens_weights": [True, 0]}, "specens_weights: expected a finite number, got True"),
         ("mixture", {"specens_amateur_weight": 1}, "specens_amateur_weight: expected specens_weights of an ensemble"),
+        ("mixture", {"specens_weigths": [1, 0]}, "specens_weigths: expected specens_weights of an ensemble"),
         ("contrastive", {"specens_weights": [1, 0]}, "specens_weights: expected specens_amateur_weight"),
         ("contrastive", {"specens_amateur_weight": 1e300}, "specens_amateur_weight: expected a finite number"),
     ],

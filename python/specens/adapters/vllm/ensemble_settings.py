@@ -79,9 +79,9 @@ class EnsembleSettings:
         """The weights that a request asks for, or the default. Raises ValueError naming the argument."""
         asked = extra_args or {}
         own = AMATEUR_WEIGHT if self.kind == "contrastive" else WEIGHTS
-        other = WEIGHTS if own == AMATEUR_WEIGHT else AMATEUR_WEIGHT
-        if other in asked:
-            raise ValueError(f"{other}: expected {own} of an ensemble of the kind {self.kind}, got {asked[other]!r}")
+        for name in asked:  # vLLM passes on what it does not know: a misspelt name would leave the default weights
+            if name.startswith(f"{KEY}_") and name != own:
+                raise ValueError(f"{name}: expected {own} of an ensemble of the kind {self.kind}, got {asked[name]!r}")
         if own not in asked:
             return self.weights
         if own == AMATEUR_WEIGHT:
