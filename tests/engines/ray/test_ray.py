@@ -93,6 +93,7 @@ def test_trees_are_read_by_the_forwards_of_one_process(actors, here, expected, t
     assert [tokens for tokens, *_ in texts_of(actors, how, JOB)] == expected
 
 
+@torch.inference_mode()
 def test_trees_of_several_texts_are_one_forward(actors, here):
     contexts = [engine.open(Needs(2, trees=True)) for engine in (actors[0], here[0])]
     texts = [[context.add(prompt) for prompt in ([1, 2], [3])] for context in contexts]

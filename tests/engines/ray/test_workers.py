@@ -136,7 +136,9 @@ def test_what_is_wrong_is_raised_as_in_one_process(workers):
         workers.ask(fail)
 
 
-def test_workers_that_are_lost_again_and_again_end_the_call():
+def test_workers_that_are_lost_again_and_again_end_the_call(monkeypatch):
+    monkeypatch.setattr("specens.files.workers.LIVES", 2)
+
     def deadly(ids, scores):  # noqa: ARG001
         os._exit(1)
 
