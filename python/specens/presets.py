@@ -22,6 +22,11 @@ UNUSED = {  # by schedule: arguments that mean nothing there
     "parallel": ("tree",),
     "tree": ("draft_lens",),
 }
+# By lossless rule of whole chains or trees: schedules that test others, or parts of them.
+RULES_UNUSED: dict[Any, tuple[str, ...]] = {
+    "block": ("alternate", "parallel", "tree"),
+    "traversal": ("alternate", "parallel"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ class Preset:
         unused = set(UNUSED.get(schedule or self.schedule, ()))
         if schedule in ("alternate", "parallel") and not isinstance(self.settings.get("drafter", 0), int):
             unused.add("drafter")
-        of_trees = self.settings.get("rule") == "traversal" and (schedule == "alternate" or "tree" in unused)
-        if (schedule == "standard" and self.lossless) or of_trees:
+        of_other_drafts = schedule in RULES_UNUSED.get(self.settings.get("rule", "token"), ())
+        if (schedule == "standard" and self.lossless) or of_other_drafts:
             unused.add("rule")
         return {
             name: value(num_members) if isinstance(value, FunctionType) else value

@@ -92,8 +92,10 @@ def test_arguments_take_the_place_of_what_a_method_chooses(family):
         *itertools.product(
             ["speculative-decoding", "block-verification", "specinfer", "speculative-ensemble"], ["standard"]
         ),
-        *itertools.product(["speculative-decoding", "speculative-ensemble", "guidance"], ["tree"]),
-        *itertools.product(["specinfer", "traversal-verification"], ["alternate", "parallel"]),
+        *itertools.product(
+            ["speculative-decoding", "block-verification", "speculative-ensemble", "guidance"], ["tree"]
+        ),
+        *itertools.product(["block-verification", "specinfer", "traversal-verification"], ["alternate", "parallel"]),
     ],
 )
 def test_another_schedule_takes_no_drafts_of_the_preset_and_warns_of_none(name, schedule, family, recwarn):

@@ -9,6 +9,7 @@ of a draft and of the target share: the text is the one that `standard` writes w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def draw(requests: Sequence[Request], kind: str) -> None:
         logits = [_rows(group, index, positions) for index in indices]
         device = logits[0].device
         draw = sample(
-            **target_arguments(group, indices, [rows.to(device) for rows in logits], [1] * len(group)),
+            **target_arguments(group, [rows.to(device) for rows in logits], [1] * len(group)),
             **edits(group, device),
             **_mask(group, positions, device),
             **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
@@ -216,7 +217,7 @@ def _at_nodes(request: Request, nodes: Sequence[int], device: torch.device) -> d
 def _rows(requests: Sequence[Request], index: int, positions: Iterable[int]) -> Tensor:
     """Logits [requests, vocab] of one member at a position of each."""
     at = zip(requests, positions, strict=True)
-    return joined([request.rows[index].take(position, position + 1) for request, position in at])
+    return joined([row for request, position in at for row in request.rows[index].pieces(position, position + 1)])
 
 
 def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -226,17 +227,21 @@ def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.d
 
 def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
     """The seeds and positions that the uniforms of the requests belong to, as arguments of the operations."""
-    numbers = [[request.task.seed for request in requests], [request.num_settled for request in requests]]
-    seeds, positions = torch.tensor(numbers, device=device).unbind()
-    return {"seeds": seeds, "positions": positions}
+    seeds = tuple([request.task.seed for request in requests])
+    return _as_seeds(seeds, tuple([request.num_settled for request in requests]), device)
+
+
+@lru_cache(maxsize=8)  # a round asks for the same numbers at each draft and in its test
+def _as_seeds(seeds: tuple[int, ...], positions: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    return dict(zip(("seeds", "positions"), torch.tensor([seeds, positions], device=device).unbind(), strict=True))
 
 
 def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
     """The arguments of `sample` that say what each request draws with; offsets may differ between them."""
     seeds = seeds_of_uniforms(requests, device)
     if requests[0].draws_by_gumbel:
-        seeds["positions"] += torch.tensor(steps, device=device)
-        return seeds | {"method": "gumbel"}
+        positions = seeds["positions"] + torch.tensor(steps, device=device)
+        return seeds | {"positions": positions, "method": "gumbel"}
     if len(set(steps)) == 1:
         return seeds | {"step": steps[0], "stream": stream}
     return {"uniforms": uniforms(**seeds, step=torch.tensor(steps, device=device), stream=stream)}

@@ -38,7 +38,9 @@ class LogitRows:
         found, first = [], self.start
         for part in self._parts:
             last = first + part.shape[0]
-            if first < end and start < last:
+            if start <= first and last <= end:
+                found.append(part)
+            elif first < end and start < last:
                 found.append(part[max(start - first, 0) : end - first])
             first = last
         return found
@@ -87,12 +89,15 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     """Rows [n, vocab] of all parts: a view, where they lie in one buffer at equal distances, else a copy."""
     if len(parts) == 1:
         return parts[0]
-    size, steps = parts[0].element_size(), {part.stride(0) for part in parts if part.shape[0] > 1}
-    for one, other in pairwise(parts):
-        distance, rest = divmod(other.data_ptr() - one.data_ptr(), size)
-        steps.add(distance - (one.shape[0] - 1) * one.stride(0) if rest == 0 else 0)
-    (step, *others), buffers = steps, {part.untyped_storage().data_ptr() for part in parts}
-    width = parts[0].shape[1]
-    if others or step < width or len(buffers) > 1 or any(part.shape[1] != width for part in parts):
+    size, pointers = parts[0].element_size(), [part.data_ptr() for part in parts]
+    buffers = {at - part.storage_offset() * size for at, part in zip(pointers, parts, strict=True)}
+    shapes, step = [part.shape for part in parts], 0
+    if len(buffers) == 1 and len({width for _, width in shapes}) == 1:
+        steps = {part.stride(0) for part, (rows, _) in zip(parts, shapes, strict=True) if rows > 1}
+        for (one, other), part, (rows, _) in zip(pairwise(pointers), parts, shapes, strict=False):
+            distance, rest = divmod(other - one, size)
+            steps.add(distance - (rows - 1) * part.stride(0) if rest == 0 else 0)
+        step = steps.pop() if len(steps) == 1 else 0
+    if step < shapes[0][1]:
         return torch.cat(list(parts))
-    return parts[0].as_strided((sum(part.shape[0] for part in parts), width), (step, 1))
+    return parts[0].as_strided((sum(rows for rows, _ in shapes), shapes[0][1]), (step, 1))

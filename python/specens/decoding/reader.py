@@ -37,11 +37,12 @@ class Reader:
         self.texts = list(texts) or [add_text(context, prompt) for prompt in prompts]
         self.num_read = self.num_nodes = 0
         self.hidden: Sequence[Tensor] = ()
+        self._keys = list(map(id, self.texts))
         self._statistics = statistics
         self._vocab_size = vocab_size
         self._prompt_lens = [len(prompt) for prompt in prompts]
         self._prompt_read = False
-        self._last: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # logits [vocab] after all, and hidden states
+        self._last: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # last logits and hidden states
 
     def close(self) -> None:
         """Forget the texts."""
@@ -95,34 +96,36 @@ class Reader:
         """Raise ValueError where the engine cannot read a token."""
         check_tokens(tokens, self._vocab_size, f"member {self.indices[0]}")
 
-    def num_new(self, num_tokens: int) -> list[tuple[Text, int]]:
-        """How many tokens each text reads, of so many generated ones and nodes."""
+    def num_new(self, num_tokens: int) -> list[tuple[int, int]]:
+        """How many tokens each text, named by its identity, reads, of so many generated ones and nodes."""
         new = num_tokens - self.num_read - self.num_nodes
-        lens = zip(self.texts, self._prompt_lens, strict=True)
-        return [(text, new + (0 if self._prompt_read else own)) for text, own in lens]
+        lens = zip(self._keys, self._prompt_lens, strict=True)
+        return [(key, new + (0 if self._prompt_read else own)) for key, own in lens]
 
     def known(self, num_tokens: int, num_rows: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Logits and hidden states that are among so many wanted rows, and need no forward: of the last token read."""
         asks_for_known = self._prompt_read and num_rows > num_tokens - self.num_read - self.num_nodes
-        return self._last if asks_for_known else ((), ())
+        if not asks_for_known:
+            return (), ()
+        logits, hidden = self._last
+        return [rows[-1] for rows in logits], [rows[-1] for rows in hidden]
 
     def count(self, tokens: Mapping[int, int], seconds: float) -> None:
         """Book these texts' part of a forward, if any: of the time as large a one as of the texts.
 
         tokens: how many it read of each text, by the text's identity.
         """
-        mine = zip(self.indices, map(id, self.texts), strict=True)
-        own = {index: tokens[text] for index, text in mine if text in tokens}
+        own = [index for index, key in zip(self.indices, self._keys, strict=True) if key in tokens]
         if own:
-            counts, share = list(own.values()), seconds * len(own) / len(tokens)
+            counts, share = [tokens[key] for key in self._keys if key in tokens], seconds * len(own) / len(tokens)
             with COUNTING:
-                self._statistics.count_forward(list(own), counts, share, reads_prompt=not self._prompt_read)
+                self._statistics.count_forward(own, counts, share, reads_prompt=not self._prompt_read)
             self._prompt_read = True
 
     def keep(self, num_read: int, num_nodes: int, logits: Sequence[Tensor], hidden: Sequence[Tensor]) -> None:
         """Remember what is known after a read."""
         self.num_read, self.num_nodes, self.hidden = num_read, num_nodes, hidden
-        self._last = [rows[-1] for rows in logits], [rows[-1] for rows in hidden]
+        self._last = logits, hidden
 
 
 def _num_same(nodes: Sequence[int]) -> int:

@@ -28,10 +28,7 @@ class _Part:
     nodes: Sequence[int]
     parents: Sequence[int]
     num_rows: int
-
-    @property
-    def length(self) -> int:
-        return len(self.sequence) + len(self.nodes)
+    length: int
 
 
 def read_together(
@@ -61,7 +58,8 @@ def read_together(
                 if reader.num_nodes:  # held as a tree as long as it was smaller
                     reader.roll_back(split)
                 split, above = len(own), ()  # a chain is read as one, and may stay
-        parts[index] = _Part(reader, own[:split], own[split:], above, rows)
+        sequence, nodes = (own[:split], own[split:]) if above else (own, ())
+        parts[index] = _Part(reader, sequence, nodes, above, rows, len(own))
     found |= dict(zip(parts, _read(list(parts.values())), strict=True))
     return [found[index] for index in range(len(readers))]
 
@@ -76,11 +74,13 @@ def _read(parts: list[_Part]) -> list[list[Tensor]]:
     logits, hidden = _forward(parts, reads) if reads else ([], [])
     found, first = [], 0
     for part, (rows, states) in zip(parts, known, strict=True):
-        own = slice(first, first + len(part.reader.texts) * bool(part.num_rows - bool(rows)))
-        first = own.stop
-        all_rows, all_states = _joined(rows, logits[own]), _joined(states, hidden[own])
-        part.reader.keep(len(part.sequence), len(part.nodes), all_rows, all_states)
+        last = first + len(part.reader.texts) if part.num_rows > bool(rows) else first
+        all_rows, all_states = logits[first:last], hidden[first:last]
+        if rows:
+            all_rows, all_states = _joined(rows, all_rows), _joined(states, all_states)
+        part.reader.keep(part.length - len(part.nodes), len(part.nodes), all_rows, all_states)
         found.append(all_rows)
+        first = last
     return found
 
 
@@ -89,18 +89,19 @@ def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor
     context, texts, started = parts[0].reader.context, [read.text for read in reads], time.perf_counter()
     logits = read_logits(context, reads)
     seconds = time.perf_counter() - started
-    new = {id(text): count for part in parts for text, count in part.reader.num_new(part.length)}
-    for forward in context.forwards or [Forward(texts, [new[id(text)] for text in texts], seconds)]:
-        tokens = {id(text): count for text, count in zip(forward.texts, forward.num_tokens, strict=True)}
+    forwards = context.forwards
+    if not forwards:
+        new = {key: count for part in parts for key, count in part.reader.num_new(part.length)}
+        forwards = [Forward(texts, [new[id(text)] for text in texts], seconds)]
+    for forward in forwards:
+        tokens = dict(zip(map(id, forward.texts), forward.num_tokens, strict=True))
         for part in parts:
             part.reader.count(tokens, forward.seconds)
     return logits, context.hidden or ()
 
 
 def _joined(first: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The rows of each text, of which the first may come from elsewhere."""
-    if not first:
-        return list(others)
+    """The rows of each text, of which the first comes from elsewhere."""
     if not others:
         return [row[None] for row in first]
     return [torch.cat([row[None], rows]) for row, rows in zip(first, others, strict=True)]

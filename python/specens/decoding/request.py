@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -121,11 +122,34 @@ def counted_indices(ensemble: Ensemble | None, num_indices: int) -> tuple[int, .
     return tuple(range(num_indices))
 
 
+def target_of(ensemble: Ensemble | None, counted: tuple[int, ...]) -> Ensemble | None:
+    """The ensemble of the members that count, the others having no weight; one object for requests that are alike."""
+    if not isinstance(ensemble, Mixture | LogitMixture) or ensemble.plausibility is not None:
+        return ensemble
+    return _of_weights(ensemble, counted)
+
+
+@lru_cache
+def _of_weights(ensemble: Mixture | LogitMixture, counted: tuple[int, ...]) -> Ensemble | None:
+    weights = tuple(float(ensemble.weights[index]) for index in counted)
+    alone = len(weights) == 1 and (isinstance(ensemble, Mixture) or weights == (1.0,))
+    return None if alone else replace(ensemble, weights=weights)
+
+
+def kind_of(task: Task, counted: tuple[int, ...]) -> tuple:
+    """What tasks have in common that differ in numbers only."""
+    ensemble = task.ensemble
+    mixing = [getattr(ensemble, name, None) for name in ("filter", "plausibility", "amateur_weight")]
+    mixing += [ensemble] if isinstance(ensemble, DenseTarget) else []
+    return type(ensemble), *mixing, counted, task.sampling.filter_order, task.logprobs, task.constraint is not None
+
+
 class Request:
     """The state of one generation that schedules, drafters and tests work on.
 
     sequence: the settled tokens, then the drafts, in the order of their nodes. counted: the members with
-    a part in the target. rows: for each member the logits that its member has computed after the settled tokens: the
+    a part in the target, target: their ensemble, kind: what is one for requests that go into
+    one call. rows: for each member the logits that its member has computed after the settled tokens: the
     row at index `num_settled` is after them, the next ones after each draft; and of outside drafters, `rows[OUTSIDE]`
     and those before it. So what is said of an index below holds of a chain's positions and of a tree's nodes.
     drawn_at: the index that the last token was drawn at. readers: how each scorer reads it
@@ -147,6 +171,8 @@ class Request:
         self.drawn_at = 0
         self.rows = [LogitRows() for _ in range(num_indices + num_outside)]
         self.counted = counted_indices(task.ensemble, num_indices)
+        self.target = target_of(task.ensemble, self.counted)
+        self.kind = kind_of(task, self.counted)
         self.readers: dict[int, Reader] = {}
         self.drafter_state: Any = None
         self.measured: dict[int, Any] = {}
@@ -176,13 +202,14 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether the text has come to its end, or to the number of tokens that was asked for."""
-        return self.remaining <= 0 or self.stopped
+        return self.num_settled >= self.task.max_new_tokens or self.stopped
 
     @property
     def stopped(self) -> bool:
         """Whether the settled tokens end with an end of sequence or a stop string, or complete the constraint."""
-        ended = self.num_settled > 0 and self.ends_at(self.sequence[self.num_settled - 1])
-        return self._text.stopped or ended or not self.may_follow(self.num_settled)
+        if self._text.stopped or (self.num_settled and self.sequence[self.num_settled - 1] in self.task.stop_tokens):
+            return True
+        return self._masks is not None and not self.may_follow(self.num_settled)
 
     @property
     def can_draft(self) -> bool:
@@ -205,12 +232,14 @@ class Request:
 
         Without the last draft of a chain that is unreadable; in a tree others stand in the place of those.
         """
+        if len(self.sequence) == self.num_settled:
+            return self.sequence
         if not self.drafts.is_chain:
             drafts = self.sequence[self.num_settled :]
             if max(drafts) >= self.num_readable:
                 return self.sequence[: self.num_settled] + [min(token, self.num_readable - 1) for token in drafts]
             return self.sequence
-        return self.sequence[:-1] if self.is_unreadable(len(self.drafts) - 1) else self.sequence
+        return self.sequence[:-1] if self.sequence[-1] >= self.num_readable else self.sequence
 
     def text_before(self, index: int) -> list[int]:
         """The generated tokens that the row at an index is after."""
@@ -227,6 +256,11 @@ class Request:
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, at temperature 0."""
         return float(self.task.sampling.temperature) == 0.0
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether logits are edited by functions before anything is drawn from them."""
+        return bool(self.task.model_processors or self.task.logits_processors)
 
     def processors(self, prompt_len: int) -> Sequence[LogitsProcessor]:
         """The logits processors of a member whose prompt has so many tokens."""

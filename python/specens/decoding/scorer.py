@@ -91,15 +91,15 @@ class Scorer:
 
     def ask(self, requests: Sequence[Request]) -> list[Asked]:
         """What `score` reads: nothing of it changes while the requests do."""
-        waiting = [request for request in requests if self._num_rows(request)]
+        all_rows = [(request, num_rows) for request in requests if (num_rows := self._num_rows(request))]
         return [
             Asked(
-                together,
-                [list(self._sequence(request)) for request in together],
-                [self._num_rows(request) for request in together],
-                [self._parents(request) for request in together],
+                [request for request, _ in together],
+                [list(self._sequence(request)) for request, _ in together],
+                [num_rows for _, num_rows in together],
+                [self._parents(request) for request, _ in together],
             )
-            for together in ([[request] for request in waiting] if self._exact else filter(None, [waiting]))
+            for together in ([[own] for own in all_rows] if self._exact else filter(None, [all_rows]))
         ]
 
     def read(self, asked: Asked) -> list[list[Tensor]]:
@@ -138,11 +138,12 @@ class Scorer:
         hidden = request.readers[self.index].hidden
         for index, rows in zip(self.indices, hidden, strict=False):
             request.hidden[index] = (end - len(rows), rows)
-        for index, prompt, rows in zip(self.indices, self._prompts(request), logits, strict=True):
-            first = end - len(rows)
+        if request.has_processors:
             with request.failing_alone():
-                own = _processed(request, index, prompt, rows, first)
-            request.rows[index].add(first, own)
+                of_all = zip(self.indices, self._prompts(request), logits, strict=True)
+                logits = [_processed(request, *of_one, end - len(of_one[-1])) for of_one in of_all]
+        for index, rows in zip(self.indices, logits, strict=True):
+            request.rows[index].add(end - rows.shape[0], rows)
 
 
 def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:

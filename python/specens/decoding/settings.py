@@ -20,9 +20,12 @@ def alike(requests: Sequence[Request]) -> list[list[Request]]:
     """The requests whose settings go into one call, together: they differ in numbers only."""
     if len(requests) < 2:
         return [list(requests)] if requests else []
+    kinds = [_kind(request) for request in requests]
+    if kinds.count(kinds[0]) == len(kinds):
+        return [list(requests)]
     groups: dict[tuple, list[Request]] = {}
-    for request in requests:
-        groups.setdefault(_kind(request), []).append(request)
+    for kind, request in zip(kinds, requests, strict=True):
+        groups.setdefault(kind, []).append(request)
     return list(groups.values())
 
 
@@ -42,24 +45,18 @@ def edits(requests: Sequence[Request], device: torch.device, indices: Sequence[i
     return {"processing": _merge_processing(requests, texts, device)}
 
 
-def target_arguments(
-    requests: Sequence[Request], indices: Sequence[int], logits: list[Tensor], counts: Sequence[int]
-) -> dict[str, Any]:
+def target_arguments(requests: Sequence[Request], logits: list[Tensor], counts: Sequence[int]) -> dict[str, Any]:
     """member_logits, ensemble and sampling of the requests, which are alike.
 
-    logits: of these indices, the others having no weight: [..., vocab], `counts` rows in all of each request.
+    logits: of the members that count: [..., vocab], `counts` rows in all of each request.
     """
     device = logits[0].device
     tasks = [request.task for request in requests]
     sampling = sampling_of(requests, device)
     target = tasks[0].ensemble
     if not isinstance(target, DenseTarget):
-        ensembles = [_restricted(task.ensemble, indices) for task in tasks]
-        return {
-            "member_logits": logits,
-            "ensemble": _common(ensembles, _merge_ensembles, device),
-            "sampling": sampling,
-        }
+        ensemble = _common([request.target for request in requests], _merge_ensembles, device)
+        return {"member_logits": logits, "ensemble": ensemble, "sampling": sampling}
     temperatures = [float(task.sampling.temperature) for task in tasks]
     of_rows = torch.tensor([value or 1.0 for value in temperatures], device=device).repeat_interleave(
         torch.tensor(counts, device=device)
@@ -90,14 +87,6 @@ def with_drafters(arguments: dict[str, Any], logits: list[Tensor]) -> dict[str, 
     return arguments | {"member_logits": [*arguments["member_logits"], *logits], "ensemble": ensemble}
 
 
-def _restricted(ensemble: Any, indices: Sequence[int]) -> Any:
-    if not isinstance(ensemble, Mixture | LogitMixture) or ensemble.plausibility is not None:
-        return ensemble
-    weights = tuple(float(ensemble.weights[index]) for index in indices)
-    alone = len(weights) == 1 and (isinstance(ensemble, Mixture) or weights == (1.0,))
-    return None if alone else replace(ensemble, weights=weights)
-
-
 def row_masks(requests: Sequence[Request], indices: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
     """The bit masks [indices, words] of each request at these indices; empty where the requests have none."""
     if requests[0].task.constraint is None:
@@ -109,19 +98,12 @@ def row_masks(requests: Sequence[Request], indices: Sequence[Sequence[int]], dev
 
 
 def _kind(request: Request) -> tuple:
-    task = request.task
-    sampling, ensemble = task.sampling, task.ensemble
-    mixing = [getattr(ensemble, name, None) for name in ("filter", "plausibility", "amateur_weight")]
-    mixing += [ensemble] if isinstance(ensemble, DenseTarget) else []
-    edits = (_edits(request), task.constraint is not None)
-    drafts = (request.rows[OUTSIDE].end > 0, request.drafts.siblings)
-    return type(ensemble), *mixing, request.counted, sampling.filter_order, task.logprobs, *edits, *drafts
+    return request.kind, _edits(request), request.rows[OUTSIDE].end > 0, request.drafts.siblings
 
 
 def _common(values: list[Any], merge: Callable[[list[Any], torch.device], Any], device: torch.device) -> Any:
     """The one value that all share, or all of them in one."""
-    first = values[0]
-    return first if all(value is first or value == first for value in values) else merge(values, device)
+    return values[0] if values.count(values[0]) == len(values) else merge(values, device)
 
 
 def _merge_sampling(values: list[Sampling], device: torch.device) -> Sampling:

@@ -107,8 +107,7 @@ class Statistics:
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Book time under `propose`, `score` or `verify`."""
-        name = f"{phase}_seconds"
-        setattr(self, name, getattr(self, name) + seconds)
+        vars(self)[f"{phase}_seconds"] += seconds
 
     def to_dict(self) -> dict:
         """Everything as plain values for JSON."""

@@ -32,20 +32,17 @@ def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
     A tree waits for all members that have a weight. The token after its accepted path is drawn where they have scored
     its place. bonus: so is that after a fully accepted chain.
     """
-    ready = [request for request in requests if num_scored(request) and len(request.drafts)]
-    with_bonus = {request: bonus and _awaits_bonus(request) for request in ready}  # before anything is settled
-    trees = [request for request in ready if not request.drafts.is_chain or request.task.rule in TREE_RULES]
-    for group in alike([request for request in trees if num_scored(request) >= request.drafts.num_tested_rows]):
+    scored = {request: num_scored(request) for request in requests if len(request.drafts)}  # before any is settled
+    trees = [request for request in scored if not request.drafts.is_chain or request.task.rule in TREE_RULES]
+    chains: dict[bool, list[Request]] = {True: [], False: []}
+    for request, count in scored.items():
+        if count and request not in trees:
+            chains[bonus and count > len(request.drafts) and request.may_follow(len(request.sequence))].append(request)
+    for group in alike([request for request in trees if scored[request] >= request.drafts.num_tested_rows]):
         _verify_trees(group)
-    for has_bonus in (True, False):
-        for group in alike([request for request in ready if with_bonus[request] is has_bonus and request not in trees]):
-            counts = [min(len(request.drafts), num_scored(request)) for request in group]
-            _verify_chains(group, counts, has_bonus)
-
-
-def _awaits_bonus(request: Request) -> bool:
-    """Whether a token can come after the whole chain, and all members have scored its position."""
-    return num_scored(request) > len(request.drafts) and request.may_follow(len(request.sequence))
+    for has_bonus, of_one_kind in chains.items():
+        for group in alike(of_one_kind):
+            _verify_chains(group, [min(len(request.drafts), scored[request]) for request in group], has_bonus)
 
 
 def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
@@ -56,7 +53,7 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
         origin["draft_sampling"] = sampling_of(group, device)  # its own logits have the temperature in them already
     drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
     verdict = verify_chain(
-        **target_arguments(group, indices, logits, [count + with_bonus for count in counts]),
+        **target_arguments(group, logits, [count + with_bonus for count in counts]),
         draft_tokens=padded(drafts, NO_TOKEN, device),
         **_on_device(origin | layout, device),
         **edits(group, device),
@@ -82,7 +79,7 @@ def _verify_trees(group: list[Request]) -> None:
     allowed = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True) if masks else None
     verdict = verify_tree(
         **with_drafters(
-            target_arguments(group, counted, logits[: len(counted)], [logits[0].shape[1]] * len(group)),
+            target_arguments(group, logits[: len(counted)], [logits[0].shape[1]] * len(group)),
             logits[len(counted) :],
         ),
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -287,7 +288,7 @@ def with_numbers(task: Task) -> Task:
 
     Raises ValueError where a tensor is for more requests than one.
     """
-    sampling = replace(task.sampling, **_numbers("sampling", task.sampling))
+    sampling = _one_of(replace(task.sampling, **_numbers("sampling", task.sampling)))
     weights = getattr(task.ensemble, "weights", None)
     ensemble: Any = task.ensemble
     if isinstance(weights, Tensor):
@@ -295,6 +296,12 @@ def with_numbers(task: Task) -> Task:
             raise ValueError(f"ensemble: expected the weights of one request, got those of {weights.shape[0]}")
         ensemble = replace(ensemble, weights=tuple(weights[0].tolist()))
     return replace(task, sampling=sampling, ensemble=ensemble)
+
+
+@lru_cache
+def _one_of(sampling: Sampling) -> Sampling:
+    """One object for those that are equal, which are told to be so fast."""
+    return sampling
 
 
 def _numbers(name: str, settings: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Member(Text):
     def _score_nodes(
         self, sequence: Sequence[int], tokens: Sequence[int], parents: Sequence[int], num_rows: int
     ) -> Tensor:
-        """One forward for what is new of the sequence and the nodes, and one before it for a prompt."""
+        """One forward for what is new of the sequence and the nodes; one before, without a mask, for a prompt."""
         parts, hidden = [], []
         if not self._prompt_fed:
             parts.append(self.score(sequence, 1)[None])
