@@ -29,7 +29,7 @@ from specens_kernels.parts.rules import (
 )
 from specens_kernels.parts.sampling import INFINITY, filters_are_valid
 from specens_kernels.parts.states import draft_state, log_power, log_probability, target_state
-from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, NOWHERE, row_marks, top_tokens, union
+from specens_kernels.parts.statistics import NO_SLOT, NO_TOKEN, NOWHERE, row_marks, top_tokens
 from specens_kernels.parts.target import clean, everywhere, raw_logits, target_is_valid, target_temperature
 from specens_kernels.parts.uniforms import STREAM_ACCEPT, uniforms_at
 from specens_kernels.results import Status
@@ -204,7 +204,7 @@ def test_drafts(outcome, statistics, target, draft, random, rule, request, valid
         bits = tl.where(step < num_accepted, odds.target_status, 0)
         if rule.SUBTRACTS or rule.COMPARES:  # else no draft distribution is looked at
             bits |= tl.where(tested & (step <= num_accepted), odds.draft_status, 0)
-        status |= union(bits, 0, 8)
+        status |= tl.reduce_or(bits, 0)
         emit(outcome, draft, request, step, tl.where(step < num_accepted, token, -1), odds.log_target, num_accepted)
     return num_accepted, chain_end, status
 

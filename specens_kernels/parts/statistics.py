@@ -141,20 +141,6 @@ def has_draft_distribution(target: TargetView, draft: DraftView) -> bool:
 
 
 @triton.jit
-def union(bits, axis: tl.constexpr, FIELD: tl.constexpr):
-    """The bitwise or along an axis of at most 2^FIELD numbers with 64 / FIELD bits, as one sum of counts."""
-    counts = bits.to(tl.int64) & 0
-    for flag in tl.static_range(64 // FIELD):
-        counts |= ((bits >> flag) & 1).to(tl.int64) << (flag * FIELD)
-    counts = tl.sum(counts, axis)
-    total = counts & 0
-    for flag in tl.static_range(64 // FIELD):
-        seen = ((counts >> (flag * FIELD)) & ((1 << FIELD) - 1)) != 0
-        total |= seen.to(tl.int64) << flag
-    return total.to(tl.int32)
-
-
-@triton.jit
 def sum_of_powers(logits, maximum, scale):
     """The sum of 2^((logit - maximum) * scale) over a block's logits, 0 where all are -inf."""
     return tl.sum(tl.exp2((logits - tl.maximum(maximum, -FLOAT_MAX)) * scale), 0)
@@ -196,7 +182,7 @@ def row_softmax(statistics, rows, plane, sum_plane, scale, used):
 @triton.jit
 def row_marks(statistics, rows, used):
     """Status bits of the target's and of the draft's logits of rows, each int32 [rows]."""
-    marks = union(load_marks(statistics, rows, 0, used, 0), 1, 16)
+    marks = tl.reduce_or(load_marks(statistics, rows, 0, used, 0), 1)
     return marks & TARGET_MARKS, marks >> DRAFT_SHIFT
 
 
