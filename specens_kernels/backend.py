@@ -373,14 +373,18 @@ def run_operator(
     try:
         members = [logits] if isinstance(logits, Tensor) else logits
         name, operator = select_for(table, call.backend, members[0], op_name, out, call.workspace)
+        buffers = [] if out is None else written(out, names(call))
         if torch.compiler.is_compiling() or name == "reference":
             check(call)
         elif name == "triton":
-            operator = _checked_where_new(operator, call, check)
+            operator = checked_where_new(operator, partial(check, call))
+            if out is not None:
+                check_disjoint(
+                    {str(index): own for index, own in enumerate(buffers)}, call._replace(out=None)._asdict()
+                )
         given, options = pack(call, members)
         if out is None:
             return operator(*given, **options)
-        buffers = written(out, names(call))
         operator(buffers, *given, **options)
     except Exception:
         check(call)
@@ -390,21 +394,18 @@ def run_operator(
     return None
 
 
-def _checked_where_new(operator: Implementation, call: Any, check: Callable[[Any], None]) -> Implementation:
-    """An operator of Triton, which checks a call unless one like it was there before (`parts.replays`).
+def checked_where_new(operator: Implementation, check: Callable[[], None]) -> Implementation:
+    """An operator of Triton, whose call is checked unless one like it was there before (`parts.replays`).
 
     What is wrong with a call shows in what its operator takes, without reading tensors, but for memory that is shared.
     """
 
     def run(*given: Any, **options: Any) -> Any:
-        if call.out is not None:
-            buffers = {str(index): buffer for index, buffer in enumerate(given[0])}
-            check_disjoint(buffers, call._replace(out=None)._asdict())
-        CURRENT.check = partial(check, call)
+        CURRENT.check = check
         try:
             result = operator(*given, **options)
             if CURRENT.check is not None:  # no kernel has run: tensors are fake
-                check(call)
+                check()
             return result
         finally:
             CURRENT.check = None

@@ -20,6 +20,7 @@ from rich.table import Table
 
 BATCH, DRAFT_LEN, VOCAB = 8, 5, 128256
 CALLS, ROUNDS = 100, 9
+CACHES = 16  # keys and values of eight layers
 TESTS = Path(__file__).parents[2] / "tests"
 
 
@@ -51,8 +52,8 @@ def use_stub() -> None:
 
 
 def cases(device: str) -> list[Case]:
-    """An outside drafter's chains; the draw from a lone model."""
-    from specens_kernels import Sampling, Verdict, sample, verify_chain
+    """An outside drafter's chains, by several rules; the draw from a lone model; a tree; the caches of eight layers."""
+    from specens_kernels import Sampling, Verdict, compact_kv, sample, verify_chain, verify_tree
 
     def tensor(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -63,6 +64,9 @@ def cases(device: str) -> list[Case]:
     numbers = tensor(BATCH, dtype=torch.float32)
     filters = Sampling(numbers + 1, tensor(BATCH) + 50, numbers + 0.95)
     integers = [tensor(BATCH) for _ in range(3)]
+    parents = torch.tensor([[-1, -1, 0, 1, 2]] * BATCH, device=device)
+    caches = [tensor(BATCH, 8, 64, 128, dtype=torch.bfloat16) for _ in range(CACHES)]
+    path, prefix_lens = torch.tensor([[0, 2, 4]] * BATCH, device=device), tensor(BATCH)
     out = Verdict(tensor(BATCH, DRAFT_LEN + 1), *integers, None, tensor(BATCH, dtype=torch.int32))
     return [
         Case("chain", lambda: verify_chain(logits, tokens, draft_logits=draft, **random_numbers), 120, 8),
@@ -76,6 +80,12 @@ def cases(device: str) -> list[Case]:
             12,
         ),
         Case("sample", lambda: sample(logits[:, 0], **random_numbers), 80, 8),
+        Case(
+            "block", lambda: verify_chain(logits, tokens, draft_logits=draft, rule="block", **random_numbers), 120, 12
+        ),
+        Case("typical", lambda: verify_chain(logits, tokens, rule="typical", **random_numbers), 120, 12),
+        Case("tree", lambda: verify_tree(logits, tokens, parents, **random_numbers), 120, 10),
+        Case("compact_kv", lambda: compact_kv(caches, path, prefix_lens, backend="triton"), 120, 10),
     ]
 
 

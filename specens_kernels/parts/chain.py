@@ -14,6 +14,7 @@ from specens_kernels.parts.draft import (
     draft_temperature,
     drafter_logits,
     drafter_of,
+    drafts_are_valid,
     raw_draft_logits,
     row_count,
 )
@@ -72,12 +73,10 @@ class Odds(NamedTuple):
 @triton.jit
 def request_is_valid(target, draft, random, rule, request, BLOCK_STEPS: tl.constexpr):
     """Whether a request's sampling parameters, weights, length and uniforms are in range."""
-    heat = draft_temperature(draft, request)
     length = chain_len(draft, request)
-    valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
+    valid = target_is_valid(target, request) & drafts_are_valid(draft, request)
     if draft.FILTERED:
         valid &= filters_are_valid(draft.filters, request)
-    valid &= (length >= 0) & (length <= draft.draft_len)
     if random.uniforms is not None:
         bad = tl.zeros([BLOCK_STEPS], tl.int32)
         for first in range(0, draft.draft_len + 1, BLOCK_STEPS):

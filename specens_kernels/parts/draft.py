@@ -144,6 +144,14 @@ def draft_temperature(draft, request):
 
 
 @triton.jit
+def drafts_are_valid(draft, request):
+    """Whether a request's drafts are there, and the temperature that they were drawn at is in range."""
+    temperature = draft_temperature(draft, request)
+    length = chain_len(draft, request)
+    return (temperature >= 0) & (temperature < INFINITY) & (length >= 0) & (length <= draft.draft_len)
+
+
+@triton.jit
 def raw_draft_logits(target, draft, request, step, tokens, used):
     """An outside drafter's logits, likewise, edited if the drafts were drawn from such."""
     logits = load_draft_logits(draft, request, step, tokens, used)

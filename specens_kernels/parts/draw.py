@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -26,7 +28,7 @@ from specens_kernels.parts.states import (
     part_probability,
     target_state,
 )
-from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, load_plane
+from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, SMALLEST_POWER, first_of, load_plane, tokens_of
 from specens_kernels.parts.target import (
     clean,
     edited,
@@ -43,6 +45,14 @@ from specens_kernels.results import Status
 EMPTY_RESIDUAL = tl.constexpr(int(Status.EMPTY_RESIDUAL))
 
 
+class RowStates(NamedTuple):
+    """What makes the probabilities of one row, in a kernel."""
+
+    target: Any  # TargetState
+    draft: Any  # DraftState
+    drafter: Any  # a member, or none
+
+
 @triton.jit
 def first_exceeding(masses, amount, indices):
     """The lowest index with mass whose running sum exceeds `amount`, else the last one with mass, else -1.
@@ -54,6 +64,15 @@ def first_exceeding(masses, amount, indices):
     first = tl.min(tl.where(reached, indices, NOWHERE), 0)
     last = tl.max(tl.where(has_mass, indices, -1), 0)
     return tl.where(first != NOWHERE, first, last)
+
+
+@triton.jit
+def choose_block(masses, amount):
+    """The block in which the running sum of masses, float64 [BLOCK_COUNT], comes to exceed `amount`, int32, and what is
+    left of that for its tokens."""
+    block = tl.arange(0, masses.shape[0])
+    chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
+    return chosen, amount - tl.sum(tl.where(block < chosen, masses, 0.0), 0)
 
 
 @triton.jit
@@ -84,7 +103,7 @@ def load_masses(masses_ptr, statistics, request, plane, used):
 
 @triton.jit
 def row_states(statistics, target, draft, request, step, subtracts):
-    """The target's and the draft's state at one row, and its drafter; step is int64 [1]."""
+    """The RowStates of a request's row; step is int64 [1]."""
     rows = request * target.steps + step
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
     own_state = no_draft_state()
@@ -93,7 +112,7 @@ def row_states(statistics, target, draft, request, step, subtracts):
         used = everywhere(subtracts, step)
         own_state = draft_state(statistics, draft, request, step, rows, step.to(tl.int32), used).state
         drafter = tl.max(drafter_of(draft, request, step, used), 0)
-    return state, own_state, drafter
+    return RowStates(state, own_state, drafter)
 
 
 @triton.jit
@@ -103,8 +122,9 @@ def _numbers_at(outcome, request, index):
 
 
 @triton.jit
-def store_row_states(outcome, statistics, request, state, own_state):
-    """Keep what `row_states` gives, but for its scale and drafter, for the programs after; in float32."""
+def store_row_states(outcome, statistics, request, states):
+    """Keep RowStates, but for scales and drafter, for the programs after; in float32."""
+    state = states.target
     for part in tl.static_range(statistics.PARTS):
         tl.store(_numbers_at(outcome, request, 2 * part), state.maxima[part])
         tl.store(_numbers_at(outcome, request, 2 * part + 1), state.offsets[part].to(tl.float32))
@@ -114,14 +134,14 @@ def store_row_states(outcome, statistics, request, state, own_state):
         tl.store(_numbers_at(outcome, request, FIRST + 1 + index), state.cuts[index].to(tl.float32))
     if statistics.DRAFT_PLANE >= 0:
         LAST: tl.constexpr = FIRST + 1 + len(state.cuts)
-        tl.store(_numbers_at(outcome, request, LAST), own_state.maximum)
-        tl.store(_numbers_at(outcome, request, LAST + 1), own_state.offset.to(tl.float32))
-        tl.store(_numbers_at(outcome, request, LAST + 2), own_state.cut)
+        tl.store(_numbers_at(outcome, request, LAST), states.draft.maximum)
+        tl.store(_numbers_at(outcome, request, LAST + 1), states.draft.offset.to(tl.float32))
+        tl.store(_numbers_at(outcome, request, LAST + 2), states.draft.cut)
 
 
 @triton.jit
 def load_row_states(outcome, statistics, target, draft, request, step, subtracts):
-    """What `row_states` gives of the row of the next token; step is int64 [1]."""
+    """The RowStates of the row of the next token; step is int64 [1]."""
     maxima = ()
     offsets = ()
     for part in tl.static_range(statistics.PARTS):
@@ -143,19 +163,19 @@ def load_row_states(outcome, statistics, target, draft, request, step, subtracts
         own_state = DraftState(maximum, offset, logit_scale(draft_temperature(draft, request)), cut)
         drafter = tl.max(drafter_of(draft, request, step, everywhere(subtracts, step)), 0)
     scale = logit_scale(target_temperature(target, request))
-    return TargetState(maxima, offsets, scale, threshold, cuts), own_state, drafter
+    return RowStates(TargetState(maxima, offsets, scale, threshold, cuts), own_state, drafter)
 
 
 @triton.jit
 def block_probabilities(
-    statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts,
-    ALL_OF_DRAFT: tl.constexpr = False,
-):  # fmt: skip
+    statistics, target, draft, states, request, step, tokens, subtracts, ALL_OF_DRAFT: tl.constexpr = False
+):
     """The probability of each token under the target and, where `subtracts`, under the draft; float32.
 
-    state, own_state: of the target and of the draft distribution at this row. drafter: a member, or none.
+    states: the RowStates of this row.
     ALL_OF_DRAFT: the draft's are right also where the target's filters keep no token of a group, else 0 there.
     """
+    state, own_state, drafter = states
     threshold, cuts = state.threshold, state.cuts
     probabilities = tl.zeros(tokens.shape, tl.float32)
     draft_probabilities = tl.zeros(tokens.shape, tl.float32)
@@ -198,13 +218,12 @@ def block_probabilities(
 
 
 @triton.jit
-def _masses_without(token, masses, statistics, target, draft, state, own_state, request, step):
+def _masses_without(token, masses, statistics, target, draft, states, request, step):
     """The target's block masses, float64 [BLOCK_COUNT], without one token's."""
     block = token // statistics.BLOCK_VOCAB
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
-    probabilities, _ = block_probabilities(
-        statistics, target, draft, state, own_state, request, step, tokens, NO_DRAFTER, token < 0
-    )
+    tokens = tokens_of(statistics, block)
+    states = RowStates(states.target, states.draft, NO_DRAFTER)
+    probabilities, _ = block_probabilities(statistics, target, draft, states, request, step, tokens, token < 0)
     mass = tl.sum(tl.where(tokens == token, 0.0, probabilities), 0)
     return tl.where(tl.arange(0, statistics.BLOCK_COUNT) == block, mass.to(tl.float64), masses)
 
@@ -219,21 +238,20 @@ def draw_token(outcome, masses_ptr, statistics, target, draft, rule, request, st
     share = target_share(rule, draft, request, step)
     steps = tl.zeros([1], tl.int64) + step
     if outcome.states is None:
-        state, own_state, drafter = row_states(statistics, target, draft, request, steps, subtracts)
+        states = row_states(statistics, target, draft, request, steps, subtracts)
     else:
-        state, own_state, drafter = load_row_states(outcome, statistics, target, draft, request, steps, subtracts)
+        states = load_row_states(outcome, statistics, target, draft, request, steps, subtracts)
     if statistics.TARGET_SLOTS > 0:
         masses = load_masses(masses_ptr, statistics, request, 1, kind >= 0)
     else:
-        masses = target_block_masses(statistics, state, request * target.steps + steps)
-    block = tl.arange(0, statistics.BLOCK_COUNT)
+        masses = target_block_masses(statistics, states.target, request * target.steps + steps)
     excluded = -1
     status = 0
     if draft.tokens is not None:
         target_masses = masses
         if kind == FROM_TARGET_WITHOUT_DRAFT:
             excluded = tl.max(load_draft_tokens(draft, request, steps, steps >= 0), 0).to(tl.int32)
-            masses = _masses_without(excluded, masses, statistics, target, draft, state, own_state, request, step)
+            masses = _masses_without(excluded, masses, statistics, target, draft, states, request, step)
         if masses_ptr is not None:
             own = load_masses(masses_ptr, statistics, request, 0, subtracts)
             masses = tl.where(subtracts, own, masses)
@@ -242,17 +260,14 @@ def draw_token(outcome, masses_ptr, statistics, target, draft, rule, request, st
             excluded = -1
             status = EMPTY_RESIDUAL
         subtracts = subtracts & (status == 0)
-    amount = uniform * tl.sum(masses, 0)
-    chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
-    amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
-    tokens = chosen * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    block, amount = choose_block(masses, uniform * tl.sum(masses, 0))
+    tokens = tokens_of(statistics, block)
     probabilities, draft_probabilities = block_probabilities(
-        statistics, target, draft, state, own_state, request, step, tokens, drafter, subtracts
+        statistics, target, draft, states, request, step, tokens, subtracts
     )
     if rule.KIND == BLOCK:
         probabilities *= tl.where(subtracts, share, 1.0)
     residual = tl.where(tokens == excluded, 0.0, tl.maximum(probabilities - draft_probabilities, 0.0))
     token = first_exceeding(residual.to(tl.float64), amount, tokens)
-    largest = tl.max(probabilities, 0)
-    likely = tl.min(tl.where(probabilities == largest, tokens, NOWHERE), 0)
+    likely = first_of(probabilities, tl.max(probabilities, 0), tokens)
     return tl.where(token >= 0, token, likely), status

@@ -100,10 +100,14 @@ def list_of(statistics, source):
 
 
 @triton.jit
-def listed_tokens(statistics, source, column, count, CHUNK: tl.constexpr):
-    """The first token of columns of CHUNK tokens, counted through the listed groups, and whether they are there."""
+def listed_tokens(statistics, source, start, count, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """The tokens of columns of CHUNK from `start` on, counted through the listed groups, int32 [COLUMNS, CHUNK], and
+    whether they are there. count: of the listed groups."""
+    column = start + tl.arange(0, COLUMNS)
     PER_GROUP: tl.constexpr = statistics.GROUP // CHUNK
     index = column // PER_GROUP
-    used = index < count
-    group = tl.load(list_of(statistics, source) + index, mask=used, other=0).to(tl.int32)
-    return group * statistics.GROUP + column % PER_GROUP * CHUNK, used
+    listed = index < count
+    group = tl.load(list_of(statistics, source) + index, mask=listed, other=0).to(tl.int32)
+    first = group * statistics.GROUP + column % PER_GROUP * CHUNK
+    tokens = first[:, None] + tl.arange(0, CHUNK)[None, :]
+    return tokens, listed[:, None] & (tokens >= 0)

@@ -20,7 +20,14 @@ from specens_kernels.parts.draft import (
 )
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import plausible_threshold
-from specens_kernels.parts.statistics import DRAFT_SHIFT, NOWHERE, store_number, sum_of_powers, top_is_wanted
+from specens_kernels.parts.statistics import (
+    DRAFT_SHIFT,
+    first_of,
+    store_number,
+    sum_of_powers,
+    tokens_of,
+    top_is_wanted,
+)
 from specens_kernels.parts.target import (
     INFINITE_LOGITS,
     NAN_LOGITS,
@@ -90,12 +97,6 @@ def _store_softmax(statistics, row, plane, sum_plane, block, logits, scale, grou
     store_number(statistics, row, plane, block, maximum)
     store_number(statistics, row, sum_plane, block, powers)
     return maximum, powers
-
-
-@triton.jit
-def first_of(values, value, tokens):
-    """The first token of that value, after every token where the value is -inf."""
-    return tl.min(tl.where((values == value) & (values > -INFINITY), tokens, NOWHERE), 0)
 
 
 @triton.jit
@@ -196,7 +197,7 @@ def read_block(statistics, target, draft, row, block, CLEAN: tl.constexpr):
     """Write a block's statistics. Unless CLEAN they hold only where the result, 1 for a logit of NaN or +inf, is 0."""
     request = row // target.steps
     step = row - request * target.steps
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    tokens = tokens_of(statistics, block)
     tested = may_be_drafted(draft, request, step) & (target_temperature(target, request) != 0)
     drafter = NO_DRAFTER
     if statistics.DRAFT_PLANE >= 0 and draft.logits is None:

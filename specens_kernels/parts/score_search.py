@@ -21,7 +21,15 @@ from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY
 from specens_kernels.parts.scores import exact_rate, score_logits
 from specens_kernels.parts.states import keep_part, log_power, log_probability, target_state
 from specens_kernels.parts.statistics import NO_TOKEN, NOWHERE, load_plane, row_marks
-from specens_kernels.parts.target import clean, everywhere, marks_of, part_logits, raw_logits, target_temperature
+from specens_kernels.parts.target import (
+    LN_2,
+    clean,
+    everywhere,
+    marks_of,
+    part_logits,
+    raw_logits,
+    target_temperature,
+)
 
 SLACK = tl.constexpr(1e-3)  # what float32 statistics may hide of a value
 
@@ -82,7 +90,7 @@ def _value_bounds(scores, statistics, target, state, request, rows, maxima, orig
             used = target_temperature(target, request)
             power = log_power(maxima, tl.max(state.maxima[part], 0), tl.max(state.offsets[part], 0), used, tl.float32)
             best = tl.maximum(best, power)
-        spread: tl.constexpr = statistics.PARTS * 0.6931471805599453  # at least the logarithm of their number
+        spread: tl.constexpr = statistics.PARTS * LN_2  # at least the logarithm of their number
         return tl.where(best > -INFINITY, best + spread + SLACK, -INFINITY)
 
 

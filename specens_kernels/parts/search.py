@@ -56,16 +56,6 @@ class Limits(NamedTuple):
 
 
 @triton.jit
-def _listed_values(statistics, target, draft, source, start, count, BLOCK: tl.constexpr):
-    """The values of the listed tokens from the column `start` on, float32 [columns, CHUNK], and whether they are."""
-    column = start + tl.arange(0, BLOCK // CHUNK)
-    first, listed = listed_tokens(statistics, source, column, count, CHUNK)
-    tokens = first[:, None] + tl.arange(0, CHUNK)[None, :]
-    used = listed[:, None] & (tokens >= 0)
-    return slot_values(statistics, target, draft, source, tokens, used), used
-
-
-@triton.jit
 def _largest_values(statistics, target, draft, source, count, low, high, BLOCK: tl.constexpr):
     """The two largest values of each lane in a bracket, float32 [columns, CHUNK, 2], -inf where there are less, and the
     largest value that is left out, -inf where there is none.
@@ -76,7 +66,8 @@ def _largest_values(statistics, target, draft, source, count, low, high, BLOCK: 
     second = first
     third = tl.zeros([BLOCK // CHUNK], tl.float32) - INFINITY
     for start in range(0, count * (statistics.GROUP // CHUNK), BLOCK // CHUNK):
-        values, used = _listed_values(statistics, target, draft, source, start, count, BLOCK)
+        tokens, used = listed_tokens(statistics, source, start, count, BLOCK // CHUNK, CHUNK)
+        values = slot_values(statistics, target, draft, source, tokens, used)
         values = tl.where(used & (values >= low) & (values < high), values, -INFINITY)
         after = tl.minimum(first, values)
         first = tl.maximum(first, values)
@@ -96,7 +87,8 @@ def _measure(statistics, target, draft, source, count, pivots, high, BLOCK: tl.c
     smallest = tl.zeros([BLOCK // CHUNK], tl.float32) + INFINITY
     largest = -smallest
     for start in range(0, count * (statistics.GROUP // CHUNK), BLOCK // CHUNK):
-        values, used = _listed_values(statistics, target, draft, source, start, count, BLOCK)
+        tokens, used = listed_tokens(statistics, source, start, count, BLOCK // CHUNK, CHUNK)
+        values = slot_values(statistics, target, draft, source, tokens, used)
         values = tl.where(used, values, -INFINITY)
         powers = slot_powers(statistics, source, values)
         more = ()
@@ -232,11 +224,11 @@ def _search_row(statistics, target, draft, source, listed, low, high, wanted, by
 
 
 @triton.jit
-def _limits(statistics, source, maximum, min_p, temperature):
+def _limits(statistics, source, maximum, min_p):
     """The Limits of a row. maximum: its largest value."""
     lowest = tl.zeros_like(maximum) - FLOAT_MAX
     log_min_p = tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
-    floor = (maximum.to(tl.float64) + log_min_p * temperature.to(tl.float64)).to(tl.float32)
+    floor = (maximum.to(tl.float64) + log_min_p * source.temperature.to(tl.float64)).to(tl.float32)
     if statistics.WHOLE:
         lowest = tl.where(source.slot == 0, value_of(tl.full([], 1, tl.int64)), lowest)
         floor = tl.where(source.slot == 0, maximum * min_p, floor)
@@ -244,38 +236,35 @@ def _limits(statistics, source, maximum, min_p, temperature):
 
 
 @triton.jit
-def _bound(statistics, source, filters, temperature, total, lower, upper):
+def _bound(statistics, source, filters, lower, upper):
     """No kept value is below it, and no filter needs to know a value that is.
 
     lower, upper: of the largest value of each group.
     """
     top_k, top_p, min_p, min_p_first = filters
-    limits = _limits(statistics, source, tl.max(lower, 0), min_p, temperature)
+    limits = _limits(statistics, source, tl.max(lower, 0), min_p)
     bound = limits.lowest
     if min_p_first | (top_p >= 1) | (top_k <= 0):
         bound = tl.maximum(bound, limits.floor)
     if top_k > 0:
         bound = tl.maximum(bound, bound_of_rank(lower, top_k))
     elif (top_p < 1) & ((min_p_first == 0) | (min_p <= 0)):
-        left_out = total - top_p.to(tl.float64) * total
+        left_out = source.mass - top_p.to(tl.float64) * source.mass
         bound = tl.maximum(bound, bound_of_mass(statistics, source, upper, left_out))
     return bound
 
 
 @triton.jit
-def search(statistics, target, draft, source, filters, temperature, total, BLOCK: tl.constexpr):
-    """The smallest value that a slot's filters keep, float32, and the mass of the kept tokens, float64.
-
-    filters, temperature, total: the slot's, the last the mass of its row.
-    """
+def search(statistics, target, draft, source, filters, BLOCK: tl.constexpr):
+    """The smallest value that a slot's filters keep, float32, and the mass of the kept tokens, float64."""
     top_k, top_p, min_p, min_p_first = filters
     lower, upper = group_limits(statistics, source)
-    low = _bound(statistics, source, filters, temperature, total, lower, upper)
+    low = _bound(statistics, source, filters, lower, upper)
     listed = list_groups(statistics, source, upper, low)
     largest, rest = _largest_values(statistics, target, draft, source, listed, low, INFINITY, BLOCK)
     maximum = tl.max(tl.max(tl.max(largest, 2), 1), 0)
-    limits = _limits(statistics, source, maximum, min_p, temperature)
-    mass = total  # that top-p acts on, if no other filter comes first
+    limits = _limits(statistics, source, maximum, min_p)
+    mass = source.mass  # that top-p acts on, if no other filter comes first
     for stage in range(2):
         by_mass = tl.full([], 0, tl.int32) + stage == 1
         if tl.where(by_mass, top_p < 1, top_k > 0):

@@ -14,12 +14,12 @@ import triton.language as tl
 
 from specens_kernels.parts.chain import draft_log_probability
 from specens_kernels.parts.draft import NO_DRAFTER, DraftView, drafter_logits
-from specens_kernels.parts.draw import block_probabilities, first_exceeding
+from specens_kernels.parts.draw import RowStates, block_probabilities, choose_block, first_exceeding
 from specens_kernels.parts.rules import RuleView
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.scores import ScoreView
-from specens_kernels.parts.states import block_is_cut, drafter_state, no_draft_state, target_state
-from specens_kernels.parts.statistics import NO_SLOT, NOWHERE, Statistics
+from specens_kernels.parts.states import DraftState, block_is_cut, drafter_state, no_draft_state, target_state
+from specens_kernels.parts.statistics import NO_SLOT, Statistics, first_of, tokens_of
 from specens_kernels.parts.target import TargetView, clean, raw_logits
 from specens_kernels.parts.tree import TreeView, at_row, first_row
 from specens_kernels.parts.uniforms import RandomView
@@ -55,6 +55,8 @@ class Left(NamedTuple):
     rate: Any  # float64
     rates: Any  # float64 [LANES]
     since: Any  # int32: the children after this row have nothing left
+    masses: Any  # float64 [BLOCK_COUNT]
+    weighed: Any  # int32: whether the masses are known
 
 
 class BlockLeft(NamedTuple):
@@ -89,21 +91,28 @@ def row_of(call, request, row, children, tokens):
 
 
 @triton.jit
+def source_state(row, source: tl.constexpr):
+    """The DraftState of a source. Up to Triton 3.6 its fields have lost their names where it was added to a tuple."""
+    maximum, offset, scale, cut = row.sources[source]
+    return DraftState(maximum, offset, scale, cut)
+
+
+@triton.jit
 def draft_log(call, row, source: tl.constexpr, drafter, token, used):
     """Log of a source's draft probability of a token, int64 [1]; float64 [1]."""
-    state = row.sources[source]
+    state = source_state(row, source)
     return draft_log_probability(
         call.drafts, call.target, call.draft, state, drafter, row.request, row.row, token, used
     )
 
 
 @triton.jit
-def taken_away(call, row, left, token):
+def taken_away(call, row, rates, token):
     """The sum of rates[source] * draft probability of a token, int64 [1]; float64."""
     total = tl.full([], 0.0, tl.float64)
     if call.drafts.DRAFT_PLANE >= 0:
         for source in tl.static_range(call.tree.SOURCES):
-            rate = at_row(left.rates, source)
+            rate = at_row(rates, source)
             if rate > 0:
                 drafter = token * 0 + source
                 if call.tree.SOURCES == 1:
@@ -115,7 +124,7 @@ def taken_away(call, row, left, token):
 @triton.jit
 def _member_probabilities(call, row, member: tl.constexpr, tokens):
     """A member's own as a drafter, float32."""
-    state = row.sources[member]
+    state = source_state(row, member)
     logits = raw_logits(call.target, member, row.request, row.row, tokens, tokens >= 0)
     logits = drafter_logits(call.target, call.draft, member, row.request, row.row, tokens, tokens >= 0, logits)
     logits = clean(logits)
@@ -131,11 +140,11 @@ def _one_source(call, row, left, tokens, wanted):
     drafter = tl.full([], 0, tl.int32) + call.draft.drafter
     own_state = no_draft_state()
     if call.drafts.DRAFT_PLANE >= 0:
-        own_state = row.sources[0]
+        own_state = source_state(row, 0)
+    states = RowStates(row.state, own_state, drafter)
     probabilities, drafted = block_probabilities(
-        call.statistics, call.target, call.draft, row.state, own_state, row.request, row.row, tokens,
-        drafter, subtracts, True,
-    )  # fmt: skip
+        call.statistics, call.target, call.draft, states, row.request, row.row, tokens, subtracts, True
+    )
     rest = probabilities * left.rate.to(tl.float32) - drafted * at_row(left.rates, 0).to(tl.float32)
     return probabilities, drafted, rest
 
@@ -143,10 +152,10 @@ def _one_source(call, row, left, tokens, wanted):
 @triton.jit
 def _several_sources(call, row, left, tokens, wanted):
     """The same, where the draft is that of the member `wanted`."""
+    states = RowStates(row.state, source_state(row, 0), NO_DRAFTER)
     probabilities, _ = block_probabilities(
-        call.statistics, call.target, call.draft, row.state, row.sources[0], row.request, row.row, tokens,
-        NO_DRAFTER, wanted < NO_DRAFTER,
-    )  # fmt: skip
+        call.statistics, call.target, call.draft, states, row.request, row.row, tokens, wanted < NO_DRAFTER
+    )
     drafted = tl.zeros(tokens.shape, tl.float32)
     rest = probabilities * left.rate.to(tl.float32)
     for source in tl.static_range(call.tree.SOURCES):
@@ -162,7 +171,7 @@ def _several_sources(call, row, left, tokens, wanted):
 @triton.jit
 def _left_of_block(call, row, left, block, last, wanted):
     """The BlockLeft of a block, with the draft `wanted` and the children up to `last`."""
-    tokens = block * call.statistics.BLOCK_VOCAB + tl.arange(0, call.statistics.BLOCK_VOCAB)
+    tokens = tokens_of(call.statistics, block)
     if call.tree.SOURCES == 1:
         probabilities, drafted, rest = _one_source(call, row, left, tokens, wanted)
     else:
@@ -180,10 +189,11 @@ def _left_of_block(call, row, left, block, last, wanted):
 
 
 @triton.jit
-def weigh(call, row, left, masses, first, end, last, wanted):
+def weigh(call, row, left, first, end, last, wanted):
     """Masses of what children up to `last` leave, float64 [BLOCK_COUNT], those of some blocks anew; and the mass of the
     draft `wanted`, a source or none, in these blocks without their tokens."""
     index = tl.arange(0, call.statistics.BLOCK_COUNT)
+    masses = left.masses
     drafted_mass = tl.full([], 0.0, tl.float64)
     for block in range(first, end):
         mass = tl.full([], 0.0, tl.float32)
@@ -198,13 +208,10 @@ def weigh(call, row, left, masses, first, end, last, wanted):
 
 @triton.jit
 def draw_left(call, row, left, masses, uniform):
-    """A token of what all children leave, int32, by its masses."""
-    block = tl.arange(0, call.statistics.BLOCK_COUNT)
-    amount = uniform * tl.sum(masses, 0)
-    chosen = tl.maximum(first_exceeding(masses, amount, block), 0)
-    amount -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
-    of_block = _left_of_block(call, row, left, chosen, call.tree.ROWS, NO_DRAFTER)
-    tokens = chosen * call.statistics.BLOCK_VOCAB + tl.arange(0, call.statistics.BLOCK_VOCAB)
-    likely = tl.min(tl.where(of_block.target == tl.max(of_block.target, 0), tokens, NOWHERE), 0)
+    """A token of what all children leave, int32, by its masses, which are known."""
+    block, amount = choose_block(masses, uniform * tl.sum(masses, 0))
+    of_block = _left_of_block(call, row, left, block, call.tree.ROWS, NO_DRAFTER)
+    tokens = tokens_of(call.statistics, block)
+    likely = first_of(of_block.target, tl.max(of_block.target, 0), tokens)
     token = first_exceeding(of_block.rest.to(tl.float64), amount, tokens)
     return tl.where(token >= 0, token, likely)

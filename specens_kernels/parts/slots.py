@@ -33,7 +33,9 @@ class Source(NamedTuple):
     drafter: Any  # a member, or none
     plane: Any  # of the maxima of its blocks
     maximum: Any  # the row's largest logit, as a number for powers
+    temperature: Any
     scale: Any
+    mass: Any  # of the row: a sum of powers, or 1 for a whole mixture; 0 where there is no distribution to filter
     threshold: Any  # of plausibility
     state: Any  # TargetState of a whole mixture
 
@@ -155,10 +157,7 @@ def _slot_planes(statistics, slot, drafter):
 
 @triton.jit
 def slot_source(statistics, target, draft, request, step, slot):
-    """A row's slot, its temperature, the row's mass.
-
-    The mass is a sum of powers, or 1 for a whole mixture; 0 where there is no distribution to filter.
-    """
+    """The Source of a row's slot."""
     rows = tl.zeros([1], tl.int64) + request * target.steps + step
     temperature = target_temperature(target, request)
     drafter = step * 0 + NO_DRAFTER
@@ -182,7 +181,7 @@ def slot_source(statistics, target, draft, request, step, slot):
         total = tl.where(slot == 0, tl.where(alive, 1.0, 0.0).to(tl.float64), total)
     elif statistics.TARGET_SLOTS > 0:
         threshold = plausible_threshold(statistics, target, rows, rows >= 0)
-    source = Source(
+    return Source(
         slot=slot,
         request=request,
         step=step,
@@ -190,20 +189,22 @@ def slot_source(statistics, target, draft, request, step, slot):
         drafter=drafter,
         plane=plane,
         maximum=tl.max(maxima, 0),
+        temperature=temperature,
         scale=scale,
+        mass=total,
         threshold=threshold,
         state=state,
     )
-    return source, temperature, total
 
 
 @triton.jit
-def slot_is_filtered(statistics, target, draft, request, slot, filters, total):
+def slot_is_filtered(statistics, target, draft, source, filters):
     """Whether a slot's filters are in range and keep anything out; those of greedy requests do not count."""
-    filtered = ((filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0)) & (total > 0)
+    request = source.request
+    filtered = ((filters.top_k > 0) | (filters.top_p < 1) | (filters.min_p > 0)) & (source.mass > 0)
     filtered &= target_is_valid(target, request) & (target_temperature(target, request) > 0)
     if statistics.DRAFT_SLOT >= 0:
-        heat = draft_temperature(draft, request)
-        usable = (heat > 0) & (heat < INFINITY) & filters_are_valid(draft.filters, request)
-        filtered &= (slot != statistics.DRAFT_SLOT) | usable
+        temperature = draft_temperature(draft, request)
+        usable = (temperature > 0) & (temperature < INFINITY) & filters_are_valid(draft.filters, request)
+        filtered &= (source.slot != statistics.DRAFT_SLOT) | usable
     return filtered

@@ -141,6 +141,18 @@ def has_draft_distribution(target: TargetView, draft: DraftView) -> bool:
 
 
 @triton.jit
+def tokens_of(statistics, block):
+    """The tokens of a block, int32 [BLOCK_VOCAB]."""
+    return block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+
+
+@triton.jit
+def first_of(values, value, tokens):
+    """The first token of that value, after every token where the value is -inf."""
+    return tl.min(tl.where((values == value) & (values > -INFINITY), tokens, NOWHERE), 0)
+
+
+@triton.jit
 def sum_of_powers(logits, maximum, scale):
     """The sum of 2^((logit - maximum) * scale) over a block's logits, 0 where all are -inf."""
     return tl.sum(tl.exp2((logits - tl.maximum(maximum, -FLOAT_MAX)) * scale), 0)

@@ -456,6 +456,35 @@ def test_only_the_first_of_calls_that_are_alike_is_checked(monkeypatch):
     )
 
 
+def test_a_compaction_is_checked_where_its_like_was_not_there_but_for_memory_that_caches_share(monkeypatch):
+    module = importlib.import_module("specens_kernels.ops.compact_kv")
+    checked, check = [], module.check
+    monkeypatch.setattr(module, "check", lambda *given: checked.append(given) or check(*given))
+    caches, kept, prefix_lens = (
+        [torch.zeros(3, 2, 9, 8) for _ in range(4)],
+        torch.arange(2).expand(3, 2),
+        torch.zeros(3),
+    )
+
+    def call(**changes: Any) -> None:
+        given = {"caches": caches, "kept": kept, "prefix_lens": prefix_lens.long()} | changes
+        compact_kv(**given, backend="triton")
+
+    for _ in range(5):
+        call()
+    assert 1 <= len(checked) <= 2  # where it is seen, and where it is recorded
+    wrong_ones = {
+        "caches": ([*caches[:3], caches[0]], [*caches[:3], caches[0].mT], [*caches[:3], caches[0][:2]]),
+        "kept": (kept.float(), kept[0]),
+        "prefix_lens": (prefix_lens, prefix_lens[:2].long()),
+        "slot_dim": (-2.0, -1),
+    }
+    for name, values in wrong_ones.items():
+        for value in values:
+            with pytest.raises(ValueError, match=name):
+                call(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["plain", "tree", "sample"])
 def test_a_call_like_one_before_passes_by_the_dispatcher_where_nothing_listens(name, monkeypatch):
     call, replayed_calls = everyday_calls()[name], []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specens_kernels.backend import count_changes, implementations, select_for
+from specens_kernels.backend import checked_where_new, count_changes, implementations, select_for
 from specens_kernels.buffers import check_out
 from specens_kernels.checks import check_integers
 from specens_kernels.ops.compact_kv import reference
-from specens_kernels.ops.compact_kv.checks import check, check_choice
+from specens_kernels.ops.compact_kv.checks import check, check_choice, check_distinct
 from specens_kernels.results import Compaction
 from specens_kernels.values import fail
 from specens_kernels.workspace import Workspace
@@ -78,18 +79,22 @@ def compact_kv(
     tensors = [caches] if isinstance(caches, Tensor) else caches
     paged = block_table is not None or slot_mapping is not None
     slot_dim = slot_dim if slot_dim is not None else PAGED_SLOT_DIM if paged else DENSE_SLOT_DIM
-    check_choice(tensors, kept, num_kept)
+    check_choice(tensors, kept, num_kept, batch_dim, slot_dim)
     nodes = _nodes_of(kept) if kept.dtype == torch.bool else kept
     prefix_lens = kept.new_zeros(len(kept), dtype=torch.int64) if prefix_lens is None else prefix_lens
     arguments = (nodes, prefix_lens, num_kept, block_table, slot_mapping, batch_dim, slot_dim)
     name, function = select_for(IMPLEMENTATIONS, backend, tensors[0], "compact_kv", out, workspace)
-    if name != "cpp" or torch.compiler.is_compiling():
+    if name == "reference" or torch.compiler.is_compiling():
         check(tensors, *arguments)
+    elif name == "triton":
+        function = checked_where_new(function, partial(check, tensors, *arguments))
     if out is not None:
         _check_out(out, tensors, arguments)
     if torch.is_grad_enabled() and any(getattr(cache, "requires_grad", False) for cache in tensors):
         fail("caches", "tensors that need no gradient, or a call in torch.no_grad()", "one that requires grad")
     try:
+        if name == "triton":
+            check_distinct(tensors)
         if out is None:
             lengths, status = function(tensors, *arguments)
         else:

@@ -12,8 +12,8 @@ from specens_kernels.checks import check_integers, check_tensor
 from specens_kernels.values import INTEGER_DTYPES, fail, is_integer
 
 
-def check_choice(tensors: Any, kept: Any, num_kept: Any) -> None:
-    """Raise ValueError unless there are caches and something that says what to keep of them."""
+def check_choice(tensors: Any, kept: Any, num_kept: Any, batch_dim: Any, slot_dim: Any) -> None:
+    """Raise ValueError unless there are caches, dimensions of them and something that says what to keep of them."""
     if not isinstance(tensors, list | tuple):
         fail("caches", "a tensor or a sequence of tensors", type(tensors).__name__)
     if not tensors or not isinstance(tensors[0], Tensor):
@@ -22,6 +22,11 @@ def check_choice(tensors: Any, kept: Any, num_kept: Any) -> None:
         check_tensor("kept", kept, (None, None), (*INTEGER_DTYPES, torch.bool), tensors[0].device)
     if kept.dtype == torch.bool and num_kept is not None:
         fail("num_kept", "None, as the mask says how many are kept", "a tensor")
+    for name, dim in {"batch_dim": batch_dim, "slot_dim": slot_dim}.items():
+        if not is_integer(dim) or dim > -2:
+            fail(name, "a dimension before the last, counted from the end: -2, -3, ...", repr(dim))
+    if batch_dim == slot_dim:
+        fail("slot_dim", "another dimension than batch_dim", slot_dim)
 
 
 def check(
@@ -45,7 +50,6 @@ def check(
     for name, table in {"block_table": block_table, "slot_mapping": slot_mapping}.items():
         if table is not None:
             check_integers(name, table, (batch, None), device)
-    _check_dims(batch_dim, slot_dim)
     paged = block_table is not None or slot_mapping is not None
     for index, cache in enumerate(tensors):
         _check_cache(f"caches[{index}]", cache, tensors[0], batch_dim, slot_dim)
@@ -53,15 +57,7 @@ def check(
             fail(f"caches[{index}]", f"{batch} requests in dimension {batch_dim}", list(cache.shape))
         if paged and cache.shape[slot_dim] != tensors[0].shape[slot_dim]:
             fail(f"caches[{index}]", f"blocks of {tensors[0].shape[slot_dim]} slots", list(cache.shape))
-    _check_distinct(tensors)
-
-
-def _check_dims(batch_dim: Any, slot_dim: Any) -> None:
-    for name, dim in {"batch_dim": batch_dim, "slot_dim": slot_dim}.items():
-        if not is_integer(dim) or dim > -2:
-            fail(name, "a dimension before the last, counted from the end: -2, -3, ...", repr(dim))
-    if batch_dim == slot_dim:
-        fail("slot_dim", "another dimension than batch_dim", slot_dim)
+    check_distinct(tensors)
 
 
 def _check_cache(name: str, cache: Any, first: Tensor, batch_dim: int, slot_dim: int) -> None:
@@ -79,10 +75,11 @@ def _check_cache(name: str, cache: Any, first: Tensor, batch_dim: int, slot_dim:
         fail(name, "a tensor that is not expanded", f"strides {cache.stride()}")
 
 
-def _check_distinct(tensors: Sequence[Tensor]) -> None:
+def check_distinct(tensors: Sequence[Tensor]) -> None:
+    """Raise ValueError where two caches begin at one address."""
     if torch.compiler.is_compiling():
         return  # a traced tensor has no address
-    indices = [cache.data_ptr() for cache in tensors if cache.numel() > 0]
-    for index, position in enumerate(indices):
-        if position in indices[:index]:
-            fail("caches", "tensors that share no memory", f"one that begins where another begins, number {index}")
+    addresses = [cache.data_ptr() for cache in tensors if cache.numel() > 0]
+    if len(set(addresses)) < len(addresses):
+        index = next(index for index, address in enumerate(addresses) if address in addresses[:index])
+        fail("caches", "tensors that share no memory", f"one that begins where another begins, number {index}")

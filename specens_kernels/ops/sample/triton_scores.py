@@ -18,7 +18,7 @@ from torch import Tensor
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.ops.target_logprobs.triton_kernel import statistics_launches
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, load_draft_tokens
-from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature, row_count, row_is_read
+from specens_kernels.parts.draft import DraftView, chain_len, drafts_are_valid, row_count, row_is_read
 from specens_kernels.parts.gumbel import NOISE_BLOCK
 from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY
@@ -164,11 +164,8 @@ class ChainRows(NamedTuple):
 @triton.jit
 def _chain_rows(target, draft, request):
     """The ChainRows of a request."""
-    heat = draft_temperature(draft, request)
-    length = chain_len(draft, request)
-    valid = target_is_valid(target, request) & (heat >= 0) & (heat < INFINITY)
-    valid &= (length >= 0) & (length <= draft.draft_len)
-    length = tl.where(valid, length, 0)
+    valid = target_is_valid(target, request) & drafts_are_valid(draft, request)
+    length = tl.where(valid, chain_len(draft, request), 0)
     return ChainRows(length, tl.where(valid, row_count(target, draft, request, length), 0), valid)
 
 
@@ -298,10 +295,13 @@ def launches(
 
 
 def search_launch(
-    kernel: Any, programs: int, arguments: dict[str, Any], scores: ScoreView, target: TargetView
+    kernel: Any, programs: int, arguments: dict[str, Any], scores: ScoreView, target: TargetView, more: bool = False
 ) -> Launch:
-    """A kernel that searches: edits are looked up, and logarithms of probabilities are sums, with many numbers."""
-    many = target.edits is not None or not scores.EXACT.value
+    """A kernel that searches: edits are looked up, and logarithms of probabilities are sums, with many numbers.
+
+    more: whether the kernel itself holds many.
+    """
+    many = target.edits is not None or not scores.EXACT.value or more
     return Launch(kernel, (programs,), arguments, SEARCH_WARPS, SEARCH_REGISTERS if many else None)
 
 

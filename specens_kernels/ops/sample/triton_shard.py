@@ -95,4 +95,5 @@ def new_best(target: TargetView) -> ShardBest:
 def launches(best: ShardBest, scores: ScoreView, statistics: Statistics, target: TargetView) -> Iterator[Launch]:
     yield from pass_launches(scores, statistics, target, DraftView(draft_len=target.steps - 1))  # all rows are read
     arguments = {"best": best, "scores": scores, "statistics": statistics, "target": target}
-    yield search_launch(_shard_kernel, batch_of(target) * target.steps, arguments, scores, target)
+    mixed = not scores.LONE.value  # what is found is mixed once more
+    yield search_launch(_shard_kernel, batch_of(target) * target.steps, arguments, scores, target, mixed)

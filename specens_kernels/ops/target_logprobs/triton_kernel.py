@@ -14,7 +14,7 @@ from specens_kernels.arguments import ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.parts.draft import DraftView, row_is_read
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
-from specens_kernels.parts.read import first_of, read_block
+from specens_kernels.parts.read import read_block
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.search import SEARCH_BLOCK, search
 from specens_kernels.parts.slots import slot_filters, slot_is_filtered, slot_source
@@ -22,8 +22,10 @@ from specens_kernels.parts.states import blocks_with_top, keep_part, log_probabi
 from specens_kernels.parts.statistics import (
     NOWHERE,
     Statistics,
+    first_of,
     new_statistics,
     store_number,
+    tokens_of,
     top_is_wanted,
     top_tokens,
 )
@@ -39,10 +41,10 @@ from specens_kernels.parts.target import (
     target_view,
 )
 
+BLOCK_REGISTERS = 128  # of a thread: two programs at once; the compiler's own choice of a number spills a few
 BLOCK_WARPS, HALF_WARPS = 8, 4  # of what reads a block: four loads of 16 bytes a thread, also of half precision
 HALF_REGISTERS = 128  # of its threads, so that a multiprocessor holds four such programs
 MOST_HALVES = 3  # members and drafts that these hold
-EDITED_REGISTERS = TOP_REGISTERS = 128  # two programs at once; the compiler's own choice of a number spills a few
 FILTER_WARPS = 16  # a row's search waits for all threads again and again, and few of them fit a multiprocessor
 
 
@@ -60,7 +62,7 @@ def _plausible_kernel(
     step = row % target.steps
     if not row_is_read(target, draft, request, step):
         return
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    tokens = tokens_of(statistics, block)
     largest = tl.max(raw_logits(target, 0, request, step, tokens, tokens >= 0), 0)  # passes over NaN
     store_number(statistics, row, statistics.PLAUSIBLE_PLANE, block, clean(largest))
 
@@ -99,17 +101,18 @@ def _filter_kernel(
     if not row_is_read(target, draft, request, step):
         return
     index = row * statistics.SLOTS + slot
-    source, temperature, total = slot_source(statistics, target, draft, request, step, slot)
+    source = slot_source(statistics, target, draft, request, step, slot)
     filters = slot_filters(statistics, target, draft, request, slot)
-    if slot_is_filtered(statistics, target, draft, request, slot, filters, total):
-        cut, kept = search(statistics, target, draft, source, filters, temperature, total, BLOCK)
+    if slot_is_filtered(statistics, target, draft, source, filters):
+        cut, kept = search(statistics, target, draft, source, filters, BLOCK)
         tl.store(statistics.cuts + index, cut)
         tl.store(statistics.kept + index, kept)
     else:
         tl.store(statistics.cuts + index, -INFINITY)
+        mass = source.mass
         if statistics.WHOLE:
-            total = tl.where(slot == 0, 1.0, total)
-        tl.store(statistics.kept + index, total)
+            mass = tl.where(slot == 0, 1.0, mass)
+        tl.store(statistics.kept + index, mass)
 
 
 @triton.jit
@@ -134,7 +137,7 @@ def _mixture_top_kernel(
     tops = tl.zeros([statistics.BLOCK_COUNT], tl.int32) + NOWHERE
     block = tl.min(tl.where(may_hold, index, NOWHERE), 0)
     while block != NOWHERE:
-        tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+        tokens = tokens_of(statistics, block)
         masses = tl.zeros(tokens.shape, tl.float32)
         for part in tl.static_range(statistics.PARTS):
             logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
@@ -162,7 +165,7 @@ def _target_logprobs_kernel(
     block = tl.program_id(1)
     request = row // target.steps
     step = row % target.steps
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    tokens = tokens_of(statistics, block)
     rows = tl.zeros([1], tl.int64) + row
     state, _ = target_state(statistics, target, request, rows, rows >= 0)
     used = (tokens < target.vocab) & everywhere(target_is_valid(target, request), tokens)
@@ -186,7 +189,7 @@ def statistics_launches(statistics: Statistics, target: TargetView, draft: Draft
     if statistics.cuts is not None:
         yield filter_launch(statistics, target, draft)
     if statistics.TOP_PLANE.value > 0:
-        yield Launch(_mixture_top_kernel, grid[:1], arguments, BLOCK_WARPS, TOP_REGISTERS)
+        yield Launch(_mixture_top_kernel, grid[:1], arguments, BLOCK_WARPS, BLOCK_REGISTERS)
 
 
 def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftView) -> Launch:
@@ -195,7 +198,7 @@ def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftV
     arguments = {"statistics": statistics, "target": target, "draft": draft}
     read = [*target.logits, *([draft.logits] if draft.logits is not None else [])]
     if target.edits is not None:
-        return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS, EDITED_REGISTERS)
+        return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS, BLOCK_REGISTERS)
     processed = target.mask is not None or not target.MIXTURE.value
     if processed or len(read) > MOST_HALVES or any(logits.element_size() > 2 for logits in read):
         return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS)

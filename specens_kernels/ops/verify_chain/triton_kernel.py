@@ -25,7 +25,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
     emitted_rows,
@@ -48,7 +48,7 @@ from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.rules import BLOCK, RuleView, new_rule, target_share
 from specens_kernels.parts.scores import score_view
 from specens_kernels.parts.states import block_is_cut, log_probability, target_state
-from specens_kernels.parts.statistics import Statistics, new_statistics, top_tokens
+from specens_kernels.parts.statistics import Statistics, new_statistics, tokens_of, top_tokens
 from specens_kernels.parts.target import TargetView, batch_of, target_view
 from specens_kernels.parts.uniforms import RandomView, uniforms_at
 from specens_kernels.rules import RuleKind
@@ -78,8 +78,8 @@ def _walk_kernel(
     tl.store(outcome.status + request, status)
     if (kind != NOTHING) & (kind != MOST_LIKELY):
         step = tl.zeros([1], tl.int64) + num_accepted
-        state, own_state, _ = row_states(statistics, target, draft, request, step, kind == FROM_RESIDUAL)
-        store_row_states(outcome, statistics, request, state, own_state)
+        states = row_states(statistics, target, draft, request, step, kind == FROM_RESIDUAL)
+        store_row_states(outcome, statistics, request, states)
 
 
 @triton.jit
@@ -109,10 +109,9 @@ def _residual_kernel(
         tl.store(masses_ptr, 0.0)
         tl.store(masses_ptr + statistics.blocks, 0.0)
         return
-    state, own_state, drafter = load_row_states(outcome, statistics, target, draft, request, step, subtracts)
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    states = load_row_states(outcome, statistics, target, draft, request, step, subtracts)
     probabilities, draft_probabilities = block_probabilities(
-        statistics, target, draft, state, own_state, request, num_accepted, tokens, drafter, subtracts
+        statistics, target, draft, states, request, num_accepted, tokens_of(statistics, block), subtracts
     )
     masses_ptr += request * statistics.blocks + block
     if statistics.TARGET_SLOTS > 0:
@@ -226,7 +225,7 @@ def launches(
     if outcome.kinds is not None:
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
-        yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS)
+        yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS, BLOCK_REGISTERS)
         yield Launch(_residual_kernel, (batch, blocks), shared | {"masses_ptr": masses}, BLOCK_WARPS)
     drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}
     yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from specens_kernels.arguments import NO_LOGPROBS, RAW_LOGPROBS, Report, Target
 from specens_kernels.ops.target_logprobs.reference import raw
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS, statistics_launches
 from specens_kernels.parts.draft import DraftView
 from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.states import keep_part, log_power, log_probability, target_state
-from specens_kernels.parts.statistics import NOWHERE, Statistics, load_plane, new_statistics
+from specens_kernels.parts.statistics import NOWHERE, Statistics, first_of, load_plane, new_statistics, tokens_of
 from specens_kernels.parts.target import LN_2, TargetView, target_temperature, target_view
 
 SLACK = tl.constexpr(1e-4)  # of a bound, wider than what float32 rounds
@@ -41,13 +41,13 @@ def _next_best(statistics, target, state, request, step, block, value, token):
 
     -inf and NOWHERE where there is none.
     """
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    tokens = tokens_of(statistics, block)
     used = tokens < target.vocab
     logprobs = log_probability(statistics, target, state, request, step, tokens, used, tl.float32)
     after = used & ((logprobs < value) | ((logprobs == value) & (tokens > token)))
     logprobs = tl.where(after, logprobs, -INFINITY)
     best = tl.max(logprobs, 0)
-    return best, tl.min(tl.where((logprobs == best) & (logprobs > -INFINITY), tokens, NOWHERE), 0)
+    return best, first_of(logprobs, best, tokens)
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def _write_top(report, statistics, target, state, request, step, rows, position)
             bounds = tl.where(index == block, -INFINITY, bounds)
             bound = tl.max(bounds, 0)
         best = tl.max(values, 0)
-        token = tl.min(tl.where((values == best) & (values > -INFINITY), tokens, NOWHERE), 0)
+        token = first_of(values, best, tokens)
         tl.store(report.top_logprobs + position * report.top + rank, best)
         tl.store(report.top_tokens + position * report.top + rank, tl.where(token == NOWHERE, -1, token))
         if token != NOWHERE:
@@ -138,7 +138,8 @@ def new_results(batch: int, columns: int, report: Report, device: torch.device) 
 def report_launches(report: ReportView, statistics: Statistics, target: TargetView) -> Iterator[Launch]:
     """A program for each column. statistics: of the rows of emitted tokens."""
     grid = (report.tokens.shape[0] * report.columns,)
-    yield Launch(_report_kernel, grid, {"report": report, "statistics": statistics, "target": target}, BLOCK_WARPS)
+    arguments = {"report": report, "statistics": statistics, "target": target}
+    yield Launch(_report_kernel, grid, arguments, BLOCK_WARPS, BLOCK_REGISTERS)
 
 
 def raw_report_launches(report: ReportView, target: TargetView, emitted: DraftView) -> Iterator[Launch]:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import triton
 import triton.language as tl
 
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS
 from specens_kernels.parts.chain import draft_odds, load_draft_tokens, request_is_valid
 from specens_kernels.parts.draft import DraftView, chain_len, draft_temperature
 from specens_kernels.parts.draw import block_probabilities, row_states
 from specens_kernels.parts.launches import Launch, wait_for_launch_before
 from specens_kernels.parts.rules import IN_SUMS, NO_SHARE, RuleView, load_mass, load_share
-from specens_kernels.parts.statistics import NO_TOKEN, Statistics
+from specens_kernels.parts.statistics import NO_TOKEN, Statistics, tokens_of
 from specens_kernels.parts.target import TargetView, target_temperature
 from specens_kernels.parts.uniforms import RandomView
 
@@ -72,10 +72,9 @@ def prefix_masses_kernel(
     if load_mass(rule, draft, request, step, step >= 0) >= 0:
         return
     steps = tl.zeros([1], tl.int64) + step
-    state, own_state, drafter = row_states(statistics, target, draft, request, steps, step >= 0)
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    states = row_states(statistics, target, draft, request, steps, step >= 0)
     probabilities, draft_probabilities = block_probabilities(
-        statistics, target, draft, state, own_state, request, step, tokens, drafter, step >= 0
+        statistics, target, draft, states, request, step, tokens_of(statistics, block), step >= 0
     )
     mass = tl.sum(tl.maximum(probabilities * share.to(tl.float32) - draft_probabilities, 0.0), 0)
     tl.store(rule.sums + row * statistics.blocks + block, mass)
@@ -97,10 +96,9 @@ def entropy_kernel(
     if (step >= chain_len(draft, request)) | (target_temperature(target, request) == 0):
         return
     steps = tl.zeros([1], tl.int64) + step
-    state, own_state, drafter = row_states(statistics, target, draft, request, steps, step < 0)
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
+    states = row_states(statistics, target, draft, request, steps, step < 0)
     probabilities, _ = block_probabilities(
-        statistics, target, draft, state, own_state, request, step, tokens, drafter, step < 0
+        statistics, target, draft, states, request, step, tokens_of(statistics, block), step < 0
     )
     surprise = tl.sum(probabilities * tl.log(tl.where(probabilities > 0, probabilities, 1.0)), 0)
     tl.store(rule.sums + row * statistics.blocks + block, surprise)
@@ -115,5 +113,5 @@ def rule_launches(
         yield Launch(shares_kernel, rule.shares.shape[:1], arguments | {"random": random}, SHARES_WARPS)
     if rule.sums is not None:
         batch, draft_len, blocks = rule.sums.shape
-        kernel = entropy_kernel if rule.shares is None else prefix_masses_kernel
-        yield Launch(kernel, (batch * draft_len, blocks), arguments, BLOCK_WARPS)
+        kernel, limit = (entropy_kernel, None) if rule.shares is None else (prefix_masses_kernel, BLOCK_REGISTERS)
+        yield Launch(kernel, (batch * draft_len, blocks), arguments, BLOCK_WARPS, limit)

@@ -17,13 +17,28 @@ from torch import Tensor
 from specens_kernels.arguments import draft_of, ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
+from specens_kernels.ops.verify_chain.triton_kernel import DRAW_WARPS
 from specens_kernels.parts.chain import drafted_logits, load_draft_tokens
 from specens_kernels.parts.draft import DraftView, draft_temperature, draft_view, drafter_of
-from specens_kernels.parts.draw import block_probabilities, first_exceeding, target_block_masses
+from specens_kernels.parts.draw import (
+    RowStates,
+    block_probabilities,
+    choose_block,
+    first_exceeding,
+    target_block_masses,
+)
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.states import DraftState, TargetState
-from specens_kernels.parts.statistics import NOWHERE, Statistics, new_statistics, row_marks, row_softmax, top_tokens
+from specens_kernels.parts.statistics import (
+    NOWHERE,
+    Statistics,
+    new_statistics,
+    row_marks,
+    row_softmax,
+    tokens_of,
+    top_tokens,
+)
 from specens_kernels.parts.target import (
     TargetView,
     batch_of,
@@ -35,7 +50,7 @@ from specens_kernels.parts.target import (
     target_view,
 )
 
-TOLD_WARPS, DRAW_WARPS = 4, 16
+TOLD_WARPS = 4  # of the widest vocabularies a number of a plane a thread
 
 
 class ShardNumbers(NamedTuple):
@@ -103,8 +118,8 @@ def _told_kernel(
             used = drafted & (steps < 0)
             logit = tl.zeros([1], tl.float32) - INFINITY
             if statistics.DRAFT_PLANE >= 0:
-                hot = (target_temperature(target, request) == 0) | (draft_temperature(draft, request) == 0)
-                used = drafted & everywhere(hot == 0, steps)
+                one_hot = (target_temperature(target, request) == 0) | (draft_temperature(draft, request) == 0)
+                used = drafted & everywhere(one_hot == 0, steps)
                 drafter = drafter_of(draft, request, steps, used)
                 logit = drafted_logits(target, draft, drafter, request, steps, token, used & (token >= 0))
         if statistics.DRAFT_PLANE >= 0 or part < statistics.PARTS:
@@ -138,7 +153,7 @@ def _offset(mass, powers, there):
 
 @triton.jit
 def _states(places, statistics, target, draft, request, steps, drawn):
-    """The state of the target's slice of a row, and that of the draft's, zero unless it is drawn; its drafter."""
+    """The RowStates of the slice of a row; the draft's is zero unless it is drawn."""
     rows = request * target.steps + steps
     all_rows = rows >= 0
     total = tl.zeros([1], tl.float64)
@@ -170,15 +185,13 @@ def _states(places, statistics, target, draft, request, steps, drawn):
         own = DraftState(maximum, _offset(mass, powers, there), logit_scale(draft_temperature(draft, request)), own.cut)
         drafter = tl.max(drafter_of(draft, request, steps, used), 0)
     threshold = tl.zeros([1], tl.float32) - INFINITY
-    return TargetState(maxima, offsets, scale, threshold, ()), own, drafter
+    return RowStates(TargetState(maxima, offsets, scale, threshold, ()), own, drafter)
 
 
 @triton.jit
-def _residual(places, statistics, target, draft, state, own, drafter, request, place, step, tokens, drawn, subtracts):
+def _residual(places, statistics, target, draft, states, request, place, step, tokens, drawn, subtracts):
     """max(share * target - draft, 0) of each token, or the target where nothing is subtracted; float32."""
-    target_masses, draft_masses = block_probabilities(
-        statistics, target, draft, state, own, request, step, tokens, drafter, drawn
-    )
+    target_masses, draft_masses = block_probabilities(statistics, target, draft, states, request, step, tokens, drawn)
     share = tl.load(places.shares + place).to(tl.float32)
     steps = tl.zeros([1], tl.int64) + step
     token = tl.max(load_draft_tokens(draft, request, steps, everywhere(subtracts & (drawn == 0), steps)), 0)
@@ -213,11 +226,9 @@ def _shard_residual_kernel(
         return
     steps = tl.zeros([1], tl.int64) + step
     drawn = _is_drawn(places, statistics, request, target.steps, step)
-    state, own, drafter = _states(places, statistics, target, draft, request, steps, drawn)
-    tokens = block * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
-    masses = _residual(
-        places, statistics, target, draft, state, own, drafter, request, place, step, tokens, drawn, step >= 0
-    )
+    states = _states(places, statistics, target, draft, request, steps, drawn)
+    tokens = tokens_of(statistics, block)
+    masses = _residual(places, statistics, target, draft, states, request, place, step, tokens, drawn, step >= 0)
     tl.store(blocks_ptr, tl.sum(masses, 0).to(tl.float64))
 
 
@@ -243,19 +254,15 @@ def _shard_draw_kernel(
         return
     steps = tl.zeros([1], tl.int64) + step
     drawn = subtracts & _is_drawn(places, statistics, request, target.steps, step)
-    state, own, drafter = _states(places, statistics, target, draft, request, steps, drawn)
-    masses = target_block_masses(statistics, state, request * target.steps + steps)
+    states = _states(places, statistics, target, draft, request, steps, drawn)
+    masses = target_block_masses(statistics, states.target, request * target.steps + steps)
     block = tl.arange(0, statistics.BLOCK_COUNT)
     mask = everywhere(subtracts, block) & (block < statistics.blocks)
     of_residual = tl.load(blocks_ptr + request * statistics.blocks + block, mask=mask, other=0.0)
     masses = tl.where(subtracts, of_residual, masses)
-    goal = tl.load(goals_ptr + request)
-    chosen = tl.maximum(first_exceeding(masses, goal, block), 0)
-    goal -= tl.sum(tl.where(block < chosen, masses, 0.0), 0)
-    tokens = chosen * statistics.BLOCK_VOCAB + tl.arange(0, statistics.BLOCK_VOCAB)
-    left = _residual(
-        places, statistics, target, draft, state, own, drafter, request, request, step, tokens, drawn, subtracts
-    )
+    chosen, goal = choose_block(masses, tl.load(goals_ptr + request))
+    tokens = tokens_of(statistics, chosen)
+    left = _residual(places, statistics, target, draft, states, request, request, step, tokens, drawn, subtracts)
     tl.store(tokens_ptr + request, first_exceeding(left.to(tl.float64), goal, tokens).to(tl.int64))
 
 

@@ -35,7 +35,7 @@ from specens_kernels.ops.verify_chain.triton_rules import rule_launches
 from specens_kernels.ops.verify_tree.reference import empty_verdict
 from specens_kernels.ops.verify_tree.triton_walk import GUMBEL, TYPICAL, find_longest, walk_tree
 from specens_kernels.parts.chain import INVALID_DRAFT_TOKEN, INVALID_PARAMETER, request_is_valid
-from specens_kernels.parts.draft import DraftView, chain_len, dense_drafts, draft_view, without_distribution
+from specens_kernels.parts.draft import NO_DRAFTER, DraftView, chain_len, dense_drafts, draft_view, without_distribution
 from specens_kernels.parts.draw import EMPTY_RESIDUAL, target_block_masses
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.rules import new_rule
@@ -65,13 +65,14 @@ class Found(NamedTuple):
 
 
 @triton.jit
-def _draw(call, request, last, depth, tokens, children, left, masses, fresh):
+def _draw(call, request, last, depth, tokens, children, left):
     """The token after the path, by what is left of its last row."""
     row, _ = row_of(call, request, last, children, tokens)
+    masses = left.masses
     if call.statistics.TARGET_SLOTS > 0:
-        if fresh == 0:
-            masses = weigh(call, row, left, masses, 0, call.statistics.blocks, call.tree.ROWS, -1)[0]
-    elif fresh == 0:
+        if left.weighed == 0:
+            masses = weigh(call, row, left, 0, call.statistics.blocks, call.tree.ROWS, NO_DRAFTER)[0]
+    elif left.weighed == 0:
         rows = tl.zeros([1], tl.int64) + request * call.target.steps + row.row
         masses = target_block_masses(call.statistics, row.state, rows)
     step = tl.zeros([1], tl.int64) + depth
@@ -122,7 +123,7 @@ def _judge(found, call, request, length, RULE: tl.constexpr):
         rates = tl.zeros([call.tree.LANES], tl.float64)
         since = tl.full([], 0, tl.int32) + call.tree.ROWS
         masses = tl.zeros([call.statistics.BLOCK_COUNT], tl.float64)
-        fresh = tl.full([], 0, tl.int32)
+        weighed = tl.full([], 0, tl.int32)
         if RULE == TYPICAL:
             last, depth, bits, token = find_longest(call, request, above, tokens, greedy, request, RULE)
         elif call.statistics.TOP_PLANE >= 0:
@@ -130,15 +131,16 @@ def _judge(found, call, request, length, RULE: tl.constexpr):
             if greedy:
                 last, depth, bits, token = find_longest(call, request, above, tokens, greedy, request, RULE)
             else:
-                last, depth, bits, marks, left, masses, fresh = walk_tree(call, request, above, tokens, RULE)
-                rate, rates, since = left
+                last, depth, bits, marks, left = walk_tree(call, request, above, tokens, RULE)
+                rate, rates, since, masses, weighed = left
         else:
-            last, depth, bits, marks, left, masses, fresh = walk_tree(call, request, above, tokens, RULE)
-            rate, rates, since = left
+            last, depth, bits, marks, left = walk_tree(call, request, above, tokens, RULE)
+            rate, rates, since, masses, weighed = left
             token = last * 0 - 1
         if ((at_row(bits, last) & NO_TOKEN) == 0) & (greedy == 0):
             children = (above == with_children(call.tree, last, depth)) & (tokens >= 0)
-            token = _draw(call, request, last, depth, tokens, children, Left(rate, rates, since), masses, fresh)
+            rest = Left(rate, rates, since, masses, weighed)
+            token = _draw(call, request, last, depth, tokens, children, rest)
     status = _write_path(found, call, request, last, depth, above, tokens, bits, marks)
     return depth, token, status
 

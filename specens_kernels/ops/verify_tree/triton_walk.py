@@ -16,7 +16,7 @@ from specens_kernels.parts.sampling import INFINITY
 from specens_kernels.parts.score_search import search_scores
 from specens_kernels.parts.siblings import Left, draft_log, row_of, taken_away, weigh
 from specens_kernels.parts.states import INVALID_DRAFT_DISTRIBUTION, drafter_state, log_probability
-from specens_kernels.parts.statistics import NO_TOKEN, NOWHERE, row_marks, top_tokens
+from specens_kernels.parts.statistics import NO_TOKEN, NOWHERE, row_marks, tokens_of, top_tokens
 from specens_kernels.parts.target import everywhere, marks_of, raw_logits
 from specens_kernels.parts.tree import at_row, first_row, with_children
 from specens_kernels.parts.uniforms import STREAM_ACCEPT, uniforms_at
@@ -53,7 +53,7 @@ def _member_marks(call, row, drafter):
     """Status bits of one member's logits as a drafter, int32, read once more: statistics have those of all members."""
     marks = tl.zeros([call.drafts.BLOCK_VOCAB], tl.int32)
     for block in range(call.drafts.blocks):
-        tokens = block * call.drafts.BLOCK_VOCAB + tl.arange(0, call.drafts.BLOCK_VOCAB)
+        tokens = tokens_of(call.drafts, block)
         for member in tl.static_range(call.tree.SOURCES):
             used = everywhere(drafter == member, tokens)
             raw = raw_logits(call.target, member, row.request, row.row, tokens, used)
@@ -101,18 +101,20 @@ def _next_source(call, row, child, following, drawn, source):
 
 
 @triton.jit
-def _refill(call, row, left, masses, fresh, child, token, drawn, wanted):
+def _refill(call, row, left, child, token, drawn, wanted):
     """`weigh` of those blocks that the rejection of a child changes: all where it was drawn from a distribution."""
     whole = drawn | (wanted >= 0)
+    masses = left.masses
     if call.statistics.TARGET_SLOTS > 0:
-        whole |= fresh == 0
-    elif (fresh == 0) & (whole == 0):
+        whole |= left.weighed == 0
+    elif (left.weighed == 0) & (whole == 0):
         rows = tl.zeros([1], tl.int64) + row.request * call.target.steps + row.row
         masses = target_block_masses(call.statistics, row.state, rows)
     block = token // call.statistics.BLOCK_VOCAB
     first = tl.where(whole, 0, block)
     end = tl.where(whole, call.statistics.blocks, tl.minimum(block + 1, call.statistics.blocks))
-    return weigh(call, row, left, masses, first, end, child, wanted)
+    left = Left(left.rate, left.rates, left.since, masses, left.weighed)
+    return weigh(call, row, left, first, end, child, wanted)
 
 
 @triton.jit
@@ -120,7 +122,7 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
     """Offer a row its children, one after the other.
 
     Returns the one that is accepted, which is none unless STOPS; the share that is left to the row, and those of its
-    children among `shares`; status bits of the children among `marks`; `Left`, its masses, and whether these are known.
+    children among `shares`; status bits of the children among `marks`; `Left`.
     """
     lanes = tl.arange(0, call.tree.ROWS)
     members = tl.arange(0, call.tree.LANES)
@@ -130,7 +132,7 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
     remaining = tl.full([], 1.0, tl.float64)  # of the draft distribution without the siblings' tokens
     masses = tl.zeros([call.statistics.BLOCK_COUNT], tl.float64)
     since = tl.full([], 0, tl.int32)
-    fresh = since
+    weighed = since
     accepted = since + call.tree.ROWS
     child = first_row(row.children, 0)
     while child < call.tree.ROWS:
@@ -151,7 +153,7 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
         own = log_probability(
             call.statistics, call.target, row.state, row.request, row.row, tokens, tokens >= 0, tl.float64
         )
-        own = rate * tl.max(tl.exp(own), 0) - taken_away(call, row, Left(rate, rates, since), tokens)
+        own = rate * tl.max(tl.exp(own), 0) - taken_away(call, row, rates, tokens)
         own = share * tl.where(same > since, 0.0, tl.maximum(own, 0.0)) / total
         node = tokens * 0 + child - 1
         uniform = tl.max(uniforms_at(call.random, call.draft, row.request, node, node, STREAM_ACCEPT, node >= 0), 0)
@@ -167,7 +169,8 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
             rate *= factor
             rates = rates * factor + tl.where((members == offer.source) & everywhere(drawn, members), scale, 0.0)
             wanted = _next_source(call, row, child, following, drawn, offer.source)
-            masses, remaining = _refill(call, row, Left(rate, rates, since), masses, fresh, child, token, drawn, wanted)
+            left = Left(rate, rates, since, masses, weighed)
+            masses, remaining = _refill(call, row, left, child, token, drawn, wanted)
             after = tl.sum(masses, 0)
             mass = tl.where(drawn, after, share * after / total)
             nothing = mass <= SMALLEST_RESIDUAL
@@ -178,10 +181,10 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
             rates = tl.where(everywhere(nothing, members), 0.0, rates)
             total = tl.where(nothing, 1.0, after)
             since = tl.where(nothing, child, since)
-            fresh = tl.where(nothing, 0, 1)
+            weighed = tl.where(nothing, 0, 1)
         marks = tl.where(lanes == child, status, marks)
         child = following
-    return accepted, share, shares, marks, Left(rate, rates, since), masses, fresh
+    return accepted, share, shares, marks, Left(rate, rates, since, masses, weighed)
 
 
 @triton.jit
@@ -212,7 +215,7 @@ def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
     after = here  # the child that the traversal comes back from
     read = here - 1  # the row that was offered its children last
     since = here
-    fresh = here
+    weighed = here
     enters = here + 1
     ends = here
     going = here + 1
@@ -221,10 +224,10 @@ def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
         if enters != 0:
             row, status = row_of(call, request, here, children, tokens)
             alive = (status & NO_TOKEN) == 0
-            accepted, share, shares, marks, left, masses, fresh = offer_children(
+            accepted, share, shares, marks, left = offer_children(
                 call, row, alive, at_row(shares, here), shares, marks, RULE != TRAVERSAL
             )
-            rate, rates, since = left
+            rate, rates, since, masses, weighed = left
             bits = tl.where(lanes == here, row_status(call, row, status), bits)
             kept = tl.where(lanes == here, share, kept)
             read = here
@@ -246,7 +249,7 @@ def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
             here = tl.where(going != 0, after, here)
             shares = tl.where(lanes == here, 1.0, shares)
             depth += going
-    return here, depth, bits, marks, Left(rate, rates, since), masses, fresh
+    return here, depth, bits, marks, Left(rate, rates, since, masses, weighed)
 
 
 @triton.jit
