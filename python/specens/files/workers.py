@@ -41,11 +41,12 @@ class Worker:
     actor: Any
     pieces: dict[int, Wanted] = field(default_factory=dict)
     losses: int = 0
+    has_begun: bool = False  # whether it has said that it can be given pieces
     is_last: bool = False  # whether it was told that nothing follows
 
     def write(self, call: dict[str, Any], traced: bool) -> Any:
         """Have it write what it will be given; the stream of what it finishes."""
-        self.pieces, self.is_last = {}, False
+        self.pieces, self.has_begun, self.is_last = {}, False, False
         return self.actor.write.options(num_returns="streaming", max_task_retries=0).remote(call, traced)
 
 
@@ -103,7 +104,8 @@ class Workers:
         """As `SpeculativeEnsemble.generate_many`, with `batch_size` texts at a time in each worker: the same texts.
 
         Texts depend on their prompts and seeds, not on workers, as there they do not on the batch: but for the rounding
-        of logits, which `exact` excludes. Of each text one more prompt than a worker has room for waits in it.
+        of logits, which `exact` excludes. Of each text one more prompt than a worker has room for waits in it. A worker
+        that cannot begin, as one that Ray has no place for, is waited for as long as there are texts to give it.
         on_round: called with the rounds of a text when it is finished. on_error: called with a ValueError or a
         RuntimeError that says what was raised there.
         Raises as there; RuntimeError where workers are lost again and again, and while they write the texts of another
@@ -134,7 +136,7 @@ class Workers:
         self._is_writing = True
         try:
             runs = {worker.write(*call_of_each): worker for worker in self._workers}
-            while runs:
+            while any(own.has_begun or work.remains for own in runs.values()):  # one without a place never begins
                 (stream,), _ = self._ray.wait(list(runs), num_returns=1)
                 worker = runs[stream]
                 try:
@@ -151,6 +153,7 @@ class Workers:
                         runs |= {own.write(*call_of_each): own for own in idle}
                     continue
                 if finished is None:
+                    worker.has_begun = True
                     work.give(worker, call["batch_size"] + 1)
                     continue
                 piece = work.finish(worker, finished.number)

@@ -168,6 +168,11 @@ def test_a_worker_that_is_killed_before_it_is_given_anything_loses_nothing(tmp_p
         list(workers.generate_many(PROMPTS, **JOB))
 
 
+def test_a_worker_that_finds_no_place_is_not_waited_for_once_all_is_written(expected):
+    workers = Workers(make, 2, options={"num_cpus": 2})  # all that there are
+    assert texts_of(workers.generate_many(PROMPTS, **JOB)) == expected
+
+
 def test_workers_write_the_texts_of_one_call_at_a_time(workers, expected):
     texts = workers.generate_many(PROMPTS, **JOB)
     next(texts)
