@@ -27,7 +27,8 @@ ROWS = BATCH * (DRAFT_LEN + 1)
 MOST_BYTES = 16 * 1024  # of a row that is searched: of the target, or of what drafts were drawn from
 TABLE_WIDTH = 150
 CALLS = 5
-OWN_PARTS = ("rule gumbel", "greedy", "rule token", "rule block", "rule token, mixture")
+OF_FILTERS = ("rule token, top-k 50, top-p", "rule token, min-p", "rule token, top-p", "rule block, top-p")
+OWN_PARTS = ("rule gumbel", "greedy", "rule token", "rule block", "rule token, mixture", *OF_FILTERS)
 
 
 class Counted:

@@ -27,13 +27,20 @@ class ShardCall {
                 &call_.target),
                call_.draft) {}
     ShardPlaces places(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
-                       const TorchTensor& state) const {
+                       const TorchTensor& state, const OptionalTensor& least) const {
         const int64_t batch = rows.target.batch, all = batch * rows.target.steps * rows.parts;
         require(row_of.dim() == 2 && row_of.size(0) == batch, "rows: expected [batch, n]");
         const int64_t count = row_of.size(1);
-        return {count, numbers_of<int64_t>("rows", row_of, ScalarType::Long, batch * count),
+        return {count,
+                numbers_of<int64_t>("rows", row_of, ScalarType::Long, batch * count),
                 numbers_of<double>("shares", shares, ScalarType::Double, batch * count),
                 numbers_of<double>("masses", masses, ScalarType::Double, all),
+                numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size()),
+                least ? numbers_of<float>("least", *least, ScalarType::Float, all) : nullptr};
+    }
+    ShardSearch search(const TorchTensor& masses, const TorchTensor& state, bool of_drafts) const {
+        const int64_t all = rows.target.batch * rows.target.steps * rows.parts;
+        return {of_drafts, numbers_of<double>("masses", masses, ScalarType::Double, all),
                 numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size())};
     }
 
@@ -65,13 +72,14 @@ void chain_of_shard_cpu(Results& results, const Members& member_logits, const To
 
 void residual_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                            const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
-                           const TorchTensor& state, int64_t drafter, const OptionalTensor& drafters,
-                           const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
-                           const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                           const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+                           const TorchTensor& state, const OptionalTensor& least, int64_t drafter,
+                           const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                           const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                           const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                           const Numbers& processing, const Rows& processing_rows) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
                          {allowed, ensemble, sampling, rows, processing, processing_rows});
-    const ShardPlaces places = call.places(row_of, shares, masses, state);
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     double* out = results.add<double>({call.rows.target.batch, places.count, call.rows.tiles}, ScalarType::Double);
     const TorchThreads threads;
     weigh_shard(call.rows, places, out);
@@ -80,14 +88,15 @@ void residual_of_shard_cpu(Results& results, const Members& member_logits, const
 void draw_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                        const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
                        const TorchTensor& state, const TorchTensor& block_masses, const TorchTensor& subtracts,
-                       const TorchTensor& goals, int64_t drafter, const OptionalTensor& drafters,
-                       const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
-                       const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                       const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+                       const TorchTensor& goals, const OptionalTensor& least, int64_t drafter,
+                       const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                       const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                       const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                       const Rows& processing_rows) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
                          {allowed, ensemble, sampling, rows, processing, processing_rows});
     const int64_t batch = call.rows.target.batch;
-    const ShardPlaces places = call.places(row_of, shares, masses, state);
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     require(places.count == 1, "rows: expected [batch, 1]");
     const ShardDraws draws{
         numbers_of<double>("block_masses", block_masses, ScalarType::Double, batch * call.rows.tiles),
@@ -98,6 +107,46 @@ void draw_of_shard_cpu(Results& results, const Members& member_logits, const Tor
     draw_of_shard(call.rows, places, draws, tokens);
 }
 
+void buckets_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                          const TorchTensor& masses, const TorchTensor& state, bool of_drafts,
+                          const TorchTensor& largest, const TorchTensor& least, const TorchTensor& prefix,
+                          int64_t shift, bool half, bool counts, int64_t drafter, const OptionalTensor& drafters,
+                          const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
+                          const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                          const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardSearch search = call.search(masses, state, of_drafts);
+    const int64_t batch = call.rows.target.batch, count = search.rows(call.rows);
+    const ShardBuckets buckets{numbers_of<double>("largest", largest, ScalarType::Double, batch * count),
+                               numbers_of<float>("least", least, ScalarType::Float, batch * count),
+                               numbers_of<int64_t>("prefix", prefix, ScalarType::Long, batch * count),
+                               shift,
+                               half,
+                               counts};
+    require(shift == 0 || shift == 8, "shift: expected 0 or 8");
+    double* sums = results.add<double>({batch, count, shard_buckets}, ScalarType::Double);
+    const TorchThreads threads;
+    add_up_shard(call.rows, search, buckets, sums);
+}
+
+void largest_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                          const TorchTensor& masses, const TorchTensor& state, bool of_drafts, int64_t count,
+                          int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                          const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                          const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                          const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    require(count > 0, "count: expected at least 1");
+    const ShardSearch search = call.search(masses, state, of_drafts);
+    const int64_t batch = call.rows.target.batch, found = search.rows(call.rows);
+    double* values = results.add<double>({batch, found, count}, ScalarType::Double);
+    double* ties = results.add<double>({batch, found, 1}, ScalarType::Double);
+    const TorchThreads threads;
+    find_largest_of_shard(call.rows, search, count, values, ties);
+}
+
 }  // namespace
 }  // namespace specens
 
@@ -106,14 +155,24 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
                 ") -> Tensor[]");
     library.def(
         "residual_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, "
-        "Tensor state, *, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+        "Tensor state, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
     library.def(
         "draw_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, "
-        "Tensor state, Tensor block_masses, Tensor subtracts, Tensor goals, *, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+        "Tensor state, Tensor block_masses, Tensor subtracts, Tensor goals, *, Tensor? "
+        "least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def(
+        "buckets_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor masses, Tensor state, bool of_drafts, "
+        "Tensor largest, Tensor least, Tensor prefix, int shift, bool half, bool counts, *, " SPECENS_SHARD_OPTIONS
+        ") -> Tensor");
+    library.def(
+        "largest_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor masses, Tensor state, bool of_drafts, "
+        "int count, *, " SPECENS_SHARD_OPTIONS ") -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
     library.impl("chain_of_shard", TORCH_BOX(&specens::Operator<&specens::chain_of_shard_cpu>::make));
     library.impl("residual_of_shard", TORCH_BOX(&specens::Operator<&specens::residual_of_shard_cpu>::make_one));
     library.impl("draw_of_shard", TORCH_BOX(&specens::Operator<&specens::draw_of_shard_cpu>::make_one));
+    library.impl("buckets_of_shard", TORCH_BOX(&specens::Operator<&specens::buckets_of_shard_cpu>::make_one));
+    library.impl("largest_of_shard", TORCH_BOX(&specens::Operator<&specens::largest_of_shard_cpu>::make));
 }

@@ -200,12 +200,12 @@ class DraftRow {
     }
     // A slice of what a draft was drawn from, as `Softmax::resume` takes it; one-hot where the mass is negative.
     void resume(const TargetArguments& target, const DraftArguments& draft, int64_t request, int64_t step,
-                const RowEdits* target_edits, const float* state, double mass) {
+                const RowEdits* target_edits, const float* state, double mass, float least) {
         read_token(draft, request, step);
         if (mass >= 0) {
             start(target, draft, request, draft.drafter_of(request, step), step,
                   draft.processed ? target_edits : nullptr);
-            own_.resume(source_, draft.sampling.temperature(request), search_, state, mass);
+            own_.resume(source_, draft.sampling.temperature(request), search_, state, mass, least);
             softmax_ = &own_;
         }
     }

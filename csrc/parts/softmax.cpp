@@ -53,7 +53,8 @@ void Softmax::keep(float* state) const {
     std::copy(tile_sum_.begin(), tile_sum_.end(), state + 1 + source_->tiles());
 }
 
-void Softmax::resume(TileSource& source, double temperature, ThresholdSearch& search, const float* state, double mass) {
+void Softmax::resume(TileSource& source, double temperature, ThresholdSearch& search, const float* state, double mass,
+                     float least) {
     if (!(mass > 0)) {
         start(source, temperature);
         std::fill(tile_max_.begin(), tile_max_.end(), -infinity);
@@ -72,7 +73,30 @@ void Softmax::resume(TileSource& source, double temperature, ThresholdSearch& se
     }
     first_tile_ = 0;
     add_sums();
+    if (mass > 0 && least > -infinity) {
+        keep_from(least);
+    }
     sum_ = mass > 0 ? sum_ / mass : 1;
+}
+
+// Leaves what a filter keeps.
+void Softmax::keep_from(float least) {
+    threshold_ = std::max(threshold_, static_cast<float>((least - source_->original(0)) * factor_));
+    group_max_.resize((source_->vocab() + group_size - 1) / group_size);
+    read_groups();
+    tile_sum_.clear();
+    sum_ = 1;
+    double total = 0;
+    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
+        total += tile_mass(tile);
+    }
+    sum_ = total;
+}
+
+void Softmax::write_logits(int64_t tile, double* out) const {
+    alignas(64) float scratch[tile_size];
+    const float* logits = source_->tile(tile, scratch);
+    std::transform(logits, logits + source_->width(tile), out, [&](float logit) { return source_->original(logit); });
 }
 
 void Softmax::refine() {

@@ -41,13 +41,17 @@ class Softmax final : private SearchedRow {
     // know, [slice_state(tiles)], so that no slice is read twice for its sums.
     SliceSum slice_sum() const;
     void keep(float* state) const;
-    // As read, where so much of the whole row's mass is in the slice.
-    void resume(TileSource& source, double temperature, ThresholdSearch& search, const float* state, double mass);
+    // As read, where so much of the whole row's mass is in the slice. least: of logits that filters keep, -inf: of all.
+    void resume(TileSource& source, double temperature, ThresholdSearch& search, const float* state, double mass,
+                float least);
     // A token's logit, -inf where there is none.
     double logit(int64_t token) const {
         return token >= 0 && token < source_->vocab() ? source_->original(source_->logit(token))
                                                       : -std::numeric_limits<double>::infinity();
     }
+    // The same of a tile's tokens, and of its most likely one.
+    void write_logits(int64_t tile, double* out) const;
+    double largest_logit(int64_t tile) const { return source_->original(tile_max_[tile]); }
     // Only for `alive` and `most_likely`: the largest logits of a source.
     void read_maxima(TileSource& source);
     bool alive() const { return max_ > -std::numeric_limits<float>::infinity(); }
@@ -84,6 +88,7 @@ class Softmax final : private SearchedRow {
   private:
     void start(TileSource& source, double temperature);
     void add_sums();
+    void keep_from(float least);
     template <typename Read>
     bool read_tiles(int64_t first, const Read& read);
     void read_all(bool roughly);

@@ -46,7 +46,7 @@ void TargetRow::start(const std::vector<LogitRow>& rows, const EnsembleParameter
 }
 
 void TargetRow::resume(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, const float* states,
-                       int64_t state_size, const double* masses) {
+                       int64_t state_size, const double* masses, const float* least) {
     start(rows, parameters);
     double total = 0;
     for (size_t index = 0; index < shares_.size(); ++index) {
@@ -54,7 +54,8 @@ void TargetRow::resume(const std::vector<LogitRow>& rows, const EnsembleParamete
         shares_[index] = masses[index] >= 0 ? weight : 0;
         total += shares_[index];
         if (shares_[index] > 0) {
-            softmaxes_[index].resume(source(index), temperature_, search_, states + index * state_size, masses[index]);
+            softmaxes_[index].resume(source(index), temperature_, search_, states + index * state_size, masses[index],
+                                     least != nullptr ? least[index] : -infinity);
         }
     }
     divide_shares(total);

@@ -32,9 +32,9 @@ class TargetRow final : private SearchedRow {
               bool roughly = false);
     void refine();
     // A row of which this is a slice, not filtered: as read, with what each part has kept [parts, state_size], and how
-    // much of its mass is here, negative where it has no token anywhere.
+    // much of its mass is here, negative where it has no token anywhere. least: of the logits of each that are kept.
     void resume(const std::vector<LogitRow>& rows, const EnsembleParameters& parameters, const float* states,
-                int64_t state_size, const double* masses);
+                int64_t state_size, const double* masses, const float* least);
     int32_t status() const { return status_; }
     bool alive() const { return alive_; }
     int64_t vocab() const override { return vocab_; }

@@ -6,7 +6,7 @@ namespace specens {
 namespace {
 
 constexpr int32_t of_logits = status_nan_logits | status_infinite_logits;  // the others say what whole rows have
-constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr float infinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
 
@@ -73,11 +73,12 @@ bool ShardVerifier::resume(const ShardRows& call, const ShardPlaces& places, int
     const int64_t first = (request * call.target.steps + step) * call.parts;
     const float* state = places.state + first * call.state_size();
     const RowEdits* edits = read_target(call, request, step);
-    target_.resume(logits_, call.target.parameters(request), state, call.state_size(), places.masses + first);
+    target_.resume(logits_, call.target.parameters(request), state, call.state_size(), places.masses + first,
+                   places.least != nullptr ? places.least + first : nullptr);
     if (drafted) {
         const int64_t last = call.parts - 1;
         draft_.resume(call.target, call.draft, request, step, edits, state + last * call.state_size(),
-                      places.masses[first + last]);
+                      places.masses[first + last], places.least != nullptr ? places.least[first + last] : -infinity);
     }
     return target_.alive();
 }

@@ -29,7 +29,7 @@ from specens_kernels.distributed.draw import (
 )
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, masses_of, residuals
+from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, by_parts, least_of, residuals
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
@@ -37,8 +37,10 @@ from specens_kernels.distributed.target import (
     Rows,
     always_greedy,
     draft_steps,
+    filter_of_draft,
     has_source,
     invalid_draft,
+    kernels_filter,
     kernels_read,
     masses_here,
     probabilities,
@@ -104,9 +106,11 @@ class Seen(NamedTuple):
     slices: Slices | None  # where kernels read the rows, whose local log-probabilities nobody knows
 
     @property
-    def masses(self) -> Tensor:
-        """Those of `Places`."""
-        return masses_of(self.rows.masses, self.draft.masses)
+    def of_places(self) -> tuple[Tensor, Tensor | None]:
+        """The masses and least logits of `Places`."""
+        assert self.slices is not None
+        least = least_of(self.rows.least, self.draft.least, self.slices.numbers)
+        return by_parts(self.rows.masses, self.draft.masses, -1.0), least
 
 
 def prepare(shard: Shard, arguments: ChainArguments) -> Call:
@@ -126,10 +130,13 @@ def slices_of(call: Call) -> Slices | None:
     target, draft = call.target, call.draft
     if not call.kind.reads_draft:
         draft = draft._replace(logits=None, drafters=None, drafter=NO_DRAFTER)
-    filtered = has_source(draft) and draft.sampling.filters
+    filtered = False
+    if has_source(draft):
+        kept = filter_of_draft(call.shard, target, draft, parameters(draft.sampling, call.tokens))
+        filtered = not kernels_filter(kept, target.member_logits[0])
     looks = call.by_best or call.kind == RuleKind.TYPICAL or call.report.logprobs != NO_LOGPROBS
     looks = looks or (call.kind.compares and target.ensemble == EnsembleKind.MIXTURE)
-    if filtered or looks or not kernels_read(target):
+    if filtered or looks or not kernels_read(call.shard, target):
         return None
     return Slices(call.shard, target, draft, call.here)
 
@@ -233,7 +240,7 @@ def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[Accepted]:
         own = torch.stack([*left, torch.zeros_like(shares[0])], 1)
     else:
         rows = torch.arange(n, device=call.end.device).expand_as(call.tokens).contiguous()
-        places = Places(rows, torch.stack(shares, 1)[:, :n].contiguous(), seen.masses)
+        places = Places(rows, torch.stack(shares, 1)[:, :n].contiguous(), *seen.of_places)
         own = torch.nn.functional.pad(residuals(seen.slices, places).sum(-1), (0, 1))
     masses, _ = yield from mass_steps(call.shard, own, target_masses(call, seen))
     mass = masses.residual.sum(0)
@@ -288,7 +295,7 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
         choice = Choice(left, target, subtracts, uniform, logprobs, call.shard.start)
         drawn = yield from draw_steps(call.shard, choice, masses)
     else:
-        places = Places(num_accepted[:, None], accepted.share[:, None].contiguous(), seen.masses)
+        places = Places(num_accepted[:, None], accepted.share[:, None].contiguous(), *seen.of_places)
         own = pick_row(target_masses(call, seen)[..., None], num_accepted)[:, 0]
         sliced = SlicedChoice(seen.slices, places, residuals(seen.slices, places)[:, 0], own, subtracts, uniform)
         drawn = yield from draw_steps(call.shard, sliced, masses)

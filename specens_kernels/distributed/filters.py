@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specens_kernels.arguments import SamplingArguments
-from specens_kernels.distributed.search import Keys, Searched, find_key, first_of_search
+from specens_kernels.distributed.search import Keys, Searched, Tokens, find_key, first_of_search
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.ops.target_logprobs.reference import Filters
@@ -36,6 +36,12 @@ class Filter(NamedTuple):
     def candidates(self) -> int:
         """So many of a rank's largest scores are told."""
         return self.most if self.most <= MOST_CANDIDATES else 0
+
+    @property
+    def by_digits(self) -> bool:
+        """Whether no search is by samples of what is written down."""
+        searches = self.has_top_p if self.candidates == 0 else self.has_top_p and not self.always
+        return self.keys.bits == 16 or not (searches or self.most > MOST_CANDIDATES)
 
     @property
     def without_top_k(self) -> Filter:
@@ -87,6 +93,11 @@ class Least(NamedTuple):
         """Of scores [batch, rows, n]."""
         return (scaled > -math.inf) & (scaled >= self.scaled[..., None]) & (keys >= self.key[..., None])
 
+    def scores(self, order: Keys, largest: Tensor, temperature: Tensor) -> Tensor:
+        """float32 [batch, rows], the least score that is kept."""
+        by_key = torch.where(self.key > 0, order.scores(self.key), -math.inf)
+        return torch.maximum(by_key, largest + self.scaled * temperature[:, None]).nan_to_num(nan=-math.inf).float()
+
 
 def relative_to(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
     """(scores - largest) / temperature, -inf where there is no token; scores [batch, rows, n]."""
@@ -94,36 +105,74 @@ def relative_to(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
     return torch.where(scaled.isnan(), -math.inf, scaled)
 
 
-def first_of_filter(own: Filter, scores: Tensor, masses: Tensor, temperature: Tensor) -> list[Tensor]:
+class RowsHere(Protocol):
+    """This rank's part of rows that are filtered."""
+
+    def largest_scores(self, count: int) -> tuple[Tensor, Tensor]:
+        """So many, float64 [batch, rows, count], -inf where there are fewer; and how often more the last one comes."""
+
+    def weighed(self, largest: Tensor, least: Least | None) -> Tokens:
+        """The masses, relative to that of `largest` [batch, rows], of what is kept; None: of all."""
+
+    def counted(self, largest: Tensor, least: Least | None) -> Tokens:
+        """The same, where each token counts 1."""
+
+
+class DenseRows(NamedTuple):
+    """Rows whose scores are written down."""
+
+    scores: Tensor  # float64 [batch, rows, width]
+    temperature: Tensor  # float64 [batch]
+    order: Keys
+
+    def largest_scores(self, count: int) -> tuple[Tensor, Tensor]:
+        found = min(count, self.scores.shape[-1])
+        values = self.scores.topk(found, -1).values
+        last = values[..., -1:]
+        ties = (self.scores == last).sum(-1) - (values == last).sum(-1)
+        values = torch.nn.functional.pad(values, (0, count - found), value=-math.inf)
+        return values, torch.where(last[..., 0] > -math.inf, ties, 0).double()[..., None]
+
+    def _kept(self, largest: Tensor, least: Least | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores over temperature, keys, and which tokens are kept."""
+        scaled, keys = relative_to(self.scores, largest, self.temperature), self.order.of(self.scores)
+        return scaled, keys, scaled > -math.inf if least is None else least.keeps(scaled, keys)
+
+    def weighed(self, largest: Tensor, least: Least | None) -> Searched:
+        scaled, keys, kept = self._kept(largest, least)
+        return Searched(keys, torch.where(kept, scaled.exp(), 0.0), self.temperature, largest)
+
+    def counted(self, largest: Tensor, least: Least | None) -> Searched:
+        _, keys, kept = self._kept(largest, least)
+        return Searched(keys, kept.double(), None, None)
+
+
+def first_of_filter(own: Filter, rows: RowsHere, largest: Tensor) -> list[Tensor]:
     """What a filter can tell before the largest score of all ranks is known: candidates, or what a search begins with.
 
-    Each float64 [batch, rows, numbers].
+    Each float64 [batch, rows, numbers]. largest: this rank's, float64 [batch, rows].
     """
     if own.candidates > 0:
-        count = min(own.candidates, scores.shape[-1])
-        values = scores.topk(count, -1).values
-        last = values[..., -1:]
-        ties = (scores == last).sum(-1) - (values == last).sum(-1)
-        values = torch.nn.functional.pad(values, (0, own.candidates - count), value=-math.inf)
-        others = [] if own.always else first_of_filter(own.without_top_k, scores, masses, temperature)
-        return [values, torch.where(last[..., 0] > -math.inf, ties, 0).double()[..., None], *others]
+        others = [] if own.always else first_of_filter(own.without_top_k, rows, largest)
+        return [*rows.largest_scores(own.candidates), *others]
     if own.cuts_first or (own.most == 0 and not own.has_top_p):
         return []
-    keys = own.keys.of(scores)
-    if own.most > 0:
-        return first_of_search(own.keys, Searched(keys, (scores > -math.inf).double(), None, None))
-    return first_of_search(own.keys, Searched(keys, masses, temperature, None))
+    tokens = (rows.counted if own.most > 0 else rows.weighed)(largest, None)
+    return first_of_search(own.keys, tokens, largest)
 
 
 class FilteredRows(NamedTuple):
     """Rows whose largest scores, over all ranks, are known."""
 
-    scores: Tensor  # float64 [batch, rows, width]
-    scaled: Tensor  # likewise: over temperature, relative to the largest
+    here: RowsHere
     temperature: Tensor  # float64 [batch]
     largest: Tensor  # float64 [batch, rows]
     total: Tensor  # float64 [batch, rows], mass over all ranks, relative to that of the largest
     ratios: Tensor  # float64 [ranks, batch, rows], by which what a rank has told of its masses is larger
+
+    def mass(self, least: Least) -> Tensor:
+        """Of what is kept here, float64 [batch, rows]."""
+        return self.here.weighed(self.largest, least).total()
 
 
 def filter_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[tuple[Least, Tensor | None]]:
@@ -151,7 +200,6 @@ def everything(rows: FilteredRows) -> Least:
 
 def search_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[tuple[Least, Tensor | None]]:
     """The same by sums of weights."""
-    scaled, keys = rows.scaled, own.keys.of(rows.scores)
     least, mass = everything(rows), rows.total
     log_min_p = own.min_p.log()[:, None].expand_as(rows.total)
     has_top_k, has_top_p = (own.top_k > 0)[:, None], (own.top_p < 1)[:, None]
@@ -159,19 +207,18 @@ def search_steps(own: Filter, rows: FilteredRows, told: list[Tensor]) -> Steps[t
     if own.cuts_first:
         least, is_summed = least._replace(scaled=log_min_p), False
     if own.most > 0:
-        kept = least.keeps(scaled, keys).double()
         count = torch.where(own.top_k > 0, own.top_k, UNLIMITED).double()[:, None].expand_as(rows.total)
-        found = yield from find_key(own.keys, Searched(keys, kept, None, None), count, told)
+        found = yield from find_key(own.keys, rows.here.counted(rows.largest, least), count, told, rows.total)
         least, is_summed, told = least._replace(key=torch.where(has_top_k, found.key, least.key)), False, []
-    kept, cut = least.keeps(scaled, keys), torch.maximum(least.scaled, log_min_p) if cuts_last else least.scaled
+    cut = torch.maximum(least.scaled, log_min_p) if cuts_last else least.scaled
     if not own.has_top_p:
         return least._replace(scaled=cut), mass if is_summed and not cuts_last else None
-    masses = Searched(keys, torch.where(kept, scaled.exp(), 0.0), rows.temperature, rows.largest)
     if told:
         told = [told[0] * rows.ratios[..., None], *told[1:]]
-    parts: list[Steps[Any]] = [find_key(own.keys, masses, own.top_p, told)]
+    masses = rows.here.weighed(rows.largest, least)
+    parts: list[Steps[Any]] = [find_key(own.keys, masses, own.top_p, told, rows.total)]
     if cuts_last:  # of two thresholds the one that keeps less
-        parts.append(sum_steps(torch.where(least._replace(scaled=cut).keeps(scaled, keys), scaled.exp(), 0.0).sum(-1)))
+        parts.append(sum_steps(rows.mass(least._replace(scaled=cut))))
     found, *others = yield from together(*parts)
     mass = torch.where(has_top_p, found.weight, found.total)
     least = least._replace(key=torch.where(has_top_p, torch.maximum(found.key, least.key), least.key), scaled=cut)

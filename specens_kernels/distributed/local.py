@@ -64,6 +64,27 @@ def empty_blocks(
     return state.new_empty((*row_of.shape, state.shape[-1] // 2), dtype=torch.float64)
 
 
+def empty_buckets(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any) -> Tensor:
+    """Of `buckets_of_shard`."""
+    largest: Tensor = given[3]
+    return largest.new_empty((*largest.shape, 256))
+
+
+def empty_largest(
+    _logits: list[Tensor],
+    draft_tokens: Tensor,
+    masses: Tensor,
+    _state: Tensor,
+    of_drafts: bool,
+    count: int,
+    **_: Any,
+) -> list[Tensor]:
+    """Of `largest_of_shard`."""
+    batch, steps, parts = masses.shape
+    rows = draft_tokens.shape[1] if of_drafts else steps * (parts - 1)
+    return [masses.new_empty((batch, rows, count)), masses.new_empty((batch, rows, 1))]
+
+
 def empty_draw(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> Tensor:
     """Of `draw_of_shard`."""
     return row_of.new_empty(len(row_of))
@@ -77,6 +98,8 @@ def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
 HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
 if HAS_OPERATORS:
     OPERATORS.trace("gumbel_noise", empty_noise)
+    OPERATORS.trace("buckets_of_shard", empty_buckets)
+    OPERATORS.trace("largest_of_shard", empty_largest)
 LAUNCHERS: dict[
     str, tuple[str, str, Callable[..., Any]]
 ] = {  # of Triton, with what gives tensors of the shapes of their results

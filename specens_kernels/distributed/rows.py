@@ -22,7 +22,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.distributed.draw import Choice, Noise, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, masses_of, residuals
+from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, by_parts, least_of, residuals
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     Looked,
@@ -74,7 +74,7 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
         told: list[Any] = []
     else:
         slices = None
-        if not by_best and report.logprobs == NO_LOGPROBS and kernels_read(target):
+        if not by_best and report.logprobs == NO_LOGPROBS and kernels_read(shard, target):
             slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
         parts = [target_steps(shard, target, None, looked, slices=slices)]
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
@@ -136,7 +136,8 @@ def sliced_steps(
     """`chosen_steps` by inverse CDF of rows that kernels have read; nothing is reported."""
     own = masses_here(shard, target, rows)
     first, whole = torch.zeros_like(own, dtype=torch.int64), torch.ones_like(own)
-    places = Places(first, whole, masses_of(rows.masses, own[:, :0]))
+    least = least_of(rows.least, None, slices.numbers)
+    places = Places(first, whole, by_parts(rows.masses, own[:, :0], -1.0), least)
     never = torch.zeros_like(rows.greedy)
     choice = SlicedChoice(slices, places, residuals(slices, places)[:, 0], own[:, 0], never, uniform)
     drawn = yield from draw_steps(shard, choice)

@@ -7,7 +7,7 @@ For float32 that would take four, so ranks tell samples of what they have, and t
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,14 +39,40 @@ class Keys(NamedTuple):
         word = (scores.to(self.dtype) + 0.0).view(number).long() & (2 * sign - 1)
         return torch.where(word >= sign, 2 * sign - 1 - word, word + sign)
 
+    def scores(self, keys: Tensor) -> Tensor:
+        """float64, the scores that have these keys; NaN: none."""
+        number = torch.int32 if self.bits == 32 else torch.int16
+        sign = 2 ** (self.bits - 1)
+        word = torch.where(keys >= sign, keys - sign, 2 * sign - 1 - keys)
+        return (word - (word // sign * 2 * sign)).to(number).view(self.dtype).double()
+
+
+class Tokens(Protocol):
+    """This rank's tokens of rows, and their weights."""
+
+    def histogram(self, prefix: Tensor, shift: int) -> Tensor:
+        """The weights [batch, rows, BUCKETS] of each value of a digit, of keys that begin with prefix [batch, rows]."""
+
+    def total(self) -> Tensor:
+        """Of all of them, float64 [batch, rows]."""
+
 
 class Searched(NamedTuple):
-    """This rank's tokens of rows, each [batch, rows, width]."""
+    """Tokens that are written down, each [batch, rows, width]."""
 
     keys: Tensor  # int64
     weights: Tensor  # float64; 0: not there
     temperature: Tensor | None  # float64 [batch], of weights that are masses; None: they are counts
     largest: Tensor | None  # float64 [batch, rows], the score that has the mass 1
+
+    def histogram(self, prefix: Tensor, shift: int) -> Tensor:
+        inside = (self.keys >> (shift + DIGIT)) == prefix[..., None]
+        digit = (self.keys >> shift) & (BUCKETS - 1)
+        sums = self.weights.new_zeros(*self.keys.shape[:2], BUCKETS)
+        return sums.scatter_add(2, digit, torch.where(inside, self.weights, 0.0))
+
+    def total(self) -> Tensor:
+        return self.weights.sum(-1)
 
 
 class Search(NamedTuple):
@@ -55,25 +81,34 @@ class Search(NamedTuple):
     total: Tensor  # float64 [batch, rows], of all keys
 
 
-def first_of_search(order: Keys, own: Searched) -> list[Tensor]:
-    """What a rank tells first, each float64 [batch, rows, numbers]: weights, and what does not hang on their scale."""
+def first_of_search(order: Keys, own: Tokens, like: Tensor) -> list[Tensor]:
+    """What a rank tells first, each float64 [batch, rows, numbers]: weights, and what does not hang on their scale.
+
+    like: any tensor [batch, rows].
+    """
     if order.bits == 32:
+        assert isinstance(own, Searched)
         return samples(order, own)
-    none = torch.zeros(own.keys.shape[:2], dtype=torch.int64, device=own.keys.device)
-    return [histogram(own, none, DIGIT)]
+    return [own.histogram(torch.zeros_like(like, dtype=torch.int64), DIGIT)]
 
 
-def find_key(order: Keys, own: Searched, needed: Tensor, told: list[Tensor]) -> Steps[Search]:
+def find_key(order: Keys, own: Tokens, needed: Tensor, told: list[Tensor], like: Tensor) -> Steps[Search]:
     """Find a key by sums of weights: two collectives, or one where ranks have told `first_of_search`.
 
     needed: [batch, rows], or [batch], the share of the whole. told: each [ranks, batch, rows, numbers].
     """
     if not told:
-        first = first_of_search(order, own)
+        first = first_of_search(order, own, like)
         heard = yield torch.cat([part.flatten(1) for part in first], 1)
         parts = heard.split([part[0].numel() for part in first], 2)
         told = [part.view(len(heard), *like.shape) for part, like in zip(parts, first)]
-    return (yield from (by_samples if order.bits == 32 else by_digits)(order, own, needed, told))
+    if order.bits == 32:
+        assert isinstance(own, Searched)
+        return (yield from by_samples(order, own, needed, told))
+    return (yield from by_digits(own, needed, told[0]))
+
+
+OF_FLOAT32 = Keys(torch.float32, True, 0)
 
 
 def goal_of(needed: Tensor, total: Tensor) -> Tensor:
@@ -92,22 +127,14 @@ def first_reached(weights: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
     return index, torch.nn.functional.pad(sums, (1, 0)).gather(-1, index)[..., 0]
 
 
-def histogram(own: Searched, prefix: Tensor, shift: int) -> Tensor:
-    """The weights [batch, rows, BUCKETS] of each value of a digit, of keys that begin with prefix [batch, rows]."""
-    inside = (own.keys >> (shift + DIGIT)) == prefix[..., None]
-    digit = (own.keys >> shift) & (BUCKETS - 1)
-    sums = own.weights.new_zeros(*own.keys.shape[:2], BUCKETS)
-    return sums.scatter_add(2, digit, torch.where(inside, own.weights, 0.0))
-
-
-def by_digits(_order: Keys, own: Searched, needed: Tensor, told: list[Tensor]) -> Steps[Search]:
+def by_digits(own: Tokens, needed: Tensor, told: Tensor) -> Steps[Search]:
     """`find_key` of 16 bits."""
-    falling = told[0].sum(0).flip(-1)
+    falling = told.sum(0).flip(-1)
     total = falling.sum(-1)
     goal = goal_of(needed, total)
     index, above = first_reached(falling, goal)
     high = BUCKETS - 1 - index[..., 0]
-    second = histogram(own, high, 0)
+    second = own.histogram(high, 0)
     heard = yield second.flatten(1)
     falling = heard.view(len(heard), *second.shape).sum(0).flip(-1)
     index, before = first_reached(falling, goal - above)
@@ -141,17 +168,16 @@ def num_octaves(own: Searched, vocab: int) -> int:
     return 1 if own.temperature is None else math.ceil(math.log2(vocab / (1 - LARGEST_TOP_P))) + 2
 
 
-def scores_of(keys: Tensor) -> Tensor:
-    """float64, the scores that have these keys of 32 bits; NaN: none."""
-    word = torch.where(keys >= 2**31, keys - 2**31, 2**32 - 1 - keys)
-    return (word - (word >> 31 << 32)).int().view(torch.float32).double()
-
-
 def octaves_of(keys: Tensor, temperature: Tensor | None) -> Tensor:
     """float64, the power of two of each key's mass, on a scale that all rows have; [..., batch, rows, n]."""
     if temperature is None:
         return torch.zeros_like(keys, dtype=torch.float64)
-    return (scores_of(keys) / temperature[:, None, None] / math.log(2)).floor().nan_to_num(nan=-FAR).clamp(-FAR, FAR)
+    return (
+        (OF_FLOAT32.scores(keys) / temperature[:, None, None] / math.log(2))
+        .floor()
+        .nan_to_num(nan=-FAR)
+        .clamp(-FAR, FAR)
+    )
 
 
 def samples(order: Keys, own: Searched) -> list[Tensor]:
@@ -255,7 +281,7 @@ def by_samples(order: Keys, own: Searched, needed: Tensor, told: list[Tensor]) -
         keys, repeats = keys.div(BESIDE_KEY, rounding_mode="floor"), (keys % BESIDE_KEY).double()
         weights = repeats
         if own.temperature is not None and own.largest is not None:
-            scaled = (scores_of(keys) - own.largest[..., None]) / own.temperature[:, None, None]
+            scaled = (order.scores(keys) - own.largest[..., None]) / own.temperature[:, None, None]
             weights = torch.where(keys >= 0, repeats * scaled.exp(), 0.0)
     else:
         weights = numbers[1].flatten(2)

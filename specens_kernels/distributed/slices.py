@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import Draft, Target
+from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import NO_ID
+from specens_kernels.distributed.filters import Least
+from specens_kernels.distributed.search import DIGIT, Keys
 from specens_kernels.distributed.shard import Shard, shifted_mask
 from specens_kernels.distributed.softmax import Here
+from specens_kernels.ops.target_logprobs.reference import parameters
 
 
 class Numbers(NamedTuple):
@@ -33,19 +36,22 @@ class Numbers(NamedTuple):
 
 
 class Slices:
-    """The rows of a chain that is not filtered. tokens: the drafts, int64, as the shard counts them."""
+    """The rows of a chain, read before they are filtered. tokens: the drafts, int64, as the shard counts them."""
 
     def __init__(self, shard: Shard, target: Target, draft: Draft, tokens: Tensor) -> None:
         if target.allowed is not None:
             target = target._replace(allowed=shifted_mask(shard, target.allowed))
+        target = target._replace(sampling=without_filters(target.sampling))
+        draft = draft._replace(sampling=without_filters(draft.sampling))
+        self.temperatures = target.sampling, draft.sampling
         self.start, self.draft_len, self.logits = shard.start, tokens.shape[1], target.member_logits
         self.tokens, self.options = tokens.contiguous(), local.operator_options(target, draft)
-        self.numbers = Numbers(*self._call("chain_of_shard"))
+        self.numbers = Numbers(*self.call("chain_of_shard"))
 
-    def _call(self, name: str, *given: Tensor) -> Any:
+    def call(self, name: str, *given: Any, **more: Any) -> Any:
         operator = local.operator_for(name, self.tokens)
         assert operator is not None
-        return operator(self.logits, self.tokens, *given, **self.options)
+        return operator(self.logits, self.tokens, *given, **more, **self.options)
 
     @property
     def unknown(self) -> Tensor:
@@ -83,18 +89,85 @@ class Places(NamedTuple):
     rows: Tensor  # int64 [batch, n]
     shares: Tensor  # float64 [batch, n], the target's part in what is left
     masses: Tensor  # float64 [batch, steps, parts], the slice's part of each row's mass; negative: no token, a one-hot
+    least: Tensor | None  # float32 [batch, steps, parts], the logits that are kept; None: all
+
+    def call(self, slices: Slices, name: str, *given: Tensor) -> Tensor:
+        filtered = {} if self.least is None else {"least": self.least}
+        result: Tensor = slices.call(name, *self[:3], slices.numbers.state, *given, **filtered)
+        return result
 
 
-def masses_of(target: Tensor, draft: Tensor) -> Tensor:
-    """The masses of `Places`, of the target's parts [batch, steps, n] and of the drafts [batch, draft_len]."""
+def by_parts(target: Tensor, draft: Tensor, fill: float) -> Tensor:
+    """[batch, steps, parts], of the target's parts [batch, steps, n] and of the drafts [batch, draft_len]."""
     missing = target.shape[1] - draft.shape[1]
-    own = torch.nn.functional.pad(draft, (0, missing), value=-1.0)
+    own = torch.nn.functional.pad(draft, (0, missing), value=fill)
     return torch.cat([target, own[..., None]], -1).contiguous()
+
+
+def least_of(target: Tensor | None, draft: Tensor | None, numbers: Numbers) -> Tensor | None:
+    """The least logits of `Places`, likewise; None: all are kept."""
+    if target is None and draft is None:
+        return None
+    shape = numbers.largest.shape
+    all_kept = torch.full((), -math.inf, dtype=torch.float32, device=numbers.largest.device)
+    target = all_kept.expand(*shape[:2], shape[2] - 1) if target is None else target
+    return by_parts(target, all_kept.expand(numbers.looked.shape[:2]) if draft is None else draft, -math.inf)
 
 
 def residuals(slices: Slices, places: Places) -> Tensor:
     """The masses of max(share * target - draft, 0) in blocks of this rank's tokens, float64 [batch, n, blocks]."""
-    return slices._call("residual_of_shard", *places, slices.numbers.state)
+    return places.call(slices, "residual_of_shard")
+
+
+def without_filters(own: SamplingArguments) -> SamplingArguments:
+    return SamplingArguments(own.temperatures, None, None, None, 0, 0, own.temperature, 1.0, 0.0)
+
+
+class SlicedRows(NamedTuple):
+    """The parts of a target, one after the other, or drafts, as `RowsHere` has rows."""
+
+    slices: Slices
+    order: Keys
+    of_drafts: bool
+
+    def _call(self, name: str, *given: Any) -> Any:
+        own = self.slices.numbers
+        there = torch.where(own.largest > -math.inf, 1.0, -1.0).double().contiguous()
+        return self.slices.call(name, there, own.state, self.of_drafts, *given)
+
+    def largest_scores(self, count: int) -> tuple[Tensor, Tensor]:
+        values, ties = self._call("largest_of_shard", count)
+        return values, ties
+
+    def weighed(self, largest: Tensor, least: Least | None) -> SlicedTokens:
+        return SlicedTokens(self, largest, self._least(largest, least), False)
+
+    def counted(self, largest: Tensor, least: Least | None) -> SlicedTokens:
+        return SlicedTokens(self, largest, self._least(largest, least), True)
+
+    def _least(self, largest: Tensor, least: Least | None) -> Tensor:
+        if least is None:
+            return torch.full_like(largest, -math.inf, dtype=torch.float32)
+        own = parameters(self.slices.temperatures[self.of_drafts], largest)
+        return least.scores(self.order, largest, own.temperature)
+
+
+class SlicedTokens(NamedTuple):
+    """Their tokens, as `Tokens` has them."""
+
+    rows: SlicedRows
+    largest: Tensor  # float64 [batch, rows], the logit that has the mass 1
+    least: Tensor  # float32 [batch, rows], of the logits
+    counts: bool
+
+    def histogram(self, prefix: Tensor, shift: int) -> Tensor:
+        half = self.rows.order.dtype == torch.float16
+        given = (self.largest.contiguous(), self.least.contiguous(), prefix.contiguous(), shift, half, self.counts)
+        sums: Tensor = self.rows._call("buckets_of_shard", *given)
+        return sums
+
+    def total(self) -> Tensor:
+        return self.histogram(torch.zeros_like(self.largest, dtype=torch.int64), DIGIT).sum(-1)
 
 
 class SlicedChoice(NamedTuple):
@@ -113,7 +186,6 @@ class SlicedChoice(NamedTuple):
 
     def reached(self, from_residual: Tensor, goal: Tensor) -> Tensor:
         own_mass = torch.where(from_residual, self.blocks.sum(-1), self.target)
-        given = (*self.places, self.slices.numbers.state, self.blocks, from_residual, goal)
-        tokens = self.slices._call("draw_of_shard", *given)
+        tokens = self.places.call(self.slices, "draw_of_shard", self.blocks, from_residual, goal)
         last = torch.where(tokens >= 0, tokens + self.slices.start, -1).double()
         return torch.stack([torch.where((tokens >= 0) & (own_mass > goal), last, NO_ID), last], 1)

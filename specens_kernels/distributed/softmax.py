@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from specens_kernels.distributed.filters import (
+    DenseRows,
     Filter,
     FilteredRows,
+    RowsHere,
     filter_steps,
     first_of_filter,
     relative_to,
@@ -39,6 +41,7 @@ class Source(NamedTuple):
     token_rows: Tensor  # int64 [batch, n]
     filter: Filter | None = None
     here: Here | None = None  # where it is known, and scores are not
+    rows: RowsHere | None = None  # likewise, where they are filtered
 
 
 class Softmax(NamedTuple):
@@ -50,7 +53,8 @@ class Softmax(NamedTuple):
     best: Tensor  # float64 [batch, rows], its log-probability
     alive: Tensor  # bool [batch, rows], whether there is a token
     status: Tensor  # int64 [batch, rows]
-    mass: Tensor  # float64 [batch, rows], of this rank's tokens before filters; -1 where there is no token
+    mass: Tensor  # float64 [batch, rows], of this rank's tokens; -1 where there is no token. Where `here` was known
+    least: Tensor | None  # float32 [batch, rows], the least score that is kept; None: all. Likewise
 
 
 def look_up(values: Tensor, source: Source) -> Tensor:
@@ -68,13 +72,16 @@ def by_rows(values: Tensor, source: Source) -> Tensor:
 def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     """Normalise, filter and look up: a collective, and as many as the filter takes."""
     scores, temperature = source.scores, source.temperature
-    here, masses_here = source.here, scores
+    here = source.here
     if here is None:
         largest_here = scores.amax(-1)
         masses_here = relative_to(scores, largest_here, temperature).exp()
         here = Here(largest_here, scores.argmax(-1), masses_here.sum(-1), look_up(scores, source))
     told = [here.largest, (here.tokens + shard.start).double(), here.sums, source.status.double(), here.looked]
-    of_filter = [] if source.filter is None else first_of_filter(source.filter, scores, masses_here, temperature)
+    of_filter, rows = [], source.rows
+    if source.filter is not None:
+        rows = DenseRows(scores, temperature, source.filter.keys) if rows is None else rows
+        of_filter = first_of_filter(source.filter, rows, here.largest)
     told += [part.flatten(1) for part in of_filter]
     widths = [part.shape[1] for part in told]
     heard = yield torch.cat(told, 1)
@@ -91,23 +98,28 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     looked_scaled = (looked - by_rows(largest, source)) / temperature[:, None]
     looked_scaled = torch.where(looked_scaled.isnan(), -math.inf, looked_scaled)
     kept, kept_looked = scaled > -math.inf, looked > -math.inf
-    if source.filter is not None:
-        filtered = FilteredRows(scores, scaled, temperature, largest, total, ratios)
+    lowest = None
+    if source.filter is not None and rows is not None:
+        filtered = FilteredRows(rows, temperature, largest, total, ratios)
         first = [part.view(len(heard), *own.shape) for part, own in zip(more, of_filter)]
         least, mass = yield from filter_steps(source.filter, filtered, first)
         kept = least.keeps(scaled, source.filter.keys.of(scores))
         kept_looked = kept_looked & (looked_scaled >= by_rows(least.scaled, source))
         kept_looked = kept_looked & (source.filter.keys.of(looked) >= by_rows(least.key, source))
+        of_kept = filtered.mass(least) if mass is None or source.here is not None else mass
         if mass is None:
-            mass = yield from sum_steps(torch.where(kept, scaled.exp(), 0.0).sum(-1))
+            mass = yield from sum_steps(of_kept)
         total = mass
+        if source.here is not None:
+            mass_here = torch.where(largest > -math.inf, of_kept / total, -1.0)
+            lowest = least.scores(source.filter.keys, largest, temperature)
     log_total = total.log()
     logprobs = torch.where(kept, scaled - log_total[..., None], -math.inf).clamp(max=0)
     looked_up = torch.where(kept_looked, looked_scaled - by_rows(log_total, source), -math.inf).clamp(max=0)
     alive = largest > -math.inf
     best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
     most_likely = most_likely.nan_to_num(posinf=0).long()
-    return Softmax(logprobs, looked_up, most_likely, best, alive, union(status), mass_here)
+    return Softmax(logprobs, looked_up, most_likely, best, alive, union(status), mass_here, lowest)
 
 
 def union(status: Tensor) -> Tensor:

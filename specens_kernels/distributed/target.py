@@ -11,11 +11,11 @@ from torch import Tensor
 from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
 from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_steps
-from specens_kernels.distributed.filters import filter_of
+from specens_kernels.distributed.filters import Filter, filter_of
 from specens_kernels.distributed.local import best_by_kernel, has_kernel, split_at_block
 from specens_kernels.distributed.shard import Shard, usable
-from specens_kernels.distributed.slices import Slices
-from specens_kernels.distributed.softmax import Here, Softmax, Source, softmax_steps
+from specens_kernels.distributed.slices import SlicedRows, Slices
+from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties
@@ -49,6 +49,7 @@ class Rows(NamedTuple):
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch]
     masses: Tensor  # float64 [batch, rows, parts], this rank's of each part; -1 where it has no token
+    least: Tensor | None  # float32 [batch, rows, parts], the least logit of each that is kept; None: all
 
 
 class Members(NamedTuple):
@@ -109,9 +110,32 @@ def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) ->
     return Members(torch.stack([values for values, _ in cleaned]), status, share, own, invalid)
 
 
-def kernels_read(target: Target) -> bool:
+def filter_of_target(shard: Shard, target: Target, own: Parameters) -> Filter | None:
+    """What filters rows of the target, or of its members."""
+    whole = target.ensemble == EnsembleKind.MIXTURE and not target.filter_members
+    return filter_of(shard, target.sampling, own.filters, None if whole else exact_type(target))
+
+
+def filter_of_draft(shard: Shard, target: Target, draft: Draft, own: Parameters) -> Filter | None:
+    members = [draft.logits] if draft.logits is not None else target.member_logits
+    if draft.drafters is None and draft.logits is None:
+        members = [members[draft.drafter]]
+    exact = None if draft.processed and target.processing.active else same_type(members)
+    return filter_of(shard, draft.sampling, own.filters, exact)
+
+
+def kernels_filter(kept: Filter | None, like: Tensor) -> bool:
+    """Whether kernels can filter rows."""
+    return kept is None or (kept.by_digits and local.operator_for("buckets_of_shard", like) is not None)
+
+
+def kernels_read(shard: Shard, target: Target) -> bool:
     """Whether kernels can read what probabilities of a target are made of."""
-    if target.sampling.filters or target.plausibility > 0:
+    first, mixture = target.member_logits[0], target.ensemble == EnsembleKind.MIXTURE
+    kept = filter_of_target(shard, target, parameters(target.sampling, first))
+    if target.plausibility > 0 or not kernels_filter(kept, first):
+        return False
+    if kept is not None and mixture and not target.filter_members:
         return False
     if target.ensemble == EnsembleKind.MIXTURE and not never_greedy(target):
         return False  # its most likely token would be found in another pass
@@ -145,9 +169,14 @@ def mixed_steps(target: Target, members: Members) -> Steps[Tensor]:
 
 
 def exact_type(target: Target) -> torch.dtype | None:
-    """Of what type all scores of a target are, if its arguments say so."""
-    lone = target.ensemble == EnsembleKind.SINGLE and not target.processing.active
-    return target.member_logits[0].dtype if lone else None
+    """Of what type all scores of a target, or of the members of a mixture, are, if its arguments say so."""
+    mixed = target.ensemble == EnsembleKind.LOGIT_MIXTURE or target.processing.active
+    return None if mixed else same_type(target.member_logits)
+
+
+def same_type(logits: list[Tensor]) -> torch.dtype | None:
+    types = {own.dtype for own in logits}
+    return types.pop() if len(types) == 1 else None
 
 
 def target_steps(
@@ -170,14 +199,17 @@ def target_steps(
     own = members.sampling
     if target.ensemble != EnsembleKind.MIXTURE:
         scores = yield from mixed_steps(target, members)
-        kept = filter_of(shard, target.sampling, own.filters, exact_type(target))
-        source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept, here)
+        kept, rows = filter_of_target(shard, target, own), None
+        if slices is not None and kept is not None:
+            rows = SlicedRows(slices, kept.keys, False)
+        source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept, here, rows)
         found = yield from softmax_steps(shard, source)
         status, masses = found.status, found.mass[..., None]
+        least = None if found.least is None else found.least[..., None]
     else:
-        found, status, masses = yield from mixture_steps(shard, target, members, looked, picks, here)
+        found, status, masses, least = yield from mixture_steps(shard, target, members, looked, picks, slices)
     status = status | ~found.alive * Status.NO_TOKEN
-    return Rows(*found[:5], status, own.greedy, members.invalid, masses)
+    return Rows(*found[:5], status, own.greedy, members.invalid, masses, least)
 
 
 def direct_steps(
@@ -199,7 +231,7 @@ def direct_steps(
     status = best.status | (first < 0) * Status.NO_TOKEN
     unknown = torch.zeros_like(first, dtype=torch.float64)
     nowhere = unknown[..., None] - torch.inf  # no slice of log-probabilities is known
-    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid, nowhere)
+    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid, nowhere, None)
     return rows, best.tokens
 
 
@@ -245,15 +277,17 @@ def first_if_greedy(shard: Shard, rows: Rows) -> Tensor:
 
 
 def mixture_steps(
-    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, here: Here | None
-) -> Steps[tuple[Softmax, Tensor, Tensor]]:
+    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, slices: Slices | None
+) -> Steps[tuple[Softmax, Tensor, Tensor, Tensor | None]]:
     """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at.
 
-    And its status, and the masses of `Rows`.
+    And its status, and masses and least logits of `Rows`.
     """
     count, batch, rows, _ = members.logits.shape
     own, n = members.sampling, looked.tokens.shape[1]
-    kept = filter_of(shard, target.sampling, own.filters)
+    kept = filter_of_target(shard, target, own)
+    here = None if slices is None else slices.of_target()
+    of_members = SlicedRows(slices, kept.keys, False) if slices is not None and kept is not None else None
     index = torch.arange(count, device=looked.rows.device)[:, None] * rows
     source = Source(
         members.logits.transpose(0, 1).flatten(1, 2),
@@ -263,6 +297,7 @@ def mixture_steps(
         (looked.rows[:, None] + index).flatten(1),
         kept if target.filter_members else None,
         here,
+        of_members,
     )
     each = yield from softmax_steps(shard, source)
     status = each.status.view(batch, count, rows)[:, 0]
@@ -277,17 +312,19 @@ def mixture_steps(
     kept = None if target.filter_members else kept
     there = ((members.weights != 0) & alive).any(0)
     masses = each.mass.view(batch, count, rows).transpose(1, 2)
+    least = None if each.least is None else each.least.view(batch, count, rows).transpose(1, 2)
     if kept is None and never_greedy(target) and not picks:
         unknown = torch.zeros_like(status)
         return (
-            Softmax(mixed, looked_up, unknown, torch.zeros_like(mixed[..., 0]), there, status, status),
+            Softmax(mixed, looked_up, unknown, torch.zeros_like(mixed[..., 0]), there, status, status, None),
             status,
             masses,
+            least,
         )
     plain = torch.ones_like(own.temperature)
     whole = Source(mixed, plain, torch.zeros_like(status), looked.tokens, looked.rows, kept)
     found = yield from softmax_steps(shard, whole)
-    return found, status, masses
+    return found, status, masses, least
 
 
 def weighted(logprobs: Tensor, weights: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,6 +345,7 @@ class DraftRows(NamedTuple):
     drawn: Tensor  # bool [batch, drafts], False: one-hot at the token
     status: Tensor  # int64 [batch, drafts]
     masses: Tensor  # float64 [batch, drafts], this rank's; -1: one-hot
+    least: Tensor | None  # float32 [batch, drafts], the least logit that is kept; None: all
 
 
 def no_draft_rows(tokens: Tensor, looked: Looked, width: int) -> DraftRows:
@@ -315,7 +353,9 @@ def no_draft_rows(tokens: Tensor, looked: Looked, width: int) -> DraftRows:
     nothing = torch.zeros(1, dtype=torch.float64, device=tokens.device).expand(*tokens.shape, width)
     status = torch.zeros_like(tokens)
     looked_up = torch.zeros_like(looked.tokens, dtype=torch.float64)
-    return DraftRows(nothing, looked_up, status.bool(), status, torch.full_like(status, -1.0, dtype=torch.float64))
+    return DraftRows(
+        nothing, looked_up, status.bool(), status, torch.full_like(status, -1.0, dtype=torch.float64), None
+    )
 
 
 def has_source(draft: Draft) -> bool:
@@ -357,14 +397,14 @@ def draft_steps(
         given = draft.drafters != NO_DRAFTER
         known = (draft.drafters >= NO_DRAFTER) & (draft.drafters < len(members))
     own = parameters(draft.sampling, tokens)
-    types = {logits.dtype for logits in members}
-    exact = None if len(types) > 1 or (draft.processed and target.processing.active) else members[0].dtype
-    kept = filter_of(shard, draft.sampling, own.filters, exact)
-    source = Source(scores, own.temperature, bits, looked.tokens, looked.rows, kept, here)
+    kept, rows = filter_of_draft(shard, target, draft, own), None
+    if slices is not None and kept is not None:
+        rows = SlicedRows(slices, kept.keys, True)
+    source = Source(scores, own.temperature, bits, looked.tokens, looked.rows, kept, here, rows)
     found = yield from softmax_steps(shard, source)
     soft = given & ~(greedy | own.greedy | own.invalid)[:, None]
     usable_rows = known & found.alive
     status = torch.where(known, found.status, 0) | ~usable_rows * Status.INVALID_DRAFT_DISTRIBUTION
     drawn = soft & usable_rows
     masses = torch.where(drawn, found.mass, -1.0)
-    return DraftRows(found.logprobs, found.looked_up, drawn, torch.where(soft, status, 0), masses)
+    return DraftRows(found.logprobs, found.looked_up, drawn, torch.where(soft, status, 0), masses, found.least)

@@ -46,7 +46,7 @@ def on_ranks(order: Keys, whole: Searched, needed: Tensor, bounds: list[int]) ->
         keys, weights = whole.keys[..., begin:end], whole.weights[..., begin:end]
         if begin == end:
             keys, weights = order.of(weights.new_full((2, 3, 1), -torch.inf)), weights.new_zeros(2, 3, 1)
-        ranks.append(find_key(order, whole._replace(keys=keys, weights=weights), needed, []))
+        ranks.append(find_key(order, whole._replace(keys=keys, weights=weights), needed, [], weights[..., 0]))
     found, told = in_lockstep(ranks, range(len(ranks)))
     assert told.collectives == 2
     assert all(torch.equal(own, first) for other in found for own, first in zip(other, found[0]))

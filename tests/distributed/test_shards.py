@@ -335,7 +335,8 @@ def test_padding_is_not_read():
 
 def by_triton(monkeypatch: Any) -> None:
     """Let Triton read slices, interpreted."""
-    monkeypatch.setattr(local, "operator_for", lambda name, _: getattr(torch.ops.specens, local.BY_TRITON[name]))
+    operators = {name: getattr(torch.ops.specens, own) for name, own in local.BY_TRITON.items()}
+    monkeypatch.setattr(local, "operator_for", lambda name, _: operators.get(name))
 
 
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
@@ -401,6 +402,51 @@ def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch
     judge.finish(at_least=2)
 
 
+def filtered(problem: Problem, choice: random.Random) -> Problem:
+    """A problem `of_slices` whose filters the kernels of slices know: of 16-bit logits all of them."""
+    dtype = choice.choice([torch.bfloat16, torch.float16, torch.float32])
+    batch, arguments = len(problem.tokens), dict(problem.arguments)
+    top_ps = torch.tensor([choice.choice([0.3, 0.9, 1.0]) for _ in range(batch)])
+    filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}]
+    if dtype != torch.float32:
+        several = torch.tensor([choice.choice([0, 2, 40]) for _ in range(batch)])
+        filters += [{"top_p": top_ps}, {"top_p": 0.7, "min_p": 0.05, "filter_order": choice.choice(["vllm", None])}]
+        filters += [{"top_k": several, "top_p": 0.9}, {"top_k": MOST_CANDIDATES + 300, "top_p": 0.95}]
+    own = {name: value for name, value in choice.choice(filters).items() if value is not None}
+    arguments["sampling"] = replace(arguments["sampling"], **own)
+    if arguments.get("draft_sampling") is not None and choice.random() < 0.7:
+        arguments["draft_sampling"] = replace(arguments["draft_sampling"], **own)
+    if isinstance(arguments["ensemble"], Mixture):
+        arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
+    if dtype != torch.float32:
+        arguments["processing"] = None
+    if isinstance(arguments["ensemble"], LogitMixture):
+        arguments["ensemble"], arguments["sampling"] = None, arguments["sampling"]
+        problem = replace(problem, logits=problem.logits[:1])
+        arguments = {name: value for name, value in arguments.items() if name != "drafter"}
+    if arguments.get("draft_logits") is not None:
+        arguments["draft_logits"] = arguments["draft_logits"].to(dtype)
+    return replace(problem, logits=[own.to(dtype) for own in problem.logits], arguments=arguments)
+
+
+@pytest.mark.parametrize("vocab", [90, 5003])
+def test_kernels_filter_slices_of_chains_as_torch_does(vocab, monkeypatch):
+    operators, calls = local.operator_for, []
+    monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
+    judge, weighed = Judge(), 0
+    for seed in range(many(30)):
+        choice = random.Random(seed)
+        case = filtered(of_slices(random_problem(seed, (vocab,)), choice), choice)
+        if always_greedy(case):
+            continue
+        before = len(calls)
+        result, expected = on_random_shards(case, choice), case.verify("reference")
+        weighed += "draw_of_shard" in calls[before:]
+        judge.compare(case, result, expected, seed)
+    assert weighed > many(30) / 2, weighed
+    judge.finish(at_least=20)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_triton_reads_slices_in_as_many_launches_as_whole_rows(rule, monkeypatch):
     by_triton(monkeypatch)
@@ -428,7 +474,11 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
     numbers = torch.ops.specens.chain_of_shard(logits, drafts, drafter=0)
     places = (torch.ones(2, 1).long(), torch.ones(2, 1).double(), torch.ones(2, 3, 2).double(), numbers[-1])
     aims = (torch.ones(2, 1).double(), torch.ones(2).bool(), torch.zeros(2).double())
+    searched = (torch.ones(2, 3, 2).double(), numbers[-1], False)
+    begun = (numbers[0][..., 0].contiguous(), torch.zeros(2, 3), torch.zeros(2, 3).long(), 8, False, False)
     calls: list[Any] = [
+        (torch.ops.specens.buckets_of_shard.default, (logits, drafts, *searched, *begun), {"drafter": 0}),
+        (torch.ops.specens.largest_of_shard.default, (logits, drafts, *searched, 5), {"drafter": 0}),
         (torch.ops.specens.best_of_shard.default, (logits,), options),
         (torch.ops.specens.chain_of_shard.default, (logits, drafts), {"drafter": 0}),
         (torch.ops.specens.residual_of_shard.default, (logits, drafts, *places), {"drafter": 0}),
