@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, TRITON_REASON, add_triton
+from specens_kernels.distributed.search import BUCKETS
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.gumbel import BLOCK
@@ -67,7 +68,7 @@ def empty_blocks(
 def empty_buckets(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any) -> Tensor:
     """Of `buckets_of_shard`."""
     largest: Tensor = given[3]
-    return largest.new_empty((*largest.shape, 256))
+    return largest.new_empty((*largest.shape, BUCKETS))
 
 
 def empty_largest(

@@ -403,12 +403,12 @@ def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch
 
 
 def filtered(problem: Problem, choice: random.Random) -> Problem:
-    """A problem `of_slices` whose filters the kernels of slices know: of 16-bit logits all of them."""
+    """A problem `of_slices` whose filters the kernels of slices know: of 16-bit logits all, unless they are mixed."""
     dtype = choice.choice([torch.bfloat16, torch.float16, torch.float32])
     batch, arguments = len(problem.tokens), dict(problem.arguments)
     top_ps = torch.tensor([choice.choice([0.3, 0.9, 1.0]) for _ in range(batch)])
     filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}]
-    if dtype != torch.float32:
+    if dtype != torch.float32 and not isinstance(arguments["ensemble"], LogitMixture):
         several = torch.tensor([choice.choice([0, 2, 40]) for _ in range(batch)])
         filters += [{"top_p": top_ps}, {"top_p": 0.7, "min_p": 0.05, "filter_order": choice.choice(["vllm", None])}]
         filters += [{"top_k": several, "top_p": 0.9}, {"top_k": MOST_CANDIDATES + 300, "top_p": 0.95}]
@@ -420,10 +420,6 @@ def filtered(problem: Problem, choice: random.Random) -> Problem:
         arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
     if dtype != torch.float32:
         arguments["processing"] = None
-    if isinstance(arguments["ensemble"], LogitMixture):
-        arguments["ensemble"], arguments["sampling"] = None, arguments["sampling"]
-        problem = replace(problem, logits=problem.logits[:1])
-        arguments = {name: value for name, value in arguments.items() if name != "drafter"}
     if arguments.get("draft_logits") is not None:
         arguments["draft_logits"] = arguments["draft_logits"].to(dtype)
     return replace(problem, logits=[own.to(dtype) for own in problem.logits], arguments=arguments)
