@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specens.decoding.trace import Round
-from specens.engines.ray import LIVES, start_ray
+from specens.engines.ray import LIVES, PLACEMENT_TIMEOUT, shown, start_ray
 from specens.files.writer import Found, Writer
 from specens.settings.arguments import check_callbacks, check_seed, is_seed
 from specens.settings.jobs import Job, check_many, derived_seed, draw_seed
@@ -73,7 +73,7 @@ class Workers:
         # Never restarted by Ray, so that what is under way to a lost one reaches no other. Threads: write, give, ask.
         settings = {"scheduling_strategy": "SPREAD", "max_task_retries": -1, "max_concurrency": 4, **(options or {})}
         actors = ray.remote(Writer).options(**settings)
-        self._new = lambda: actors.remote(make)
+        self._new, self._options = lambda: actors.remote(make), options or {}
         self._workers = [Worker(self._new()) for _ in range(num_workers)]
         self._is_writing = False
         for worker in self._workers:
@@ -86,7 +86,7 @@ class Workers:
             self._check_open()
             worker = self._workers[0]
             try:
-                return self._ray.get(worker.actor.ask.remote(function))
+                return self._ray.get(self._wait([worker.actor.ask.remote(function)]))
             except self._ray.exceptions.RayError as error:
                 self._replace(worker, error)
 
@@ -137,7 +137,7 @@ class Workers:
         try:
             runs = {worker.write(*call_of_each): worker for worker in self._workers}
             while any(own.has_begun or work.remains for own in runs.values()):  # one without a place never begins
-                (stream,), _ = self._ray.wait(list(runs), num_returns=1)
+                stream = self._wait(list(runs))
                 worker = runs[stream]
                 try:
                     finished = self._ray.get(next(stream))
@@ -176,6 +176,16 @@ class Workers:
         if work.failure is not None:
             raise work.failure
 
+    def _wait(self, awaited: list[Any]) -> Any:
+        """The first that comes; a warning where none does for long: Ray lets actors wait for a place without a word."""
+        while True:
+            come, _ = self._ray.wait(awaited, num_returns=1, timeout=PLACEMENT_TIMEOUT)
+            if come:
+                return come[0]
+            free, whole = shown(self._ray.available_resources()), shown(self._ray.cluster_resources())
+            amounts = f"each asks for {shown(self._options)}, free are {free} of {whole}"
+            logger.warning("no word of a worker for %g s: it loads or Ray has no place; %s", PLACEMENT_TIMEOUT, amounts)
+
     def _check_open(self) -> None:
         """Raise RuntimeError where there are no workers any more."""
         if not self.close.alive:
@@ -191,6 +201,7 @@ class Workers:
         losses = known.RayActorError, known.ObjectLostError, known.NodeDiedError, known.OutOfMemoryError
         if not isinstance(error, losses):
             raise RuntimeError(str(error)) from error  # such as one of a class that cannot be made again here
+        self._check_open()
         logger.warning("a worker was lost (%s); its texts begin again", type(error).__name__)
         self._ray.kill(worker.actor)
         worker.losses += 1

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import ray
@@ -171,6 +172,18 @@ def test_a_worker_that_is_killed_before_it_is_given_anything_loses_nothing(tmp_p
 def test_a_worker_that_finds_no_place_is_not_waited_for_once_all_is_written(expected):
     workers = Workers(make, 2, options={"num_cpus": 2})  # all that there are
     assert texts_of(workers.generate_many(PROMPTS, **JOB)) == expected
+
+
+def test_it_is_said_where_workers_do_not_begin(monkeypatch, caplog):
+    monkeypatch.setattr("specens.files.workers.PLACEMENT_TIMEOUT", 0.5)
+    waiting = Workers(make, 1, options={"resources": {"moon": 1}})
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(waiting.ask, bool)
+        wait([asked], timeout=2)
+        waiting.close()
+        with pytest.raises(RuntimeError, match="the workers are closed"):
+            asked.result()
+    assert "it loads or Ray has no place; each asks for resources {'moon': 1}, free are" in caplog.text
 
 
 def test_workers_write_the_texts_of_one_call_at_a_time(workers, expected):

@@ -122,8 +122,8 @@ class RayEngine(Engine):
         if not ray.wait([is_ready], timeout=self._timeout)[0]:
             ray.kill(actor)
             raise ValueError(
-                f"members: expected a place for an actor with {_shown(self._options)} within {self._timeout:g} s, got "
-                f"none; free are {_shown(ray.available_resources())} of {_shown(ray.cluster_resources())}"
+                f"members: expected a place for an actor with {shown(self._options)} within {self._timeout:g} s, got "
+                f"none; free are {shown(ray.available_resources())} of {shown(ray.cluster_resources())}"
             )
         try:
             ray.get(is_ready)
@@ -284,7 +284,7 @@ def share_of_gpus(num_actors: int, argument: str = "members") -> float:
     return 1 / math.ceil(num_actors / num_gpus) if num_gpus else 0
 
 
-def _shown(amounts: Mapping[str, Any]) -> str:
+def shown(amounts: Mapping[str, Any]) -> str:
     """Resources or options in words, without those that Ray makes for each machine."""
     own = {name: value for name, value in amounts.items() if not name.startswith(("node:", "object_store_memory"))}
     return ", ".join(f"{name} {value}" for name, value in own.items()) or "no resources"
