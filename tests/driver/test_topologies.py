@@ -265,7 +265,18 @@ class Probable(Drafter):
     has_probabilities = True
 
 
-@pytest.mark.parametrize("given", ["12", [], [1.5], [None], [PromptLookup], [Probable()], [Several([1])]], ids=str)
+WRONG = {
+    "text": "12",
+    "none": [],
+    "fraction": [1.5],
+    "None": [None],
+    "class": [PromptLookup],
+    "probable": [Probable()],
+    "several": [Several([1])],
+}
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
 def test_several_of_something_else_than_drafters_is_refused(given):
     with pytest.raises(ValueError, match="drafters: expected"):
         Several(given)
