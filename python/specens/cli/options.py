@@ -480,12 +480,10 @@ class Placement:
 
     def share_of_gpus(self, num_actors: int) -> dict[str, Any]:
         """What Ray is to give each of so many actors, where nobody says: an even part of the cluster's GPUs."""
-        if self.device == "cpu":
-            return {}
-        from specens.engines.ray import share_of_gpus
+        from specens.engines.ray import options_unless_given
 
         self.join()
-        return {"num_gpus": share_of_gpus(num_actors)}
+        return options_unless_given(num_actors, self.device)
 
     def apply(self, models: Sequence[str]) -> dict[str, Any]:
         """Set the threads of torch; what these models are loaded with. Raises ValueError where the dtype is unknown."""

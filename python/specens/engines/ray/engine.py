@@ -278,10 +278,18 @@ def actors_with(options: Mapping[str, Any], argument: str = "options") -> Any:
         raise ValueError(f"{expected}; got {dict(options)}: {error}") from None
 
 
-def share_of_gpus(num_actors: int, argument: str = "members") -> float:
+def share_of_gpus(num_actors: int) -> float:
     """What each of so many actors may have of the cluster's GPUs: one, or an even part where they are fewer."""
-    num_gpus = int(start_ray(argument).cluster_resources().get("GPU", 0))
+    num_gpus = int(start_ray().cluster_resources().get("GPU", 0))
     return 1 / math.ceil(num_actors / num_gpus) if num_gpus else 0
+
+
+def options_unless_given(num_actors: int, device: str | torch.device | None) -> dict[str, Any]:
+    """Ray's options of each of so many actors where nobody says: its share of the GPUs; none for device "cpu"."""
+    if str(device).partition(":")[0] == "cpu":
+        return {}
+    share = share_of_gpus(num_actors)
+    return {"num_gpus": share} if share else {}
 
 
 def shown(amounts: Mapping[str, Any]) -> str:

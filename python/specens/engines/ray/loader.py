@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specens.engines.loading import Loader
-from specens.engines.ray.engine import RayEngine, actors_with, share_of_gpus
+from specens.engines.ray.engine import RayEngine, actors_with, options_unless_given
 
 
 class ModelLoader:
@@ -43,8 +43,7 @@ def options_of(
 ) -> list[Mapping[str, Any]]:
     """Ray's options of each of so many actors, see `specens.engines.loading.options_of_actors`."""
     if given is None:
-        share = 0 if device is not None and torch.device(device).type == "cpu" else share_of_gpus(count)
-        return [{"num_gpus": share} if share else {}] * count
+        return [options_unless_given(count, device)] * count
     options: list[Any] = list(given) if isinstance(given, list | tuple) else [given] * count
     if len(options) != count:
         raise ValueError(f"ray_options: expected one for each of {count} specs with ray: before them, got {given!r}")
