@@ -60,6 +60,25 @@ def test_tables_come_from_the_results_and_each_is_shown_with_its_command(site):
         assert re.search(r"python -m bench|bench/gpu/run.sh", before.split("<!-- made")[-1])
 
 
+def test_readme_tells_what_was_measured_of_verify_chain(site):
+    """Its rows are rows of the page, of drafts that are not all accepted; it tells the extremes of all."""
+    readme = (ROOT / "README.md").read_text()
+    head, _, *body = _cells(site("tables").verify_chain())
+    page = [dict(zip(head, row, strict=True)) for row in body]
+    names, _, *shown = _cells(readme[readme.index("| batch, vocabulary |") :].partition("\n\n")[0])
+    measured = [[row[name].split(" / ")[0].replace("-", "takes one request") for name in names] for row in page]
+    assert len(shown) >= 4
+    assert [row for row in shown if row not in measured] == []
+    for name, digits in (("transformers", 0), ("verify_chain", 1)):
+        ratios = [float(cell) for row in page for cell in row[name].split(" / ") if cell != "-"]
+        told = [f"{ratio:.{digits}f}".removeprefix("0") for ratio in (min(ratios), max(ratios))]
+        assert f"{' to '.join(told)} times as long as one read" in readme
+
+
+def _cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
+
+
 def test_the_command_line_page_tells_every_option(site):
     text = site("command_line").markdown()
     assert {"## specens generate", "## specens doctor"} <= set(text.splitlines())

@@ -55,6 +55,47 @@ def ensembles() -> str:
     return f"{table(head, body)}\n\n{where(first['environment'])}"
 
 
+def verify_chain() -> str:
+    """Ratios of verify_chain and its rivals to reading the logits once."""
+    found = rows("verify-chain-cpu.jsonl")
+    shapes = dict.fromkeys((row["table"], row["batch"], row["vocab"]) for row in found if row["table"] in SETTINGS)
+    body = [
+        [f"{batch:g}, {vocab:,}", SETTINGS[setting], *(ratios(found, setting, batch, vocab, name) for name in WAYS)]
+        for setting, batch, vocab in shapes
+    ]
+    return f"{table(['batch, vocabulary', 'settings', *WAYS.values()], body)}\n\n{where(found[0]['environment'])}"
+
+
+SETTINGS = {
+    "no filter": "temperature 1",
+    "filtered": "temperature .7, top_k 50, top_p .95",
+    "mixture": "mixture of two, temperature 1",
+}
+WAYS = {
+    "amax": "torch.amax",
+    "cpp": "verify_chain",
+    "compile, chunks": "torch.compile, by chunks",
+    "torch.compile": "torch.compile",
+    "PyTorch eager": "plain PyTorch",
+    "transformers": "transformers",
+}
+
+
+def ratio(value: float) -> str:
+    """In two figures, or in whole numbers."""
+    return f"{value:#.2g}" if value < 10 else f"{value:.0f}"
+
+
+def ratios(found: list[dict[str, Any]], *case: str | int) -> str | None:
+    """Where 2 of 5 drafts are accepted, then where all are: how long amax takes, and others as ratios to it."""
+    cells = [
+        f"{row['median_s'] * MICRO:,.0f} us" if row["name"] == "amax" else ratio(row["ratio"])
+        for row in found
+        if (row["table"], row["batch"], row["vocab"], row["name"]) == case
+    ]
+    return " / ".join(cells) or None
+
+
 def transformers() -> str:
     """Assisted generation, verified by transformers and by verify_chain."""
     first, *runs = rows("transformers-cpu.jsonl")
@@ -239,6 +280,7 @@ def _micro(row: dict[str, Any] | None) -> str | None:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "verify_chain": verify_chain,
     "ensembles": ensembles,
     "transformers": transformers,
     "vllm": vllm,
