@@ -1,14 +1,16 @@
 """What configs and requests say of an ensemble inside vLLM, and its folder; runs without vLLM."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from driver.tiny_models import save_pair
-from specens.adapters.vllm import v2
+from specens.adapters.vllm import ensemble_folder, v2
 from specens.adapters.vllm.arguments import Target, seeds_of
 from specens.adapters.vllm.ensemble_settings import EnsembleSettings
 from specens.cli.main import app
+from specens.engines.transformers.load import ModelSource
 from transformers import AutoConfig, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -130,6 +132,14 @@ def test_the_command_writes_a_config_and_the_tokenizer(models, tmp_path):
     result = run(*models, "--out", tmp_path / "ensemble")
     assert result.exit_code == 2
     assert "--out: expected a new or empty folder" in result.stderr
+
+
+def test_models_that_are_written_show_no_bars_in_what_the_command_says(models, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(ensemble_folder, "resolve_model", lambda _: ModelSource(Path("model.gguf")))
+    capfd.readouterr()
+    ensemble_folder.write_ensemble(models, None, tmp_path / "written")
+    assert (tmp_path / "written" / "member1" / "config.json").exists()
+    assert capfd.readouterr().err == ""
 
 
 def test_an_ensemble_of_one_is_refused(models, tmp_path):

@@ -116,8 +116,9 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
         ),
         (["--draft-lens", "0"], "draft_lens: expected an integer >= 1"),
         (["--tree", "2,x"], "--tree: expected numbers of children such as 4,2,2, acceptance:"),
-        (["--tree", "2,0"], "tree: expected a number of children >= 1 for each level, got (2, 0)"),
-        (["--tree-nodes", "0"], "tree: expected nodes to be an integer >= 1, got 0"),
+        (["--tree", "100,100,10"], "--tree: expected 0 to 16384 nodes, got 110100"),
+        (["--tree", "2,0"], "--tree: expected a number of children >= 1 for each level, got (2, 0)"),
+        (["--tree-nodes", "0"], "--tree-nodes: expected nodes to be an integer >= 1, got 0"),
         (["--tree", "2", "--tree-nodes", "3"], "expected at most one of --tree, --tree-nodes; got both"),
         (
             ["--tree", "2", "--schedule", "parallel"],

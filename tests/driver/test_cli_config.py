@@ -12,6 +12,7 @@ import typer
 from driver.tiny_models import save_pair
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specens import SpeculativeEnsemble
 from specens.cli import config
 from specens.cli.main import app
 from specens.cli.models import check_beside_preset
@@ -169,7 +170,6 @@ def test_a_preset_is_the_method_of_that_name(models):
         ),
         ("speculative-decoding", ("--tree", "2,2"), "--tree: expected none that contradicts --preset"),
         ("speculative-decoding", ("--weights", "0,1"), "--weights: expected none that contradicts --preset"),
-        ("speculative-decoding", ("--schedule", "standard"), "--schedule: expected none that contradicts --preset"),
         ("dynamic-trees", ("--tree-nodes", "3"), "--tree-nodes: expected none that contradicts --preset dynamic-trees"),
         ("confident-drafts", ("--draft-lens", "3"), "--draft-lens: expected none that contradicts --preset confident"),
         ("sequoia", (), "--tree: expected one beside --preset sequoia (the best shape for measured acceptance"),
@@ -186,6 +186,19 @@ def test_what_a_preset_chooses_does_not_contradict_it(name):
     num_members = len(method.members)
     own = method.settings_under(None, num_members)
     check_beside_preset(name, num_members, own if method.needs is None else own | {method.needs: object()})
+
+
+@pytest.mark.parametrize(("name", "schedule"), [("specinfer", "alternate"), ("block-verification", "standard")])
+def test_a_preset_runs_under_another_schedule_as_in_python(models, name, schedule):
+    job = [*models, *JOB, "--temperature", 0, "--json", "--preset", name]
+    values = json.loads(run("generate", *job, "--schedule", schedule).stdout)
+    ensemble = SpeculativeEnsemble.from_preset(name, models, schedule=schedule)
+    text = ensemble.generate(JOB[1], max_new_tokens=len(values["tokens"]), temperature=0.0, chat=False, stop_tokens=())
+    assert values["schedule"] == schedule
+    assert values["tokens"] == text.tokens
+    assert values["statistics"]["drafted"] == text.statistics.drafted
+    contrary = ("--schedule", schedule, "--logit-weights", "1,1")
+    assert "--logit-weights: expected none that contradicts" in refused("generate", *job, *contrary)
 
 
 def test_compare_shows_a_preset_beside_standard(models):

@@ -86,9 +86,10 @@ def test_findings_say_whether_speculation_pays(standard):
 
 def test_trees_are_compared_where_they_are_asked_for(standard):
     comparison = compare(with_other_schedules(standard, tree=(2, 2)), PROMPT, max_new_tokens=10, repeats=1)
-    assert [row.schedule for row in comparison.rows] == ["standard", "fixed", "alternate", "tree"]
-    assert [row.tree for row in comparison.rows] == [None, None, None, "2,2"]
-    trees = comparison.rows[-1]
+    assert [row.schedule for row in comparison.rows] == ["standard", "fixed", "alternate", "tree", "alternate-tree"]
+    assert [row.tree for row in comparison.rows] == [None, None, None, "2,2", "2,2"]
+    assert comparison.rows[-1].ideal_speedup is None
+    trees = comparison.rows[-2]
     assert (trees.ideal_speedup, trees.paper_speedup) == (None, None)
     assert 0 < trees.acceptance_rate <= 1
     assert trees.forwards[1] <= 10

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from driver.tiny_models import tiny_llama
 from specens import SpeculativeEnsemble
-from specens.cli.options import Placement, parse_ray_options, specs_of
+from specens.cli.options import Placement, parse_drafter, parse_ray_options, specs_of
 from specens.engines.loading import Loader, engine_of, split_adapter
 
 
@@ -65,6 +65,24 @@ def test_the_options_of_actors_are_json_and_need_a_model_there():
     replace(placement, workers=2).check(["a"])  # of the workers
     with pytest.raises(ValueError, match="--ray-options: expected one object for all workers, got"):
         replace(placement, ray_options=each, workers=2).check(["a"])
+
+
+def test_each_actor_may_have_options_of_its_own_those_of_drafters_at_the_end(monkeypatch):
+    each = [{"num_gpus": number} for number in range(4)]
+    placement = Placement(None, "cpu", None, None, each)
+    drafter = "model:ray:c,lookup,model:d,model:ray:e"
+    placement.check(specs_of(["ray:a", "b", "ray:f"], drafter))
+    with pytest.raises(ValueError, match=r"--ray-options: expected one object, or one for each of 3 models .* got 4"):
+        placement.check(specs_of(["ray:a", "b", "ray:f"], "model:ray:c"))
+    members, drafters = placement.split(["ray:a", "b", "ray:f"])
+    assert members.apply(["ray:a", "b", "ray:f"])["ray_options"] == each[:2]
+    made = {}
+    monkeypatch.setattr("specens.drafters.DraftModel", lambda spec, **own: made.update({spec: own.get("ray_options")}))
+    monkeypatch.setattr("specens.drafters.Several", lambda parts: parts)
+    parse_drafter(drafter, drafters)
+    assert made == {"ray:c": each[2:3], "d": None, "ray:e": each[3:]}
+    parse_drafter("model:ray:c", replace(placement, ray_options=each[:1]).split([])[1])
+    assert made["ray:c"] == each[:1]
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -7,7 +7,7 @@ from driver.tiny_models import PROMPT, relative_of, tiny_llama
 from specens import Job, SpeculativeEnsemble
 from specens.settings.jobs import derived_seed
 
-from specens_kernels import Sampling
+from specens_kernels import Mixture, Sampling
 
 SCHEDULES = {
     "standard": {},
@@ -100,6 +100,30 @@ def test_a_job_with_wrong_settings_is_told_and_the_next_take_its_place(pair):
     assert [(index, sample, type(error)) for index, sample, error in errors] == [
         (index, sample, ValueError) for index in (1, 2) for sample in (0, 1)
     ]
+
+
+@pytest.mark.parametrize("name", ["standard", "fixed", "alternate", "trees"])
+def test_a_token_that_a_member_cannot_read_ends_its_own_text(name):
+    wide = tiny_llama(1, vocab=80)
+    members = [tiny_llama(0, vocab=61), wide]
+    ensemble = SpeculativeEnsemble(members, ensemble=Mixture((0.8, 0.2)), **({"schedule": name} | SCHEDULES[name]))
+    texts, errors = {}, []
+    for text in ensemble.generate_many(
+        [PROMPT, [7, 7], [3], [9, 2]] * 4,
+        batch_size=3,
+        max_new_tokens=6,
+        seed=1,
+        on_error=lambda *own: errors.append(own),
+    ):
+        texts[text.index] = text.tokens
+    failed = {index for index, *_ in errors}
+    assert failed
+    assert texts
+    assert failed | texts.keys() == set(range(16))
+    for _, _, error in errors:
+        assert isinstance(error, ValueError)
+        assert "was generated, but member 0 has embeddings only for ids below 61" in str(error)
+    assert all(max(tokens[:-1]) < 61 for tokens in texts.values())
 
 
 def test_a_constraint_that_fails_ends_its_own_text(pair):

@@ -387,7 +387,7 @@ def test_what_is_for_specs_is_refused_beside_loaded_models(pair):
     for name, value in (("dtype", "fp16"), ("device", "cpu"), ("revision", "main")):
         with pytest.raises(ValueError, match=f"^{name}: expected none beside loaded models, .* got '{value}'"):
             SpeculativeEnsemble(pair, **{name: value})
-    for name, value in (("dtype", "fp16"), ("device", "cpu")):
+    for name, value in (("dtype", "fp16"), ("device", "cpu"), ("ray_options", {"num_gpus": 1})):
         with pytest.raises(ValueError, match=f"^{name}: expected none beside loaded models"):
             DraftModel(pair[1], **{name: value})
         with pytest.raises(ValueError, match=f"^{name}: expected none beside loaded models"):

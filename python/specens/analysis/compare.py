@@ -22,6 +22,7 @@ from specens.settings.jobs import derived_seed
 from specens_kernels import Sampling
 
 WARM_UP_TOKENS = 8
+WITH_TREES = {"fixed": "tree", "alternate": "alternate-tree"}  # what schedules are called where trees are drafted
 EXPLAINED = 0.15  # a measured speed-up this far below the ideal one is explained
 
 
@@ -97,7 +98,7 @@ def compare(
         for repeat, index in jobs:
             ensemble, is_warm_up = ensembles[index], repeat == 0
             if on_run is not None:
-                on_run(ensemble.schedule_name, repeat)
+                on_run(_name(ensemble), repeat)
             generation = ensemble.generate(
                 prompt,
                 max_new_tokens=min(WARM_UP_TOKENS, max_new_tokens) if is_warm_up else max_new_tokens,
@@ -136,10 +137,10 @@ def with_other_schedules(
 ) -> list[SpeculativeEnsemble]:
     """An ensemble under `standard`, and with its drafter and lengths under those that suit its number of members.
 
-    fixed_draft_len: of the drafter under `fixed` and `parallel`, where it should differ. tree: the trees of `tree`,
-    which is left out without. rules: "token", "gumbel" or both, each of which accepts drafts in every schedule.
-    schedules: those beside `standard`; None is `fixed`, `alternate` (not with a drafter that is no member), and `tree`
-    where there is one.
+    fixed_draft_len: of the drafter under `fixed` and `parallel`, where it should differ. tree: the trees of `tree` and
+    `alternate-tree`, which are left out without. rules: "token", "gumbel" or both, each of which accepts drafts in
+    every schedule. schedules: those beside `standard`; None is `fixed`, `alternate` (not with a drafter that is no
+    member), and the same with trees, `tree` and `alternate-tree`, where there is one.
     Raises ValueError for a lone member without such a drafter, for schedules that there are not, for a length or trees
     of schedules that are not among them, and for trees where a member's cache cannot hold them.
     """
@@ -149,12 +150,13 @@ def with_other_schedules(
         raise ValueError("models: expected two members or more to compare schedules, got 1")
     fixed_lens = plan.draft_lens if fixed_draft_len is None else (fixed_draft_len,) * plan.num_members
     if schedules is None:
-        schedules = ["fixed", *["alternate"] * is_member, *["tree"] * (tree is not None)]
-    known = ["fixed", "alternate", "parallel", "tree"]
+        schedules = ["fixed", *["alternate"] * is_member]
+        schedules += [WITH_TREES[name] for name in schedules if tree is not None]
+    known = ["fixed", "alternate", "parallel", *WITH_TREES.values()]
     if unknown := [name for name in schedules if name not in known]:
         raise ValueError(f"schedules: expected some of {', '.join(known)}; got {unknown[0]!r}")
-    if tree is not None and "tree" not in schedules:
-        raise ValueError(f"tree: expected none without the schedule tree, got {tree}")
+    if tree is not None and not set(WITH_TREES.values()) & set(schedules):
+        raise ValueError(f"tree: expected none without the schedules tree and alternate-tree, got {tree}")
     if fixed_draft_len is not None and not {"fixed", "parallel"} & set(schedules):
         raise ValueError(f"fixed_draft_len: expected none without fixed and parallel, got {fixed_draft_len}")
     of_plan = {"fixed": fixed_lens, "alternate": plan.draft_lens, "parallel": fixed_lens}
@@ -163,13 +165,15 @@ def with_other_schedules(
         lens = {name: own and own[0] for name, own in lens.items()}
     what = (members, ensemble.tokenizer, ensemble.ensemble)
     standard = SpeculativeEnsemble(*what, schedule="standard", rule=rules[0])
-    drafters = dict.fromkeys(lens, plan.drafter) | {"alternate": plan.proposes_first}
-    trees = {"tree": tree}
-    others = [
-        SpeculativeEnsemble(*what, lens[name], name, drafter=drafters[name], tree=trees.get(name), rule=rule)
-        for name in lens
-        for rule in rules
-    ]
+    others = []
+    for name in lens:
+        alternates = name in ("alternate", WITH_TREES["alternate"])
+        how = {
+            "schedule": "alternate" if alternates else name,
+            "drafter": plan.proposes_first if alternates else plan.drafter,
+            "tree": (tree or TreePlan()) if name in WITH_TREES.values() else None,
+        }
+        others += [SpeculativeEnsemble(*what, lens[name], **how, rule=rule) for rule in rules]
     return [standard, *others]
 
 
@@ -201,8 +205,8 @@ def _row(ensemble: SpeculativeEnsemble, runs: list[Statistics], baseline: list[S
 
 
 def _name(ensemble: SpeculativeEnsemble) -> str:
-    """Of its schedule: `fixed` with trees is `tree`."""
-    return "tree" if ensemble.uses_trees and ensemble.schedule_name == "fixed" else ensemble.schedule_name
+    """Of its schedule: `fixed` with trees is `tree`, `alternate` with them `alternate-tree`."""
+    return WITH_TREES[ensemble.schedule_name] if ensemble.uses_trees else ensemble.schedule_name
 
 
 def _ideals(

@@ -77,7 +77,8 @@ def build(
     if placement.ray_options is None and (num_actors := options.num_in_actors(specs)):
         placement = replace(placement, ray_options=placement.share_of_gpus(num_actors))
     settings["draft_lens"] = None if draft_lens is None else options.parse_draft_lens(draft_lens)
-    settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, placement)
+    placement, of_drafters = placement.split(models)
+    settings["drafter"] = None if drafter is None else options.parse_drafter(drafter, of_drafters)
     given = {name: value for name, value in settings.items() if value is not None}
     make: Any = SpeculativeEnsemble
     if preset is not None:
@@ -91,17 +92,17 @@ def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -
     """Raise ValueError where there is no such method, or it is for other members, or an option contradicts it.
 
     given: what options say, as arguments of SpeculativeEnsemble. Draft lengths that are numbers may take the place of
-    the method's numbers, and what it leaves open is theirs to say: weights, who drafts.
+    the method's numbers, a schedule that of its own, and what it leaves open is theirs to say: weights, who drafts.
     """
     from specens.presets import preset
     from specens_kernels import Mixture
 
     method = preset(name)
     method.check_members(name, num_members)
-    chosen = {"rule": "token", "tree": None} | method.settings_under(None, num_members)
+    chosen = {"rule": "token", "tree": None} | method.settings_under(given.get("schedule"), num_members)
     for argument, value in given.items():
         own, option = chosen.get(argument), _option(argument, value)
-        is_tuning = argument == "draft_lens" and _are_numbers(own) and _are_numbers(value)
+        is_tuning = argument == "schedule" or (argument == "draft_lens" and _are_numbers(own) and _are_numbers(value))
         is_open = argument not in chosen and (argument != "ensemble" or isinstance(value, Mixture))
         if not (is_tuning or is_open or argument == method.needs or _is_same(own, value)):
             what = method.topology if argument == "tree" else own or method.target

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,8 +74,8 @@ Schedule = Annotated[
 Schedules = Annotated[
     str | None,
     typer.Option(
-        help="What to compare with standard: fixed,alternate,parallel,tree or some. Default: fixed,alternate, and tree "
-        "with --tree."
+        help="What to compare with standard: fixed,alternate,parallel,tree,alternate-tree or some. Default: "
+        "fixed,alternate, and tree,alternate-tree with --tree."
     ),
 ]
 
@@ -87,7 +87,10 @@ def preset_names() -> list[str]:
     return list(PRESETS)
 
 
-PRESET_HELP = "A published method, see specens methods. --draft-lens tunes it; options that contradict it are refused."
+PRESET_HELP = (
+    "A published method, see specens methods. --draft-lens tunes it, --schedule has its target written another way; "
+    "other options that contradict it are refused."
+)
 Preset = Annotated[str | None, typer.Option(autocompletion=preset_names, help=PRESET_HELP)]
 Stream = Annotated[bool, typer.Option(help="Show tokens as they come, coloured by who proposed them.")]
 Seed = Annotated[int | None, typer.Option(help="Default: a new one, shown with the result.")]
@@ -139,8 +142,8 @@ RayOptions = Annotated[
     str | None,
     typer.Option(
         help="What Ray is to give the actor of each ray: model, as JSON: '{\"num_gpus\": 1}', or a list with one for "
-        "each; where there are none, of each worker. Default: a GPU of the cluster each, or an even part of one where "
-        "they are fewer, unless --device cpu."
+        "each, those that draft at the end; where there are none, of each worker. Default: a GPU of the cluster each, "
+        "or an even part of one where they are fewer, unless --device cpu."
     ),
 ]
 Workers = Annotated[
@@ -280,7 +283,11 @@ def parse_drafter(text: str, placement: Placement) -> int | Drafters:
     several = re.split(r",(?=(?:model:|skip:|exit:|(?:lookup|lookahead)[,:]|lookup$|lookahead$|jacobi))", text)
     if len(several) > 1:
         members = several[0].split(",") if several[0].replace(",", "").isdigit() else several[:1]
-        return drafters.Several([parse_drafter(own, placement) for own in (*members, *several[1:])])
+        found = []
+        for part in (*members, *several[1:]):
+            own, placement = placement.split(specs_of((), part))
+            found.append(parse_drafter(part, own))
+        return drafters.Several(found)
     kind, _, setting = text.partition(":")
     numbers = [int(part) for part in setting.split(",")] if setting.replace(",", "").isdigit() else []
     if kind == "model" and setting:
@@ -407,14 +414,18 @@ def parse_tree(tree: str | None, tree_nodes: int | None, schedule: str | None = 
         raise ValueError(f"--schedule: expected fixed or alternate beside --tree and --tree-nodes; got {schedule!r}")
     if tree is not None and tree_nodes is not None:
         raise ValueError("--tree-nodes: expected at most one of --tree, --tree-nodes; got both")
-    if tree_nodes is not None:
-        return TreePlan(nodes=tree_nodes)
-    if tree is None:
+    if tree is None and tree_nodes is None:
         return None
-    shape, _, children = tree.partition(":")
-    if shape.replace(",", "").isdigit():
-        return TreePlan(branches=tuple(parse_numbers(shape, int, "--tree")), children=children or "top")
-    return TreePlan(shape=_parse_shape(tree))
+    shape, _, children = (tree or "").partition(":")
+    try:
+        if tree is None:
+            return TreePlan(nodes=tree_nodes)
+        if shape.replace(",", "").isdigit():
+            return TreePlan(branches=tuple(parse_numbers(shape, int, "--tree")), children=children or "top")
+        return TreePlan(shape=_parse_shape(tree))
+    except ValueError as error:
+        option = "--tree-nodes:" if tree is None else "--tree:"
+        raise ValueError(re.sub("^tree:", option, str(error))) from None
 
 
 def _parse_shape(text: str) -> TokenTree:
@@ -470,8 +481,22 @@ class Placement:
         for option, given in (("--ray-address", self.ray_address), ("--ray-options", self.ray_options)):
             if given is not None and not uses_ray:
                 raise ValueError(f"{option}: expected a model with ray: before it, got {', '.join(models)}")
-        if isinstance(self.ray_options, list) and not num_in_actors(models):
+        if not isinstance(self.ray_options, list):
+            return
+        if not (num_actors := num_in_actors(models)):
             raise ValueError(f"--ray-options: expected one object for all workers, got {self.ray_options}")
+        if len(self.ray_options) != num_actors:
+            raise ValueError(
+                f"--ray-options: expected one object, or one for each of {num_actors} models with ray: before them, "
+                f"those that draft at the end; got {len(self.ray_options)}"
+            )
+
+    def split(self, models: Sequence[str]) -> tuple[Placement, Placement]:
+        """That of the first models, these, and that of those after them: each actor may have options of its own."""
+        if not isinstance(self.ray_options, list):
+            return self, self
+        first, last = self.ray_options[: num_in_actors(models)], self.ray_options[num_in_actors(models) :]
+        return replace(self, ray_options=first), replace(self, ray_options=last)
 
     def join(self) -> None:
         """Have `engines.ray` join the cluster that is named."""

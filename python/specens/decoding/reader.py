@@ -93,8 +93,8 @@ class Reader:
         return all(self.context.holds_tree(text, own + num_tokens) for text, own in lens)
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Raise ValueError where the engine cannot read a token."""
-        check_tokens(tokens, self._vocab_size, f"member {self.indices[0]}")
+        """Raise ValueError where the engine cannot read one of these, a sequence and nodes, that is new to it."""
+        check_tokens(tokens[self.num_read + self.num_nodes :], self._vocab_size, f"member {self.indices[0]}")
 
     def num_new(self, num_tokens: int) -> list[tuple[int, int]]:
         """How many tokens each text, named by its identity, reads, of so many generated ones and nodes."""

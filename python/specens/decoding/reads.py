@@ -15,7 +15,11 @@ from specens.engines.protocol import Forward, Read
 
 
 def read(reader: Reader, tokens: Sequence[int], num_rows: int, parents: Sequence[int] = ()) -> list[Tensor]:
-    """Logits [num_rows, vocab] of each text of one reader, as of `read_together`."""
+    """Logits [num_rows, vocab] of each text of one reader, as of `read_together`.
+
+    Raises ValueError where the engine has no embedding for a token.
+    """
+    reader.check(tokens)
     return read_together([reader], [tokens], [num_rows], [parents])[0]
 
 
@@ -41,7 +45,6 @@ def read_together(
 
     tokens: all generated tokens and drafts of each. parents: of the drafts, where they are or may become the nodes of a
     tree: -1 for the last token before them. Trees are read path by path where the engine does not hold them.
-    Raises ValueError where the engine has no embedding for a token.
     """
     found: dict[int, list[Tensor]] = {}
     parts: dict[int, _Part] = {}
@@ -69,7 +72,6 @@ def _read(parts: list[_Part]) -> list[list[Tensor]]:
     reads: list[Read] = []
     for part, (rows, _) in zip(parts, known, strict=True):
         if wanted := part.num_rows - bool(rows):
-            part.reader.check([*part.sequence[part.reader.num_read :], *part.nodes[part.reader.num_nodes :]])
             reads += [Read(text, part.sequence, wanted, part.nodes, part.parents) for text in part.reader.texts]
     logits, hidden = _forward(parts, reads) if reads else ([], [])
     found, first = [], 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from specens.decoding.processors import process
 from specens.decoding.reader import Reader
 from specens.decoding.reads import read_together
-from specens.decoding.request import Request
+from specens.decoding.request import Request, RequestError
 from specens.engines.checks import open_context
 from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
@@ -95,7 +95,7 @@ class Scorer:
         return [
             Asked(
                 [request for request, _ in together],
-                [list(self._sequence(request)) for request, _ in together],
+                [self._tokens(request) for request, _ in together],
                 [num_rows for _, num_rows in together],
                 [self._parents(request) for request, _ in together],
             )
@@ -115,10 +115,16 @@ class Scorer:
     def _prompts(self, request: Request) -> list[list[int]]:
         return [request.task.prompts[index] for index in self._prompts_of]
 
-    def _sequence(self, request: Request) -> list[int]:
+    def _tokens(self, request: Request) -> list[int]:
+        """The sequence as the engine reads it; a token that it has no embedding for fails the request."""
         if self._is_outside and self._engine.vocab_size < request.num_readable:
             return list(map(self._readable, request.readable))
-        return request.readable
+        tokens = list(request.readable)
+        try:
+            request.readers[self.index].check(tokens)
+        except ValueError as error:
+            raise RequestError(request, error) from error
+        return tokens
 
     def _parents(self, request: Request) -> list[int]:
         """Those of the drafts that it reads, where they may become a tree."""

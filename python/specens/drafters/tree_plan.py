@@ -65,6 +65,11 @@ class TreePlan:
         if not numbers or not 0 < self.threshold < 1 or not self.gain >= 0:
             got = f"{self.threshold!r} and {self.gain!r}"
             raise ValueError(f"tree: expected a threshold in (0, 1) and a gain >= 0, got {got}")
+        if self.nodes is None:
+            try:
+                _ = self.tree
+            except ValueError as error:  # too many nodes
+                raise ValueError(str(error).replace("branches", "tree")) from None
 
     @property
     def is_grown(self) -> bool:

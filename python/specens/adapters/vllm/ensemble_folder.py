@@ -11,7 +11,13 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from specens.adapters.vllm.ensemble_settings import ARCHITECTURE, KEY, EnsembleSettings
-from specens.engines.transformers.load import ModelSource, load_model, load_tokenizer, resolve_model
+from specens.engines.transformers.load import (
+    ModelSource,
+    load_model,
+    load_tokenizer,
+    resolve_model,
+    without_progress_bars,
+)
 
 NOT_KEPT = ("quantization_config", "auto_map", "_name_or_path")  # of a config: what is the member's own
 
@@ -53,7 +59,8 @@ def _member(model: str, folder: Path, index: int, dtype: str | torch.dtype) -> s
     if source.adapter is None and source.path.is_dir():
         return str(source.path.resolve())
     name = f"member{index}"
-    load_model(model, dtype=dtype, device="cpu").save_pretrained(folder / name)
+    with without_progress_bars():
+        load_model(model, dtype=dtype, device="cpu").save_pretrained(folder / name)
     load_tokenizer(model, dtype=dtype).save_pretrained(folder / name)
     return f"./{name}"
 

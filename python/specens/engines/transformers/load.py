@@ -147,7 +147,7 @@ def load_model(
     dtype, device = as_dtype(dtype), as_device(device)
     source = resolve_model(spec, revision)
     where = _arguments(source, dtype)
-    with nullcontext() if source.hub else _without_progress_bars():  # a download shows how far it is
+    with nullcontext() if source.hub else without_progress_bars():  # a download shows how far it is
         stored = dtype if source.adapter is None or dtype == "auto" else torch.float32
         with _named(spec):
             model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored)
@@ -345,7 +345,7 @@ def _convert_gguf(path: Path, destination: Path, dtype: torch.dtype) -> None:
     plain = AutoModelForCausalLM.from_config(type(loaded.config).from_dict(settings), dtype=torch.float32)
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
-    with _without_progress_bars():
+    with without_progress_bars():
         plain.to(dtype).save_pretrained(destination)
     tokenizer.save_pretrained(destination)
 
@@ -380,7 +380,7 @@ def _require(*packages: str, for_what: str) -> None:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     shown = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
