@@ -302,7 +302,7 @@ def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tup
     """
     name = backend if backend is not None else CHOSEN_BACKEND
     device_type = "cpu" if like.is_cpu else like.device.type  # torch makes a new string each time
-    ready = READY.get((op_name, name, device_type))
+    ready = READY.get((op_name, name, device_type)) if name is None or isinstance(name, str) else None
     if ready is not None:
         return ready
     if name is None and device_type not in ("cpu", "meta"):
@@ -310,7 +310,7 @@ def select(table: Table, backend: str | None, like: Tensor, op_name: str) -> tup
     if name is None:
         name = "reference"
     argument = "backend" if backend is not None else "SPECENS_BACKEND"
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"{argument}: expected None or one of {', '.join(table)}, got {name!r}")
     reason = _unusable(table, name, device_type, op_name)
     function = table[name]

@@ -57,8 +57,11 @@ def check_integers(argument: str, value: Any, shape: tuple[int | None, ...], dev
     check_tensor(argument, value, shape, INTEGER_DTYPES, device)
 
 
-def check_members(member_logits: Any, dims: int) -> list[Tensor]:
-    """Raise ValueError unless every member has `dims` dimensions, equal but for the vocabulary; return their list."""
+def check_members(member_logits: Any, dims: int, why: str = "") -> list[Tensor]:
+    """Raise ValueError unless every member has `dims` dimensions, equal but for the vocabulary; return their list.
+
+    why: what the number of dimensions follows from, where another argument decides it.
+    """
     if not isinstance(member_logits, Tensor | list | tuple):
         fail("member_logits", "a tensor or a sequence of tensors", type(member_logits).__name__)
     members = [member_logits] if isinstance(member_logits, Tensor) else list(member_logits)
@@ -68,7 +71,7 @@ def check_members(member_logits: Any, dims: int) -> list[Tensor]:
     if not isinstance(first, Tensor):
         fail("member_logits", "a tensor or a sequence of tensors", f"a sequence of {type(first).__name__}")
     if first.dim() != dims:
-        fail("member_logits", f"{dims} dimensions", list(first.shape))
+        fail("member_logits", f"{dims} dimensions{why}", list(first.shape))
     for index, logits in enumerate(members):
         check_logits(f"member_logits[{index}]", logits, first.shape[:-1], first.device)
     return members

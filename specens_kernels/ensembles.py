@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specens_kernels.values import Range, check_number, fail, readable
+from specens_kernels.values import Range, check_number, check_requests, fail, readable
 
 WEIGHT_SUM_TOLERANCE = 1e-3  # of a Mixture's weights; they are normalised afterwards
 PLAUSIBILITY = Range(0, 1, above=True)
@@ -31,19 +31,17 @@ def _check_weights(weights: Sequence[float] | Tensor, *, mixture: bool) -> None:
             fail("weights", "a floating-point tensor [batch, members]", f"{weights.dtype} {list(weights.shape)}")
         if not readable(weights):
             return
-        finite = bool(torch.isfinite(weights).all())
-        negative = bool((weights < 0).any())
-        sums = weights.double().sum(1)
-        off = bool(((sums - 1).abs() > WEIGHT_SUM_TOLERANCE).any())
-    else:
-        finite = all(math.isfinite(w) for w in weights)
-        negative = any(w < 0 for w in weights)
-        off = abs(sum(weights) - 1) > WEIGHT_SUM_TOLERANCE
-    if not finite:
+        check_requests("weights", "finite numbers", weights, torch.isfinite(weights))
+        if mixture:
+            check_requests("weights", "numbers >= 0 for a Mixture", weights, weights >= 0)
+            off = (weights.double().sum(1) - 1).abs() > WEIGHT_SUM_TOLERANCE
+            check_requests("weights", "a sum of 1 for a Mixture", weights, ~off)
+        return
+    if not all(math.isfinite(w) for w in weights):
         fail("weights", "finite numbers", weights)
-    if mixture and negative:
+    if mixture and any(w < 0 for w in weights):
         fail("weights", "numbers >= 0 for a Mixture", weights)
-    if mixture and off:
+    if mixture and abs(sum(weights) - 1) > WEIGHT_SUM_TOLERANCE:
         fail("weights", "a sum of 1 for a Mixture", weights)
 
 

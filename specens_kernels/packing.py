@@ -21,6 +21,7 @@ from specens_kernels.arguments import (
 from specens_kernels.ensembles import Ensemble, Mixture
 from specens_kernels.rules import ChosenRule, RuleKind
 from specens_kernels.sampling import Processing, Sampling
+from specens_kernels.values import is_integer
 
 Options = dict[str, Any]  # an operator's arguments by name
 SamplingNumbers = tuple[Sequence[float], tuple[Tensor | None, ...] | None]  # and the rows, where there are any
@@ -31,6 +32,13 @@ LARGEST_EXACT = 2**53  # integers up to it are floats; larger settings mean the 
 def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
     """A number for all requests and a tensor with one for each, of which one counts."""
     return (0.0, value) if isinstance(value, Tensor) else (float(value), None)
+
+
+def whole(argument: str, value: Any) -> int:
+    """An integer that a call was given. A truth value, or a tensor of one number, is none."""
+    if type(value) is not int and not is_integer(value):
+        raise ValueError(argument)  # the operation's check says what was expected
+    return index(value)
 
 
 def _integer(value: Any) -> float:
@@ -140,15 +148,15 @@ def add_draft(
     if isinstance(drafter, Tensor):
         options["drafters"] = drafter
     elif drafter is not None:
-        if drafter < 0 or isinstance(drafter, bool):
+        if (number := whole("drafter", drafter)) < 0:
             raise ValueError("drafter")  # -1 is what operators take for none
-        options["drafter"] = index(drafter)
+        options["drafter"] = number
     if logits is not None or slots is not None:
         options["draft_logits"] = [logits] if slots is None else [logits, slots]
     if draft_len is not None:
-        if draft_len < 0 or isinstance(draft_len, bool):
+        if (most := whole("max_draft_len", draft_len)) < 0:
             raise ValueError("max_draft_len")  # likewise
-        options["max_draft_len"] = draft_len
+        options["max_draft_len"] = most
     if process_drafts is not True:
         if process_drafts is not False:
             raise ValueError("process_drafts")
@@ -184,10 +192,11 @@ REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TAR
 
 def add_report(options: Options, logprobs: bool | str, top_logprobs: int) -> None:
     """The option `logprobs`."""
-    if isinstance(top_logprobs, bool) or top_logprobs < 0:
+    top = whole("top_logprobs", top_logprobs)
+    if top < 0:
         raise ValueError("top_logprobs")  # `check_report` says what was expected
-    if logprobs is False and top_logprobs == 0:
+    if logprobs is False and top == 0:
         return
     if not isinstance(logprobs, bool | str) or logprobs not in REPORTS:
         raise ValueError("logprobs")  # likewise
-    options["logprobs"] = [REPORTS[logprobs] or TARGET_LOGPROBS, top_logprobs]
+    options["logprobs"] = [REPORTS[logprobs] or TARGET_LOGPROBS, top]

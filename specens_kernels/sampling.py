@@ -12,6 +12,7 @@ from specens_kernels.values import (
     Range,
     check_integer_rows,
     check_numbers,
+    check_requests,
     fail,
     is_integer,
     readable,
@@ -130,5 +131,5 @@ def _check_logit_bias(value: object) -> None:
     if tokens is None or not values.is_floating_point() or values.shape != tokens.shape:
         got = f"{values.dtype} {list(values.shape)}"
         fail("logit_bias[1]", "floating-point values for each of logit_bias[0]", got)
-    if readable(values) and not bool((values < math.inf).all()):
-        fail("logit_bias[1]", "numbers below +inf", values)
+    if readable(values):
+        check_requests("logit_bias[1]", "numbers below +inf", values, values < math.inf)

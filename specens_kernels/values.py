@@ -64,6 +64,13 @@ def check_number(name: str, value: object, allowed: Range, expected: str | None 
         fail(name, expected or allowed.expected, repr(value))
 
 
+def check_requests(name: str, expected: str, values: Tensor, right: Tensor) -> None:
+    """Raise ValueError that tells the first of the numbers [batch], or rows of numbers, that are not right."""
+    if not bool(right.all()):
+        request = int(right.flatten(1).all(1).int().argmin() if right.dim() > 1 else right.int().argmin())
+        fail(name, expected, f"{values[request].tolist()} for request {request}")
+
+
 def check_numbers(name: str, value: Any, allowed: Range) -> None:
     """Raise ValueError unless a number, or each number of a tensor [batch], is in range."""
     if not isinstance(value, Tensor):
@@ -71,8 +78,8 @@ def check_numbers(name: str, value: Any, allowed: Range) -> None:
         return
     if value.dim() != 1 or not value.is_floating_point():
         fail(name, f"{allowed.expected} or a floating-point tensor [batch]", f"{value.dtype} {list(value.shape)}")
-    if readable(value) and not bool(allowed.holds(value).all()):
-        fail(name, f"{allowed.expected} for each request", value)
+    if readable(value):
+        check_requests(name, f"{allowed.expected} for each request", value, allowed.holds(value))
 
 
 def check_integer_rows(name: str, value: object, least: float = -math.inf) -> None:
@@ -82,7 +89,7 @@ def check_integer_rows(name: str, value: object, least: float = -math.inf) -> No
         if value.dim() != 1 or value.dtype not in INTEGER_DTYPES:
             got = f"{value.dtype} {list(value.shape)}"
             fail(name, f"{expected} or an int64 or int32 tensor [batch]", got)
-        if readable(value) and not bool((value >= least).all()):
-            fail(name, f"{expected} for each request", value)
+        if readable(value):
+            check_requests(name, f"{expected} for each request", value, value >= least)
     elif not is_integer(value) or value < least:  # type: ignore[operator]
         fail(name, expected, repr(value))

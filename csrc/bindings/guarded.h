@@ -5,8 +5,11 @@
 
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <utility>
 #include <vector>
+
+#include "parts/require.h"
 
 namespace specens {
 
@@ -45,11 +48,17 @@ class Guarded {
 };
 
 // Objects of a Python sequence, nullptr for None, kept alive while the GIL is released.
+// argument, expected: what an error says of another object.
 template <typename Object>
 class Borrowed {
   public:
-    explicit Borrowed(const std::vector<pybind11::object>& objects) : objects_(objects) {
+    Borrowed(const std::vector<pybind11::object>& objects, const std::string& argument, const std::string& expected)
+        : objects_(objects) {
         for (const pybind11::object& object : objects_) {
+            if (!object.is_none() && !pybind11::isinstance<Object>(object)) {
+                fail(argument + "[" + std::to_string(pointers.size()) + "]", expected,
+                     pybind11::cast<std::string>(pybind11::type::of(object).attr("__name__")));
+            }
             pointers.push_back(object.is_none() ? nullptr : object.cast<const Object*>());
         }
     }

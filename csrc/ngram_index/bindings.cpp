@@ -174,7 +174,7 @@ py::tuple propose_batch(const std::vector<py::object>& given, int64_t draft_len,
                         const std::optional<std::vector<py::object>>& tails, const Index* store, int64_t min_match,
                         const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
-    const Borrowed<Index> indices(given);
+    const Borrowed<Index> indices(given, "indices", "an NgramIndex or None");
     const auto batch = static_cast<int64_t>(given.size());
     if (tails && static_cast<int64_t>(tails->size()) != batch) {
         fail("tails", "one for each of " + std::to_string(batch) + " indices", std::to_string(tails->size()));

@@ -95,7 +95,7 @@ py::array_t<Element> padded(const std::vector<const TokenTree*>& trees, int64_t 
 
 // Trees do not change: only the list may, while the arrays are written.
 py::dict batch(const std::vector<py::object>& given) {
-    const Borrowed<TokenTree> borrowed(given);
+    const Borrowed<TokenTree> borrowed(given, "trees", "a TokenTree");
     const std::vector<const TokenTree*>& trees = borrowed.pointers;
     int64_t nodes = 0, leaves = 0, levels = 0;
     const auto count = static_cast<int64_t>(trees.size());

@@ -49,6 +49,7 @@ def score(**changes: Any) -> Any:
 WRONG_LOGITS: list[tuple[str, dict[str, Any]]] = [
     ("member_logits", {"member_logits": []}),
     ("member_logits", {"member_logits": [[0.0, 1.0]]}),
+    ("member_logits", {"member_logits": 1.5}),
     ("member_logits", {"member_logits": torch.zeros(5)}),
     ("member_logits", {"member_logits": torch.zeros(2, 3, 5, 1)}),
     (r"member_logits\[0\]", {"member_logits": LOGITS.double()}),
@@ -74,6 +75,7 @@ WRONG_TARGETS: list[tuple[str, dict[str, Any]]] = [
     ("temperature", {"sampling": Sampling(torch.ones(3))}),
     ("temperature", {"sampling": Sampling(torch.ones(2, device="meta"))}),
     ("backend", {"backend": "fortran"}),
+    ("backend", {"backend": ["cpp"]}),
 ]
 WRONG_UNIFORMS: list[tuple[str, dict[str, Any]]] = [
     ("seeds", {"seeds": None}),
@@ -167,6 +169,10 @@ def test_target_logprobs_names_a_bad_argument(argument, changes):
     ("argument", "build"),
     [
         ("weights", lambda: Mixture((0.5, 0.6))),
+        ("weights", lambda: Mixture(torch.full((999, 2), 0.4))),
+        ("weights", lambda: LogitMixture(torch.full((999, 2), math.inf))),
+        ("temperature", lambda: Sampling(-torch.ones(999))),
+        ("top_k", lambda: Sampling(top_k=torch.full((999,), -2))),
         ("weights", lambda: Mixture((-0.5, 1.5))),
         ("weights", lambda: Mixture((math.nan, 0.5))),
         ("weights", lambda: Mixture((math.inf, 0.5))),

@@ -123,6 +123,8 @@ WRONG_REPORTS: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": True}),
     ("top_logprobs", {"top_logprobs": None}),
     ("top_logprobs", {"top_logprobs": SEEDS}),
+    ("top_logprobs", {"top_logprobs": torch.tensor(1)}),
+    ("top_logprobs", {"top_logprobs": torch.tensor(1.0)}),
 ]
 KEPT = torch.zeros(4, 2, 5)
 PACKED_ROUND = {"member_logits": ROWS, "draft_tokens": PACKED, "row_offsets": OFFSETS, "max_draft_len": 2}
@@ -158,6 +160,7 @@ WRONG_PACKED_ROUNDS: list[tuple[str, dict[str, Any]]] = [
     ("max_draft_len", {"max_draft_len": -1}),
     ("max_draft_len", {"max_draft_len": True}),
     ("max_draft_len", {"max_draft_len": 2.0}),
+    ("max_draft_len", {"max_draft_len": torch.tensor(2)}),
     ("max_draft_len", {"draft_tokens": TOKENS, "max_draft_len": 3}),
     ("draft_lens", {"draft_lens": SEEDS}),
     ("draft_tokens", {"draft_tokens": PACKED[:3]}),

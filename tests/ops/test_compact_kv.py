@@ -135,6 +135,8 @@ def test_blocks_in_use_are_not_freed():
         freed_blocks(table, torch.tensor([4, 2]), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=r"^num_blocks: expected shape"):
         freed_blocks(table, torch.tensor([3, 2]), torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"^block_table: expected a tensor, got list"):
+        freed_blocks(table.tolist(), torch.tensor([3, 2]), torch.tensor([0, 1]))
 
 
 def test_compaction_pays_once_the_holes_have_cost_as_much_as_the_move():
@@ -145,6 +147,8 @@ def test_compaction_pays_once_the_holes_have_cost_as_much_as_the_move():
     assert compaction_pays(1, 0)
     with pytest.raises(ValueError, match=r"^moved_slots: expected a number >= 0, got -1"):
         compaction_pays(1, -1)
+    with pytest.raises(ValueError, match=r"^holes_read: expected a number >= 0, got 'many'"):
+        compaction_pays("many", 1)
     with pytest.raises(ValueError, match=r"^move_cost: expected .*nan"):
         compaction_pays(1, 1, float("nan"))
 

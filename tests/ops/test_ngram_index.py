@@ -269,6 +269,7 @@ INDEX = NgramIndex([1, 2, 1])
         ("choose", lambda: INDEX.propose(1, choose="first")),
         ("context", lambda: INDEX.propose_after([[1]], 1)),
         ("context[1]", lambda: INDEX.propose_after([1, -1], 1)),
+        ("indices[1]", lambda: NgramIndex.propose_batch([INDEX, [1, 2]], 1)),
         ("tails", lambda: NgramIndex.propose_batch([INDEX], 1, tails=[[1], [2]])),
         ("tails[1][0]", lambda: NgramIndex.propose_batch([INDEX, None], 1, tails=[[1], [-2]])),
     ],

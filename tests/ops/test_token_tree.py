@@ -219,6 +219,7 @@ ONE_ROW = np.array([[0.5, 0.5]])
         ("max_levels", lambda: TokenTree.best_for_acceptance([0.5], 4, 0)),
         ("node", lambda: TokenTree([-1]).children(1)),
         ("trees[1]", lambda: TokenTree.batch([TokenTree([]), None])),
+        ("trees[0]", lambda: TokenTree.batch([[-1, 0]])),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -151,6 +151,7 @@ QUERY, KEY, LENS = PROBLEM["query"], PROBLEM["key"], PROBLEM["prefix_lens"]
         ("scale", {"scale": math.nan}),
         ("scale", {"scale": True}),
         ("backend", {"backend": "cpp"}),
+        ("backend", {"backend": ["sdpa"]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

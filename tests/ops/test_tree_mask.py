@@ -181,6 +181,7 @@ PARENTS, PREFIX_LENS = random_trees(3, 5, seed=0)
         ("num_nodes", {"num_nodes": 3}),
         ("num_nodes", {"num_nodes": PREFIX_LENS.float()}),
         ("layout", {"layout": "causal"}),
+        ("layout", {"layout": ["full"]}),
         ("max_prefix", {"max_prefix": None}),
         ("max_prefix", {"max_prefix": -1}),
         ("max_prefix", {"max_prefix": True}),

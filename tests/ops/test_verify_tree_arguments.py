@@ -40,6 +40,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("max_levels", {"max_levels": -1}),
     ("max_levels", {"max_levels": True}),
     ("max_levels", {"max_levels": 2.0}),
+    ("max_levels", {"max_levels": torch.tensor(2)}),
     ("allowed", {"allowed": torch.zeros(2, 3, 1, dtype=torch.int32)}),
     ("uniforms", {"uniforms": torch.zeros(2, 3), "seeds": None, "positions": None}),
     ("seeds", {"seeds": None}),

@@ -15,7 +15,7 @@ from specens_kernels.checks import check_integers
 from specens_kernels.ops.compact_kv import reference
 from specens_kernels.ops.compact_kv.checks import check, check_choice, check_distinct
 from specens_kernels.results import Compaction
-from specens_kernels.values import fail
+from specens_kernels.values import fail, is_number
 from specens_kernels.workspace import Workspace
 
 # The CUDA C++ judges and moves all caches in one launch, several slots at a time; Triton takes one for 16 caches.
@@ -137,11 +137,14 @@ def freed_blocks(block_table: Tensor, num_blocks_before: Tensor, num_blocks: Ten
     are never returned. Reads tensors of a GPU, and so waits for it.
     Raises ValueError for another shape or dtype, and for a count that is no number of columns.
     """
-    check_integers("block_table", block_table, (None, None), block_table.device)
-    batch, columns = block_table.shape
+    given = {"block_table": block_table, "num_blocks_before": num_blocks_before, "num_blocks": num_blocks}
+    for name, values in given.items():
+        if not isinstance(values, Tensor):
+            fail(name, "a tensor", type(values).__name__)
+        check_integers(name, values, (None, None) if name == "block_table" else (len(block_table),), values.device)
+    columns = block_table.shape[1]
     counts: dict[str, list[int]] = {}
-    for name, values in {"num_blocks_before": num_blocks_before, "num_blocks": num_blocks}.items():
-        check_integers(name, values, (batch,), values.device)
+    for name, values in (("num_blocks_before", num_blocks_before), ("num_blocks", num_blocks)):
         counts[name] = values.tolist()
         if any(not 0 <= count <= columns for count in counts[name]):
             fail(name, f"counts from 0 to {columns}", counts[name])
@@ -162,6 +165,6 @@ def compaction_pays(holes_read: int, moved_slots: int, move_cost: float = 2.0) -
     Raises ValueError for a negative number.
     """
     for name, value in {"holes_read": holes_read, "moved_slots": moved_slots, "move_cost": move_cost}.items():
-        if not value >= 0:
-            fail(name, "a number >= 0", value)
+        if not is_number(value) or not value >= 0:
+            fail(name, "a number >= 0", repr(value))
     return holes_read > 0 and holes_read >= move_cost * moved_slots

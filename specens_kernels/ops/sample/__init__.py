@@ -15,7 +15,7 @@ from specens_kernels.buffers import check_out, report_shapes, reported
 from specens_kernels.checks import check_members, check_random, check_report, check_target
 from specens_kernels.ensembles import Ensemble
 from specens_kernels.ops.sample import reference
-from specens_kernels.packing import Options, add_random, add_report, sampling_numbers, target_options
+from specens_kernels.packing import Options, add_random, add_report, sampling_numbers, target_options, whole
 from specens_kernels.results import Draw
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import fail, is_integer
@@ -118,7 +118,8 @@ def _pack(call: SampleCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...],
     options = target_options(members, call.ensemble, sampling, call.processing, call.allowed)
     add_random(options, call.uniforms, call.seeds, call.positions)
     add_report(options, call.logprobs, call.top_logprobs)
-    step, stream, best = index(call.step), DRAFT_STREAM if call.stream is None else index(call.stream), _best(call)
+    step, best = whole("step", call.step), _best(call)
+    stream = DRAFT_STREAM if call.stream is None else whole("stream", call.stream)
     if step != 0:
         options["step"] = step
     if stream != DRAFT_STREAM:

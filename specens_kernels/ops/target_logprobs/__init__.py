@@ -82,7 +82,8 @@ def _pack(call: ScoreCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], 
 
 def _check(call: ScoreCall) -> None:
     """Raise ValueError naming an argument that is wrong."""
-    first = call.member_logits if isinstance(call.member_logits, Tensor) else next(iter(call.member_logits), None)
+    given = call.member_logits
+    first = given[0] if isinstance(given, list | tuple) and given else given
     dims = first.dim() if isinstance(first, Tensor) else 3
     if dims not in (2, 3):
         fail("member_logits", "[batch, vocab] or [batch, steps, vocab]", f"{dims} dimensions")

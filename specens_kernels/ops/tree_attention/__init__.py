@@ -144,7 +144,7 @@ def _choose(backend: str | None, query: Tensor, key: Tensor, value: Tensor) -> I
     reasons = {"flash": flash.unsuited(query, key, value), "sdpa": sdpa.unsuited(query), "reference": None}
     if backend is None and name in OTHER_BACKENDS:
         name = next(known for known, reason in reasons.items() if reason is None)
-    if name not in IMPLEMENTATIONS:
+    if not isinstance(name, str) or name not in IMPLEMENTATIONS:
         fail(argument, f"None or one of {', '.join(IMPLEMENTATIONS)}", repr(name))
     if reasons[name] is not None:
         raise RuntimeError(f"tree_attention: backend {name!r} cannot run here: {reasons[name]}")

@@ -106,11 +106,11 @@ def _check(
     check_integers("prefix_lens", prefix_lens, (batch,), parents.device)
     if num_nodes is not None:
         check_integers("num_nodes", num_nodes, (batch,), parents.device)
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         fail("layout", " or ".join(repr(name) for name in LAYOUTS), repr(layout))
     if window is not None:
         check_count("window", window, LARGEST_INTEGER, least=1)
-    if dtype not in LOGIT_DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in LOGIT_DTYPES:
         fail("dtype", " or ".join(str(known) for known in LOGIT_DTYPES), dtype)
     return LAYOUTS[layout]
 

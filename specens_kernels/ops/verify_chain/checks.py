@@ -63,7 +63,8 @@ class ChainCall(NamedTuple):
 def check(call: ChainCall) -> None:
     """Raise ValueError naming an argument that is wrong."""
     packed_rows = call.row_offsets is not None
-    members = check_members(call.member_logits, 2 if packed_rows else 3)
+    dims, why = (2, " (packed rows), as there are row_offsets") if packed_rows else (3, ", as there are no row_offsets")
+    members = check_members(call.member_logits, dims, why)
     device, batch = members[0].device, members[0].shape[0]
     if call.row_offsets is not None:
         check_integers("row_offsets", call.row_offsets, (None,), device)

@@ -22,6 +22,7 @@ from specens_kernels.packing import (
     draft_numbers,
     sampling_numbers,
     target_options,
+    whole,
 )
 from specens_kernels.results import Verdict
 from specens_kernels.rules import TREE, Typical, chosen
@@ -159,9 +160,7 @@ def _tree_part(call: TreeCall) -> tuple[Tensor, int]:
         table, levels = call.parents, call.draft_tokens.shape[1]
     else:
         table, levels = parents_of_trees(call.parents, call.draft_tokens)
-    if isinstance(call.max_levels, bool):
-        raise ValueError("max_levels")
-    return table, levels if call.max_levels is None else call.max_levels
+    return table, levels if call.max_levels is None else whole("max_levels", call.max_levels)
 
 
 PARENTS: dict[tuple[int, torch.device], Tensor] = {}  # of trees, by identity, as long as they live
