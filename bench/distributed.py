@@ -27,8 +27,10 @@ ROWS = BATCH * (DRAFT_LEN + 1)
 MOST_BYTES = 16 * 1024  # of a row that is searched: of the target, or of what drafts were drawn from
 TABLE_WIDTH = 150
 CALLS = 5
+BY_SCORES = ("rule gumbel, top-k 50, top-p", "rule gumbel, min-p", "rule gumbel, top-p", "rule gumbel, top-p, float32")
 OF_FILTERS = ("rule token, top-k 50, top-p", "rule token, min-p", "rule token, top-p", "rule block, top-p")
-OWN_PARTS = ("rule gumbel", "greedy", "rule token", "rule block", "rule token, mixture", *OF_FILTERS)
+OF_PROBABILITIES = ("rule token", "rule token, top_logprobs 5", "rule block", "rule typical", "rule token, mixture")
+OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *OF_PROBABILITIES, *OF_FILTERS, "rule token, top-p, float32")
 
 
 class Counted:

@@ -2,6 +2,9 @@
 #include "operators/results.h"
 #include "verify_chain/shard.h"
 
+#define SPECENS_PLACES \
+    "Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, Tensor state"
+#define SPECENS_SEARCH "Tensor[] member_logits, Tensor draft_tokens, Tensor masses, Tensor state, bool of_drafts"
 #define SPECENS_SHARD_OPTIONS SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS
 
 namespace specens {
@@ -37,6 +40,15 @@ class ShardCall {
                 numbers_of<double>("masses", masses, ScalarType::Double, all),
                 numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size()),
                 least ? numbers_of<float>("least", *least, ScalarType::Float, all) : nullptr};
+    }
+    ShardScale scale(const TorchTensor& largest, const TorchTensor& log_totals) const {
+        const int64_t all = rows.target.batch * rows.target.steps * rows.parts;
+        return {numbers_of<double>("largest", largest, ScalarType::Double, all),
+                numbers_of<double>("log_totals", log_totals, ScalarType::Double, all)};
+    }
+    ShardWeights weights(const TorchTensor& largest, const TorchTensor& least, bool counts, int64_t all) const {
+        return {numbers_of<double>("largest", largest, ScalarType::Double, all),
+                numbers_of<float>("least", least, ScalarType::Float, all), counts};
     }
     ShardSearch search(const TorchTensor& masses, const TorchTensor& state, bool of_drafts) const {
         const int64_t all = rows.target.batch * rows.target.steps * rows.parts;
@@ -107,6 +119,142 @@ void draw_of_shard_cpu(Results& results, const Members& member_logits, const Tor
     draw_of_shard(call.rows, places, draws, tokens);
 }
 
+void entropies_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                            const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                            const TorchTensor& state, const OptionalTensor& least, int64_t drafter,
+                            const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                            const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                            const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                            const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    double* out = results.add<double>({call.rows.target.batch, places.count}, ScalarType::Double);
+    const TorchThreads threads;
+    add_up_entropies(call.rows, places, out);
+}
+
+void logprobs_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                           const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                           const TorchTensor& state, const TorchTensor& largest, const TorchTensor& log_totals,
+                           const OptionalTensor& least, int64_t drafter, const OptionalTensor& drafters,
+                           const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
+                           const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                           const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    const ShardScale scale = call.scale(largest, log_totals);
+    float* out = results.add<float>({call.rows.target.batch, places.count, call.rows.target.vocab}, ScalarType::Float);
+    const TorchThreads threads;
+    write_logprobs_of_shard(call.rows, places, scale, out);
+}
+
+void top_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                      const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                      const TorchTensor& state, const TorchTensor& largest, const TorchTensor& log_totals,
+                      int64_t count, const OptionalTensor& least, int64_t drafter, const OptionalTensor& drafters,
+                      const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
+                      const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                      const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    require(count > 0, "count: expected at least 1");
+    const ShardScale scale = call.scale(largest, log_totals);
+    double* values = results.add<double>({call.rows.target.batch, places.count, count}, ScalarType::Double);
+    int64_t* tokens = results.add<int64_t>({call.rows.target.batch, places.count, count}, ScalarType::Long);
+    const TorchThreads threads;
+    find_top_of_shard(call.rows, places, scale, count, values, tokens);
+}
+
+void scores_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                         const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                         const TorchTensor& state, const TorchTensor& largest, const TorchTensor& log_totals,
+                         const TorchTensor& tokens, const OptionalTensor& least, int64_t drafter,
+                         const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                         const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                         const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                         const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    const int64_t batch = call.rows.target.batch;
+    const ShardScale scale = call.scale(largest, log_totals);
+    const auto* ids = numbers_of<int64_t>("tokens", tokens, ScalarType::Long, batch * places.count);
+    double* out = results.add<double>({batch, places.count}, ScalarType::Double);
+    const TorchThreads threads;
+    score_tokens_of_shard(call.rows, places, scale, ids, out);
+}
+
+void best_kept_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                            const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                            const TorchTensor& state, const TorchTensor& seeds, const TorchTensor& positions,
+                            int64_t first_token, const OptionalTensor& least, int64_t drafter,
+                            const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                            const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                            const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                            const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    const int64_t batch = call.rows.target.batch;
+    require(call.rows.target.kind != EnsembleKind::mixture, "ensemble: expected a lone model or a mixture of logits");
+    require(first_token >= 0 && first_token < int64_t{1} << 31, "first_token: expected one below 2^31");
+    const ShardNoise random{numbers_of<int64_t>("seeds", seeds, ScalarType::Long, batch),
+                            numbers_of<int64_t>("positions", positions, ScalarType::Long, batch * places.count),
+                            first_token};
+    double* values = results.add<double>({batch, places.count}, ScalarType::Double);
+    int64_t* tokens = results.add<int64_t>({batch, places.count}, ScalarType::Long);
+    const TorchThreads threads;
+    find_best_of_shard(call.rows, places, random, values, tokens);
+}
+
+void samples_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                          const TorchTensor& masses, const TorchTensor& state, bool of_drafts,
+                          const TorchTensor& largest, const TorchTensor& least, bool counts, int64_t octaves,
+                          int64_t count, int64_t drafter, const OptionalTensor& drafters,
+                          const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
+                          const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
+                          const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardSearch search = call.search(masses, state, of_drafts);
+    const int64_t batch = call.rows.target.batch, found = search.rows(call.rows);
+    const ShardWeights weights = call.weights(largest, least, counts, batch * found);
+    require(octaves > 0 && count > 0, "octaves, count: expected at least 1");
+    const ShardSamples samples{octaves, count, results.add<double>({batch, found, octaves}, ScalarType::Double),
+                               results.add<double>({batch, found, 1 + count}, ScalarType::Double)};
+    const TorchThreads threads;
+    take_samples_of_shard(call.rows, search, weights, samples);
+}
+
+void entries_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                          const TorchTensor& masses, const TorchTensor& state, bool of_drafts,
+                          const TorchTensor& largest, const TorchTensor& least, bool counts, const TorchTensor& octave,
+                          const TorchTensor& low, const TorchTensor& high, int64_t count, int64_t drafter,
+                          const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                          const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                          const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                          const Rows& processing_rows) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+    const ShardSearch search = call.search(masses, state, of_drafts);
+    const int64_t batch = call.rows.target.batch, found = search.rows(call.rows), all = batch * found;
+    const ShardWeights weights = call.weights(largest, least, counts, all);
+    require(count > 0, "count: expected at least 1");
+    const ShardEntries entries{numbers_of<double>("octave", octave, ScalarType::Double, all),
+                               numbers_of<int64_t>("low", low, ScalarType::Long, all),
+                               numbers_of<int64_t>("high", high, ScalarType::Long, all),
+                               count,
+                               results.add<double>({batch, found, 1}, ScalarType::Double),
+                               results.add<int64_t>({batch, found, count}, ScalarType::Long),
+                               results.add<double>({batch, found, count}, ScalarType::Double),
+                               results.add<double>({batch, found, count}, ScalarType::Double)};
+    const TorchThreads threads;
+    find_entries_of_shard(call.rows, search, weights, entries);
+}
+
 void buckets_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                           const TorchTensor& masses, const TorchTensor& state, bool of_drafts,
                           const TorchTensor& largest, const TorchTensor& least, const TorchTensor& prefix,
@@ -153,26 +301,46 @@ void largest_of_shard_cpu(Results& results, const Members& member_logits, const 
 STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
     library.def("chain_of_shard(Tensor[] member_logits, Tensor draft_tokens, *, " SPECENS_SHARD_OPTIONS
                 ") -> Tensor[]");
+    library.def("residual_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def("draw_of_shard(" SPECENS_PLACES
+                ", Tensor block_masses, Tensor subtracts, Tensor goals, *, Tensor? "
+                "least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def("entropies_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def("logprobs_of_shard(" SPECENS_PLACES
+                ", Tensor largest, Tensor log_totals, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def("top_of_shard(" SPECENS_PLACES
+                ", Tensor largest, Tensor log_totals, int count, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor[]");
+    library.def("scores_of_shard(" SPECENS_PLACES
+                ", Tensor largest, Tensor log_totals, Tensor tokens, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor");
+    library.def("best_kept_of_shard(" SPECENS_PLACES
+                ", Tensor seeds, Tensor positions, int first_token, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor[]");
+    library.def("samples_of_shard(" SPECENS_SEARCH
+                ", Tensor largest, Tensor least, bool counts, int octaves, int count, *, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor[]");
+    library.def("entries_of_shard(" SPECENS_SEARCH
+                ", Tensor largest, Tensor least, bool counts, Tensor octave, Tensor low, Tensor high, int count, "
+                "*, " SPECENS_SHARD_OPTIONS ") -> Tensor[]");
     library.def(
-        "residual_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, "
-        "Tensor state, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
-    library.def(
-        "draw_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, "
-        "Tensor state, Tensor block_masses, Tensor subtracts, Tensor goals, *, Tensor? "
-        "least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
-    library.def(
-        "buckets_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor masses, Tensor state, bool of_drafts, "
-        "Tensor largest, Tensor least, Tensor prefix, int shift, bool half, bool counts, *, " SPECENS_SHARD_OPTIONS
+        "buckets_of_shard(" SPECENS_SEARCH
+        ", Tensor largest, Tensor least, Tensor prefix, int shift, bool half, bool counts, *, " SPECENS_SHARD_OPTIONS
         ") -> Tensor");
-    library.def(
-        "largest_of_shard(Tensor[] member_logits, Tensor draft_tokens, Tensor masses, Tensor state, bool of_drafts, "
-        "int count, *, " SPECENS_SHARD_OPTIONS ") -> Tensor[]");
+    library.def("largest_of_shard(" SPECENS_SEARCH ", int count, *, " SPECENS_SHARD_OPTIONS ") -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
     library.impl("chain_of_shard", TORCH_BOX(&specens::Operator<&specens::chain_of_shard_cpu>::make));
     library.impl("residual_of_shard", TORCH_BOX(&specens::Operator<&specens::residual_of_shard_cpu>::make_one));
     library.impl("draw_of_shard", TORCH_BOX(&specens::Operator<&specens::draw_of_shard_cpu>::make_one));
+    library.impl("entropies_of_shard", TORCH_BOX(&specens::Operator<&specens::entropies_of_shard_cpu>::make_one));
+    library.impl("logprobs_of_shard", TORCH_BOX(&specens::Operator<&specens::logprobs_of_shard_cpu>::make_one));
+    library.impl("top_of_shard", TORCH_BOX(&specens::Operator<&specens::top_of_shard_cpu>::make));
+    library.impl("scores_of_shard", TORCH_BOX(&specens::Operator<&specens::scores_of_shard_cpu>::make_one));
+    library.impl("best_kept_of_shard", TORCH_BOX(&specens::Operator<&specens::best_kept_of_shard_cpu>::make));
+    library.impl("samples_of_shard", TORCH_BOX(&specens::Operator<&specens::samples_of_shard_cpu>::make));
+    library.impl("entries_of_shard", TORCH_BOX(&specens::Operator<&specens::entries_of_shard_cpu>::make));
     library.impl("buckets_of_shard", TORCH_BOX(&specens::Operator<&specens::buckets_of_shard_cpu>::make_one));
     library.impl("largest_of_shard", TORCH_BOX(&specens::Operator<&specens::largest_of_shard_cpu>::make));
 }

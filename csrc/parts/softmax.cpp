@@ -99,6 +99,19 @@ void Softmax::write_logits(int64_t tile, double* out) const {
     std::transform(logits, logits + source_->width(tile), out, [&](float logit) { return source_->original(logit); });
 }
 
+void Softmax::write_kept(int64_t tile, double* out) const {
+    std::fill_n(out, tile_size, -infinity);
+    if (tile >= source_->tiles() || (filtered() && !has_mass(tile))) {
+        return;
+    }
+    alignas(64) float scratch[tile_size];
+    const float* logits = source_->tile(tile, scratch);
+    const float least = filtered() ? threshold_ : -infinity;
+    for (int64_t index = 0; index < source_->width(tile); ++index) {
+        out[index] = logits[index] >= least ? source_->original(logits[index]) : -infinity;
+    }
+}
+
 void Softmax::refine() {
     if (rough_) {
         read_all(false);

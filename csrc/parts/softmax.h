@@ -51,6 +51,8 @@ class Softmax final : private SearchedRow {
     }
     // The same of a tile's tokens, and of its most likely one.
     void write_logits(int64_t tile, double* out) const;
+    // To `out` [tile_size], -inf where a filter keeps none, and beyond the vocabulary.
+    void write_kept(int64_t tile, double* out) const;
     double largest_logit(int64_t tile) const { return source_->original(tile_max_[tile]); }
     // Only for `alive` and `most_likely`: the largest logits of a source.
     void read_maxima(TileSource& source);

@@ -62,6 +62,15 @@ void ShardVerifier::read(const ShardRows& call, int64_t request, int64_t step, c
     }
 }
 
+const RowEdits* ShardVerifier::resume_target(const ShardRows& call, const ShardPlaces& places, int64_t request,
+                                             int64_t step) {
+    const int64_t first = (request * call.target.steps + step) * call.parts;
+    const RowEdits* edits = read_target(call, request, step);
+    target_.resume(logits_, call.target.parameters(request), places.state + first * call.state_size(),
+                   call.state_size(), places.masses + first, places.least != nullptr ? places.least + first : nullptr);
+    return edits;
+}
+
 // False where there is no target; drafted: whether there has to be a draft.
 bool ShardVerifier::resume(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index,
                            bool drafted) {
@@ -70,15 +79,11 @@ bool ShardVerifier::resume(const ShardRows& call, const ShardPlaces& places, int
         call.target.parameters(request).temperature == 0) {
         return false;
     }
-    const int64_t first = (request * call.target.steps + step) * call.parts;
-    const float* state = places.state + first * call.state_size();
-    const RowEdits* edits = read_target(call, request, step);
-    target_.resume(logits_, call.target.parameters(request), state, call.state_size(), places.masses + first,
-                   places.least != nullptr ? places.least + first : nullptr);
+    const RowEdits* edits = resume_target(call, places, request, step);
     if (drafted) {
-        const int64_t last = call.parts - 1;
-        draft_.resume(call.target, call.draft, request, step, edits, state + last * call.state_size(),
-                      places.masses[first + last], places.least != nullptr ? places.least[first + last] : -infinity);
+        const int64_t last = (request * call.target.steps + step + 1) * call.parts - 1;
+        draft_.resume(call.target, call.draft, request, step, edits, places.state + last * call.state_size(),
+                      places.masses[last], places.least != nullptr ? places.least[last] : -infinity);
     }
     return target_.alive();
 }

@@ -3,6 +3,8 @@
 
 #include <vector>
 
+#include "sample/block_race.h"
+#include "sample/exact_logits.h"
 #include "verify_chain/arguments.h"
 
 namespace specens {
@@ -44,6 +46,12 @@ struct ShardPlaces {
     const float* least;    // [batch, steps, parts], of the logits that are kept; nullptr: of all
 };
 
+// What makes log-probabilities of logits, [batch, steps, parts], of the whole row.
+struct ShardScale {
+    const double* largest;     // the largest logit
+    const double* log_totals;  // the logarithm of the mass, relative to that of the largest
+};
+
 // Rows of a search for what filters keep: of each step of each part of the target, or of drafts.
 struct ShardSearch {
     bool of_drafts;
@@ -65,6 +73,37 @@ struct ShardBuckets {
     bool half, counts;      // float16, else bfloat16; every token counts 1
 };
 
+// What a search by samples adds up: the masses of tokens, or how many they are.
+struct ShardWeights {
+    const double* largest;  // [batch, rows], the logit that has the mass 1
+    const float* least;     // [batch, rows], of the logits
+    bool counts;
+};
+
+// Keys of 32 bits, those of float32 logits in their order. A mass lies in an octave, of the logits of which
+// floor(logit / temperature / log 2) is one number; of counts there is one.
+struct ShardSamples {
+    int64_t octaves;  // whose weights are told, from the highest one here on
+    int64_t count;    // of samples
+    double* weights;  // [batch, rows, octaves]
+    double* codes;    // [batch, rows, 1 + count], the highest octave, and keys each with the share of its octave
+};
+struct ShardEntries {
+    const double* octave;       // [batch, rows], where the keys lie
+    const int64_t *low, *high;  // [batch, rows], no key is below, or not below
+    int64_t count;
+    double* over;               // [batch, rows, 1], the weight above them
+    int64_t* keys;              // [batch, rows, count], descending, -1 where there are fewer
+    double *repeats, *weights;  // [batch, rows, count], how often each comes, and their weight together
+};
+
+// Where the Gumbel noise of rows comes from.
+struct ShardNoise {
+    const int64_t* seeds;      // [batch]
+    const int64_t* positions;  // [batch, places]
+    int64_t first_token;       // of the slice, in the whole vocabulary
+};
+
 // Where tokens are drawn from, [batch].
 struct ShardDraws {
     const double* tile_masses;  // [batch, tiles], of the residual
@@ -80,6 +119,24 @@ class ShardVerifier {
     void weigh(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index, double* tile_masses);
     // The first token that exceeds the goal, else one of the last with mass; -1 where none has.
     int64_t draw(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t request);
+    // The slice's part of the target's entropy, in nats.
+    double entropy(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
+    // The target's log-probabilities, to `out` [vocab].
+    void write_logprobs(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t request,
+                        int64_t index, float* out);
+    // The likeliest tokens, the lowest first of those alike, then -1, and their log-probabilities, [count] each.
+    void find_top(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t request,
+                  int64_t index, int64_t count, double* values, int64_t* tokens);
+    // A token's log-probability.
+    double score_of(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t request,
+                    int64_t index, int64_t token);
+    // The token of the best score of those that are kept, with its logit; -1 where there is none.
+    Scored find_best(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, int64_t request,
+                     int64_t index);
+    void take_samples(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights, int64_t request,
+                      int64_t row, const ShardSamples& samples);
+    void find_entries(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights, int64_t request,
+                      int64_t row, const ShardEntries& entries);
     // To `sums` [shard_buckets].
     void add_up(const ShardRows& call, const ShardSearch& search, const ShardBuckets& buckets, int64_t request,
                 int64_t row, double* sums);
@@ -92,16 +149,56 @@ class ShardVerifier {
     const Softmax* searched(const ShardRows& call, const ShardSearch& search, int64_t request, int64_t row);
     const RowEdits* read_target(const ShardRows& call, int64_t request, int64_t step);
     bool resume(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index, bool drafted);
+    // Of rows whose log-probabilities are looked at, those of greedy requests too; false where there is no target.
+    bool resume_scores(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t request,
+                       int64_t index);
+    const RowEdits* resume_target(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t step);
+    // Log-probabilities of a tile's tokens, to `out` [tile_size]: under a part, and under the target, of a mixture to
+    // `margin`. Of one token exactly.
+    void write_part(size_t part, int64_t tile, double* out) const;
+    void write_scores(int64_t tile, double* out) const;
+    double score(int64_t token) const;
+    static constexpr double margin = 1e-5;
+    // As scores need it.
+    double exact_logit(const EnsembleParameters& parameters, int64_t token) const;
+    // Calls run(logit) for the tokens of logits that are not below the least.
+    template <typename Run>
+    void for_logits(const Softmax& own, double least, const Run& run) const;
+
+    // What makes log-probabilities of the parts' logits.
+    struct Scores {
+        const double *largest, *log_totals;
+        double temperature;
+    };
+    Scores scores_{};
+    std::vector<std::pair<double, int64_t>> top_;
     ChainEdits edits_;
     TargetRow target_;
     DraftRow draft_;
     std::vector<LogitRow> logits_;
     std::vector<double> tile_masses_, values_;
+    RowNoise noise_;
+    std::vector<int64_t> kept_;
+    std::vector<uint32_t> counts_;  // of each key of 16 bits, all 0 between calls
+    std::vector<uint32_t> keys_, sorted_;
 };
 
 void read_shard(const ShardRows& call, const ShardNumbers& results);
 void weigh_shard(const ShardRows& call, const ShardPlaces& places, double* tile_masses);  // [batch, count, tiles]
 void draw_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t* tokens);
+void add_up_entropies(const ShardRows& call, const ShardPlaces& places, double* entropies);  // [batch, count]
+void write_logprobs_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale,
+                             float* out);  // [batch, count, vocab]
+void find_top_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t count,
+                       double* values, int64_t* tokens);  // [batch, places, count] each
+void score_tokens_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale,
+                           const int64_t* tokens, double* scores);  // [batch, places] each
+void find_best_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, double* values,
+                        int64_t* tokens);  // [batch, places] each
+void take_samples_of_shard(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights,
+                           const ShardSamples& samples);
+void find_entries_of_shard(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights,
+                           const ShardEntries& entries);
 void add_up_shard(const ShardRows& call, const ShardSearch& search, const ShardBuckets& buckets, double* sums);
 void find_largest_of_shard(const ShardRows& call, const ShardSearch& search, int64_t count, double* values,
                            double* ties);  // [batch, rows, count], [batch, rows]

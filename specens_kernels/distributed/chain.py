@@ -21,6 +21,7 @@ from specens_kernels.distributed.draw import (
     Choice,
     Drawn,
     Masses,
+    Reports,
     draw_steps,
     mass_steps,
     picked_steps,
@@ -29,7 +30,7 @@ from specens_kernels.distributed.draw import (
 )
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, by_parts, least_of, residuals
+from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, by_parts, entropies, least_of, residuals
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
@@ -43,6 +44,7 @@ from specens_kernels.distributed.target import (
     kernels_filter,
     kernels_read,
     masses_here,
+    operators_of,
     probabilities,
     scores_need_no_sums,
 )
@@ -99,6 +101,7 @@ class Seen(NamedTuple):
     rows: Rows
     draft: DraftRows
     told: Rows  # whose log-probabilities are reported
+    reports: Reports
     picked: Tensor  # int64 [batch, rows], the most likely token or that of the best score
     of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities
     at_target: Tensor  # float64 [batch, draft_len], probabilities of the drafts
@@ -109,8 +112,8 @@ class Seen(NamedTuple):
     def of_places(self) -> tuple[Tensor, Tensor | None]:
         """The masses and least logits of `Places`."""
         assert self.slices is not None
-        least = least_of(self.rows.least, self.draft.least, self.slices.numbers)
-        return by_parts(self.rows.masses, self.draft.masses, -1.0), least
+        least = least_of(self.rows.parts.least, self.draft.least, self.slices.numbers)
+        return by_parts(self.rows.parts.masses, self.draft.masses, -1.0), least
 
 
 def prepare(shard: Shard, arguments: ChainArguments) -> Call:
@@ -125,6 +128,9 @@ def prepare(shard: Shard, arguments: ChainArguments) -> Call:
     return Call(shard, kind, rule, arguments.report, source, target, draft, tokens, own, end, lens, num_rows, invalid)
 
 
+OPERATORS_OF_RULES = {RuleKind.TYPICAL: ["entropies_of_shard"], RuleKind.GUMBEL: ["best_kept_of_shard"]}
+
+
 def slices_of(call: Call) -> Slices | None:
     """The rows as kernels read them, where these can; None: torch."""
     target, draft = call.target, call.draft
@@ -134,9 +140,9 @@ def slices_of(call: Call) -> Slices | None:
     if has_source(draft):
         kept = filter_of_draft(call.shard, target, draft, parameters(draft.sampling, call.tokens))
         filtered = not kernels_filter(kept, target.member_logits[0])
-    looks = call.by_best or call.kind == RuleKind.TYPICAL or call.report.logprobs != NO_LOGPROBS
-    looks = looks or (call.kind.compares and target.ensemble == EnsembleKind.MIXTURE)
-    if filtered or looks or not kernels_read(call.shard, target):
+    picks = (call.kind.compares or call.by_best) and target.ensemble == EnsembleKind.MIXTURE
+    needed = [*operators_of(call.report), *OPERATORS_OF_RULES.get(call.kind, [])]
+    if call.direct or filtered or picks or not kernels_read(call.shard, target, *needed):
         return None
     return Slices(call.shard, target, draft, call.here)
 
@@ -149,11 +155,10 @@ def chain_steps(shard: Shard, arguments: ChainArguments) -> Steps[list[Tensor]]:
     if call.report.logprobs == NO_LOGPROBS:
         verdict, _ = yield from finish_steps(call, seen, accepted)
         return verdict
-    missing = max(0, call.draft_len + 1 - seen.told.logprobs.shape[1])
-    of_rows = torch.nn.functional.pad(seen.told.logprobs, (0, 0, 0, missing), value=-torch.inf)
-    parts = finish_steps(call, seen, accepted), top_steps(shard, of_rows[:, : call.draft_len + 1], call.report.top)
+    rows = torch.arange(call.draft_len + 1, device=call.tokens.device).expand(len(call.tokens), -1)
+    parts = finish_steps(call, seen, accepted), top_steps(seen.reports, rows, call.report.top)
     (verdict, of_next), top = yield from together(*parts)
-    is_next = torch.arange(call.draft_len + 1, device=of_next.device) == accepted.drafts[:, None]
+    is_next = rows == accepted.drafts[:, None]
     of_drafts = torch.nn.functional.pad(seen.told.looked_up, (0, 1))
     return [*verdict, *reported(torch.where(is_next, of_next[:, None], of_drafts), verdict[0], top)]
 
@@ -199,10 +204,9 @@ def accept_steps(call: Call, seen: Seen) -> Steps[Accepted]:
     else:
         limit = None
         if kind == RuleKind.TYPICAL:
-            target = probabilities(call.shard, rows)
-            own, none = target.sum(-1), target.new_zeros(len(target), 0)
-            masses, entropies = yield from mass_steps(call.shard, none, own, entropy(target[:, : call.draft_len]))
-            limit = typical_limit(entropies, rule)
+            own, none = target_masses(call, seen), share.new_zeros(len(share), 0)
+            masses, of_rows = yield from mass_steps(call.shard, none, own, entropies_here(call, seen))
+            limit = typical_limit(of_rows, rule)
         num_accepted = leading(TESTS[kind](tested_drafts(call, seen, uniforms, limit), rule), call.end)
     if not kind.tests_greedy:
         num_accepted = torch.where(rows.greedy, most_likely, num_accepted)
@@ -262,6 +266,14 @@ def target_masses(call: Call, seen: Seen) -> Tensor:
     return masses_here(call.shard, call.target, seen.rows)
 
 
+def entropies_here(call: Call, seen: Seen) -> Tensor:
+    """This rank's part of those of the drafts' rows, float64 [batch, draft_len]."""
+    if seen.slices is None:
+        return entropy(probabilities(call.shard, seen.rows)[:, : call.draft_len])
+    rows = torch.arange(call.draft_len, device=call.end.device).expand_as(call.tokens).contiguous()
+    return entropies(seen.slices, Places(rows, torch.ones_like(rows, dtype=torch.float64), *seen.of_places))
+
+
 def residual(call: Call, seen: Seen, share: Tensor, row: Tensor) -> Tensor:
     """max(share * target - draft, 0) of this rank's tokens at a row [batch], float64 [batch, width]."""
     target = pick_row(probabilities(call.shard, seen.rows), row)
@@ -283,7 +295,7 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
     row = num_accepted.clamp(max=rows.alive.shape[1])
     alive = pick_row(rows.alive[..., None], row)[:, 0] & (num_accepted < call.num_rows)
     picked = torch.where(alive, pick_row(seen.picked[..., None], row)[:, 0], -1)
-    logprobs = pick_row(seen.told.logprobs, num_accepted) if reports else None
+    logprobs = seen.reports.of_row(num_accepted) if reports else None
     if call.kind.picks or always_greedy(call.target):
         of_picked = None if seen.of_picked is None else pick_row(seen.of_picked[..., None], row)[:, 0]
         return (yield from picked_steps(call.shard, picked, of_picked, logprobs))
@@ -297,9 +309,10 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
     else:
         places = Places(num_accepted[:, None], accepted.share[:, None].contiguous(), *seen.of_places)
         own = pick_row(target_masses(call, seen)[..., None], num_accepted)[:, 0]
-        sliced = SlicedChoice(seen.slices, places, residuals(seen.slices, places)[:, 0], own, subtracts, uniform)
+        left = residuals(seen.slices, places)[:, 0]
+        certain = torch.where(rows.greedy, picked, -1)
+        sliced = SlicedChoice(seen.slices, places, left, own, subtracts, uniform, logprobs, certain)
         drawn = yield from draw_steps(call.shard, sliced, masses)
-        drawn = drawn._replace(tokens=torch.where(rows.greedy, picked, drawn.tokens))
     return drawn._replace(tokens=torch.where(num_accepted < call.num_rows, drawn.tokens, -1))
 
 

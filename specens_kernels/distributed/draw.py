@@ -13,6 +13,7 @@ from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.softmax import union
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.ops.sample.gumbel import gumbel_noise, noise_of
+from specens_kernels.ops.verify_chain.reference import pick_row
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS
 
 NO_ID = 2.0**40  # larger than any token
@@ -228,6 +229,44 @@ def noise_of_tokens(seeds: Tensor, positions: Tensor, tokens: int | Tensor, like
     return noise_of(seeds, positions, tokens)
 
 
+class Reports(Protocol):
+    """What is reported of this rank's tokens."""
+
+    def of_row(self, row: Tensor) -> Tensor:
+        """The log-probabilities [batch, width] of a row of each request, int64 [batch]."""
+
+    def at(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities of a token of each row, both int64 [batch, n], -inf where it lies elsewhere."""
+
+    def top(self, rows: Tensor, count: int) -> Top:
+        """The likeliest tokens of rows int64 [batch, columns], in their order; any where fewer have mass."""
+
+
+class DenseReports(NamedTuple):
+    """Of log-probabilities that are written down."""
+
+    logprobs: Tensor  # float64 [batch, rows, width]
+    start: int  # the shard's first token
+
+    def of_row(self, row: Tensor) -> Tensor:
+        return pick_row(self.logprobs, row)
+
+    def at(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        return _at_tokens(self._of_rows(rows), tokens[..., None])[..., 0]
+
+    def _of_rows(self, rows: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(self.logprobs, (0, 0, 0, 1), value=-math.inf)
+        request = torch.arange(len(rows), device=rows.device)[:, None]
+        return padded[request, rows.clamp(max=self.logprobs.shape[1])]
+
+    def top(self, rows: Tensor, count: int) -> Top:
+        own = self._of_rows(rows)
+        ordered, tokens = own.sort(dim=-1, descending=True, stable=True)
+        missing = (0, max(0, count - ordered.shape[-1]))
+        ordered = torch.nn.functional.pad(ordered[..., :count], missing, value=-math.inf)
+        return Top(torch.nn.functional.pad(tokens[..., :count] + self.start, missing), ordered)
+
+
 class Top(NamedTuple):
     """The likeliest tokens of rows, most likely first, the lowest id on a tie; -1 and -inf where fewer have mass."""
 
@@ -235,16 +274,13 @@ class Top(NamedTuple):
     logprobs: Tensor  # float64 likewise
 
 
-def top_steps(shard: Shard, logprobs: Tensor, count: int) -> Steps[Top]:
-    """Of rows float64 [batch, columns, width]: a collective, unless count is 0."""
-    shape = (*logprobs.shape[:2], count)
+def top_steps(reports: Reports, rows: Tensor, count: int) -> Steps[Top]:
+    """Of rows int64 [batch, columns]: a collective, unless count is 0."""
+    shape = (*rows.shape, count)
     if count == 0:
-        return Top(logprobs.new_zeros(shape, dtype=torch.int64), logprobs.new_zeros(shape))
-    ordered, tokens = logprobs.sort(dim=-1, descending=True, stable=True)
-    missing = (0, max(0, count - ordered.shape[-1]))
-    ordered = torch.nn.functional.pad(ordered[..., :count], missing, value=-math.inf)
-    tokens = torch.nn.functional.pad(tokens[..., :count] + shard.start, missing)
-    heard = yield torch.stack([ordered, tokens.double()], -1).flatten(1)
+        return Top(rows.new_zeros(shape), rows.new_zeros(shape, dtype=torch.float64))
+    own = reports.top(rows, count)
+    heard = yield torch.stack([own.logprobs, own.tokens.double()], -1).flatten(1)
     values, ids = heard.view(len(heard), *shape, 2).movedim(0, 2).flatten(2, 3).unbind(-1)
     ids, order = ids.sort(dim=-1)
     values, best = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)

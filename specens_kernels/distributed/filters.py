@@ -38,12 +38,6 @@ class Filter(NamedTuple):
         return self.most if self.most <= MOST_CANDIDATES else 0
 
     @property
-    def by_digits(self) -> bool:
-        """Whether no search is by samples of what is written down."""
-        searches = self.has_top_p if self.candidates == 0 else self.has_top_p and not self.always
-        return self.keys.bits == 16 or not (searches or self.most > MOST_CANDIDATES)
-
-    @property
     def without_top_k(self) -> Filter:
         return self._replace(most=0, top_k=torch.zeros_like(self.top_k))
 
@@ -95,7 +89,8 @@ class Least(NamedTuple):
 
     def scores(self, order: Keys, largest: Tensor, temperature: Tensor) -> Tensor:
         """float32 [batch, rows], the least score that is kept."""
-        by_key = torch.where(self.key > 0, order.scores(self.key), -math.inf)
+        largest_float = torch.finfo(torch.float32).max  # which an infinite logit counts as
+        by_key = torch.where(self.key > 0, order.scores(self.key), -math.inf).clamp(max=largest_float)
         return torch.maximum(by_key, largest + self.scaled * temperature[:, None]).nan_to_num(nan=-math.inf).float()
 
 

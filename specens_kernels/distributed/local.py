@@ -65,6 +65,42 @@ def empty_blocks(
     return state.new_empty((*row_of.shape, state.shape[-1] // 2), dtype=torch.float64)
 
 
+def empty_logprobs(logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Of `logprobs_of_shard`."""
+    vocab = max(own.shape[-1] for own in logits)
+    return row_of.new_empty((*row_of.shape, vocab), dtype=torch.float32)
+
+
+def empty_scores(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Of `entropies_of_shard` and `scores_of_shard`."""
+    return row_of.new_empty(row_of.shape, dtype=torch.float64)
+
+
+def empty_kept(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> list[Tensor]:
+    """Of `best_kept_of_shard`."""
+    return [row_of.new_empty(row_of.shape, dtype=torch.float64), row_of.new_empty(row_of.shape)]
+
+
+def empty_samples(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any) -> list[Tensor]:
+    """Of `samples_of_shard`."""
+    largest: Tensor = given[3]
+    return [largest.new_empty((*largest.shape, given[-2])), largest.new_empty((*largest.shape, 1 + given[-1]))]
+
+
+def empty_entries(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any) -> list[Tensor]:
+    """Of `entries_of_shard`."""
+    largest: Tensor = given[3]
+    shape = (*largest.shape, given[-1])
+    keys = largest.new_empty(shape, dtype=torch.int64)
+    return [largest.new_empty((*largest.shape, 1)), keys, largest.new_empty(shape), largest.new_empty(shape)]
+
+
+def empty_top(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *given: Any, **_: Any) -> list[Tensor]:
+    """Of `top_of_shard`."""
+    shape = (*row_of.shape, given[-1])
+    return [row_of.new_empty(shape, dtype=torch.float64), row_of.new_empty(shape)]
+
+
 def empty_buckets(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any) -> Tensor:
     """Of `buckets_of_shard`."""
     largest: Tensor = given[3]
@@ -97,10 +133,20 @@ def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
-if HAS_OPERATORS:
-    OPERATORS.trace("gumbel_noise", empty_noise)
-    OPERATORS.trace("buckets_of_shard", empty_buckets)
-    OPERATORS.trace("largest_of_shard", empty_largest)
+EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tensors of the shapes of their results
+    "gumbel_noise": empty_noise,
+    "buckets_of_shard": empty_buckets,
+    "largest_of_shard": empty_largest,
+    "samples_of_shard": empty_samples,
+    "entries_of_shard": empty_entries,
+    "entropies_of_shard": empty_scores,
+    "logprobs_of_shard": empty_logprobs,
+    "scores_of_shard": empty_scores,
+    "top_of_shard": empty_top,
+    "best_kept_of_shard": empty_kept,
+}
+for _name, _empty in EMPTY.items() if HAS_OPERATORS else ():
+    OPERATORS.trace(_name, _empty)
 LAUNCHERS: dict[
     str, tuple[str, str, Callable[..., Any]]
 ] = {  # of Triton, with what gives tensors of the shapes of their results

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from specens_kernels.arguments import NO_LOGPROBS, TARGET_LOGPROBS, RandomSource, Report, Target
-from specens_kernels.distributed.draw import Noise, best_steps
+from specens_kernels.distributed.draw import DenseReports, Noise, Reports, best_steps
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.slices import Slices
 from specens_kernels.distributed.steps import Steps, together
@@ -18,6 +18,9 @@ from specens_kernels.distributed.target import (
     direct_steps,
     first_if_greedy,
     no_draft_rows,
+    raw_slices,
+    reports_of,
+    sliced_best_steps,
     target_steps,
 )
 from specens_kernels.ops.target_logprobs.processing import Paths
@@ -31,6 +34,7 @@ class Read(NamedTuple):
     rows: Rows
     draft: DraftRows
     told: Rows  # whose log-probabilities are reported: the same rows, or those of the raw ensemble
+    reports: Reports
     picked: Tensor  # int64 [batch, rows], the most likely token or that of the best score
     of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities; None: not known
 
@@ -64,17 +68,24 @@ def read_rows(
     draft = no_draft_rows(tokens, looked, shard.width)
     if direct:
         rows, _ = yield from direct_steps(shard, target, before, noise)
-        return Read(rows, draft, rows, rows.most_likely, None)
+        return Read(rows, draft, rows, DenseReports(rows.logprobs, shard.start), rows.most_likely, None)
     parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares, slices)]
     if drafts is not None:
         parts.append(drafts)
+    reported = slices
     if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-        parts.append(target_steps(shard, raw(target), before, looked))
+        reported = None if slices is None else raw_slices(shard, target, slices.tokens)
+        parts.append(target_steps(shard, raw(target), before, looked, slices=reported))
     rows, *others = yield from together(*parts)
     draft = draft if drafts is None else others.pop(0)
     told = others[0] if others else rows
+    reports = reports_of(shard, told, reported)
     if kind != RuleKind.GUMBEL:
-        return Read(rows, draft, told, rows.most_likely, None if others else rows.best)
+        return Read(rows, draft, told, reports, rows.most_likely, None if others else rows.best)
+    if slices is not None:
+        of_best = None if report.logprobs == NO_LOGPROBS else reports
+        best = yield from sliced_best_steps(shard, target, before, noise, rows, slices, of_best)
+        return Read(rows, draft, told, reports, best.tokens[..., 0], best.logprobs[..., 0])
     of_tokens = None if report.logprobs == NO_LOGPROBS else told.logprobs
     best = yield from best_steps(shard, first_if_greedy(shard, rows), rows.greedy, noise, 1, rows.status, of_tokens)
-    return Read(rows, draft, told, best.tokens[..., 0], best.logprobs[..., 0])
+    return Read(rows, draft, told, reports, best.tokens[..., 0], best.logprobs[..., 0])

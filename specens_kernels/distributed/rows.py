@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import (
-    NO_DRAFTER,
     NO_LOGPROBS,
     TARGET_LOGPROBS,
-    Draft,
     RandomSource,
     Stream,
     Target,
@@ -20,9 +18,17 @@ from specens_kernels.arguments import (
     target_of,
     uniforms_of,
 )
-from specens_kernels.distributed.draw import Choice, Noise, best_steps, draw_steps, reported, top_steps
+from specens_kernels.distributed.draw import Choice, Noise, Reports, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import Places, SlicedChoice, Slices, by_parts, least_of, residuals
+from specens_kernels.distributed.slices import (
+    Places,
+    SlicedChoice,
+    SlicedReports,
+    Slices,
+    by_parts,
+    least_of,
+    residuals,
+)
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     Looked,
@@ -32,12 +38,18 @@ from specens_kernels.distributed.target import (
     first_if_greedy,
     kernels_read,
     masses_here,
+    no_drafts,
+    operators_of,
     probabilities,
+    raw_slices,
+    reports_of,
     scores_need_no_sums,
+    sliced_best_steps,
     target_steps,
 )
+from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.reference import invalid_uniform, one_step
-from specens_kernels.ops.target_logprobs.reference import raw
+from specens_kernels.ops.target_logprobs.reference import one_hot, raw
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.results import Status
 
@@ -54,8 +66,17 @@ def score_steps(
     target = target_of(member_logits, options)
     target = target._replace(processing=shifted(shard, target.processing))
     before = None if draft_tokens is None else shard.own(draft_tokens)
-    rows = yield from target_steps(shard, target, before, nothing_looked_up(member_logits[0]))
-    logprobs = torch.where(rows.greedy[:, None, None], probabilities(shard, rows).log(), rows.logprobs)
+    looked, slices = nothing_looked_up(member_logits[0]), None
+    steps = torch.arange(member_logits[0].shape[1], device=looked.rows.device).expand(member_logits[0].shape[:2])
+    if kernels_read(shard, target, "logprobs_of_shard"):
+        tokens = looked.tokens if before is None else before
+        tokens = torch.nn.functional.pad(tokens, (0, max(0, steps.shape[1] - 1 - tokens.shape[1])), value=-1)
+        looked = Looked(tokens[:, : max(0, steps.shape[1] - 1)], steps[:, :-1])
+        slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
+    rows = yield from target_steps(shard, target, before, looked, slices=slices)
+    logprobs = rows.logprobs if slices is None else SlicedReports(slices, *rows.parts).of_rows(steps)
+    certain = one_hot(shard.own(rows.most_likely), logprobs.shape[-1]) * rows.alive[..., None]
+    logprobs = torch.where(rows.greedy[:, None, None], certain.log(), logprobs)
     return torch.where(rows.invalid[:, None, None], -torch.inf, logprobs).float()
 
 
@@ -74,20 +95,28 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
         told: list[Any] = []
     else:
         slices = None
-        if not by_best and report.logprobs == NO_LOGPROBS and kernels_read(shard, target):
+        best = ["best_kept_of_shard"] if stream.best > 0 else []
+        picks = stream.best > 1 or (by_best and target.ensemble == EnsembleKind.MIXTURE)
+        if not picks and kernels_read(shard, target, *operators_of(report), *best):
             slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
-        parts = [target_steps(shard, target, None, looked, slices=slices)]
+        parts, reported_slices = [target_steps(shard, target, None, looked, slices=slices)], slices
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-            parts.append(target_steps(shard, raw(target), None, looked))
+            reported_slices = None if slices is None else raw_slices(shard, target, looked.tokens)
+            parts.append(target_steps(shard, raw(target), None, looked, slices=reported_slices))
         rows, *others = yield from together(*parts)
-        logprobs = (others[0] if others else rows).logprobs if report.logprobs != NO_LOGPROBS else None
-        chosen = chosen_steps(shard, rows, source, stream, noise, logprobs)
-        if slices is not None:
-            chosen = sliced_steps(shard, target, rows, slices, uniforms_of_draw(source, stream, rows))
+        told_rows, first = others[0] if others else rows, torch.zeros_like(rows.status)
+        reports: Reports = reports_of(shard, told_rows, reported_slices)
+        logprobs = None if report.logprobs == NO_LOGPROBS else reports.of_row(first[:, 0])
+        if slices is None:
+            chosen = chosen_steps(shard, rows, source, stream, noise, logprobs)
+        else:
+            uniform = uniforms_of_draw(source, stream, rows)
+            by_scores = noise if stream.best > 0 else None
+            chosen = sliced_steps(shard, target, rows, slices, uniform, by_scores, reports, logprobs)
         if logprobs is None:
             (tokens, _), told = (yield from chosen), []
         else:
-            (tokens, of_tokens), top = yield from together(chosen, top_steps(shard, logprobs, report.top))
+            (tokens, of_tokens), top = yield from together(chosen, top_steps(reports, first, report.top))
             told = [of_tokens[:, 0], top]
     tokens = tokens[:, 0]
     invalid = rows.invalid
@@ -113,34 +142,42 @@ def uniforms_of_draw(source: RandomSource, stream: Stream, rows: Rows) -> Tensor
 def chosen_steps(
     shard: Shard, rows: Rows, source: RandomSource, stream: Stream, noise: Noise, logprobs: Tensor | None
 ) -> Steps[tuple[Tensor, Tensor]]:
-    """Tokens int64 [batch, 1, count], and what logprobs [batch, 1, width], where they are given, say of them."""
+    """Tokens int64 [batch, 1, count], and what logprobs [batch, width], where they are given, say of them."""
     if stream.best > 0:
         scores = first_if_greedy(shard, rows)
-        best = yield from best_steps(shard, scores, rows.greedy, noise, stream.best, rows.status, logprobs)
+        own = None if logprobs is None else logprobs[:, None]
+        best = yield from best_steps(shard, scores, rows.greedy, noise, stream.best, rows.status, own)
         return best.tokens, best.logprobs
     masses = probabilities(shard, rows)[:, 0]
     uniform = torch.where(rows.greedy, 0.0, uniforms_of_draw(source, stream, rows))
-    own = None if logprobs is None else logprobs[:, 0]
-    choice = Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, own, shard.start)
+    choice = Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, logprobs, shard.start)
     drawn = yield from draw_steps(shard, choice)
     return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]
 
 
-def no_drafts(target: Target, tokens: Tensor) -> Draft:
-    return Draft(tokens, None, None, None, None, NO_DRAFTER, 0, 1, target.sampling)
-
-
 def sliced_steps(
-    shard: Shard, target: Target, rows: Rows, slices: Slices, uniform: Tensor
+    shard: Shard,
+    target: Target,
+    rows: Rows,
+    slices: Slices,
+    uniform: Tensor,
+    noise: Noise | None,
+    reports: Reports,
+    logprobs: Tensor | None,
 ) -> Steps[tuple[Tensor, Tensor]]:
-    """`chosen_steps` by inverse CDF of rows that kernels have read; nothing is reported."""
+    """`chosen_steps` of rows that kernels have read. noise: None: by inverse CDF. logprobs: those of `reports`."""
+    if noise is not None:
+        of_best = None if logprobs is None else reports
+        best = yield from sliced_best_steps(shard, target, None, noise, rows, slices, of_best)
+        return best.tokens, best.logprobs
     own = masses_here(shard, target, rows)
     first, whole = torch.zeros_like(own, dtype=torch.int64), torch.ones_like(own)
-    least = least_of(rows.least, None, slices.numbers)
-    places = Places(first, whole, by_parts(rows.masses, own[:, :0], -1.0), least)
+    least = least_of(rows.parts.least, None, slices.numbers)
+    places = Places(first, whole, by_parts(rows.parts.masses, own[:, :0], -1.0), least)
     never = torch.zeros_like(rows.greedy)
-    choice = SlicedChoice(slices, places, residuals(slices, places)[:, 0], own[:, 0], never, uniform)
-    drawn = yield from draw_steps(shard, choice)
-    likely = torch.where(rows.alive, rows.most_likely, -1)[:, 0]
-    tokens = torch.where(rows.greedy, likely, drawn.tokens)
-    return tokens[:, None, None], drawn.logprobs[:, None, None]
+    certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)
+    left = residuals(slices, places)[:, 0]
+    drawn = yield from draw_steps(
+        shard, SlicedChoice(slices, places, left, own[:, 0], never, uniform, logprobs, certain)
+    )
+    return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]

@@ -50,11 +50,29 @@ class Keys(NamedTuple):
 class Tokens(Protocol):
     """This rank's tokens of rows, and their weights."""
 
+    @property
+    def temperature(self) -> Tensor | None: ...  # float64 [batch], of weights that are masses; None: they are counts
+    @property
+    def largest(self) -> Tensor | None: ...  # float64 [batch, rows], the score that has the mass 1
+
     def histogram(self, prefix: Tensor, shift: int) -> Tensor:
         """The weights [batch, rows, BUCKETS] of each value of a digit, of keys that begin with prefix [batch, rows]."""
 
     def total(self) -> Tensor:
         """Of all of them, float64 [batch, rows]."""
+
+    def samples(self, num: int, count: int) -> list[Tensor]:
+        """The weights of octaves from the highest one here on, float64 [batch, rows, num]; that one, with keys.
+
+        These, float64 [batch, rows, 1 + count], are one of so many in descending order, each with the share that it
+        and those above have of their octave.
+        """
+
+    def entries(self, found: Bracket, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The weight above a bracket [batch, rows, 1]; its keys, how often each comes, and weights, [.., count] each.
+
+        A key is -1 where there is none.
+        """
 
 
 class Searched(NamedTuple):
@@ -62,8 +80,8 @@ class Searched(NamedTuple):
 
     keys: Tensor  # int64
     weights: Tensor  # float64; 0: not there
-    temperature: Tensor | None  # float64 [batch], of weights that are masses; None: they are counts
-    largest: Tensor | None  # float64 [batch, rows], the score that has the mass 1
+    temperature: Tensor | None
+    largest: Tensor | None
 
     def histogram(self, prefix: Tensor, shift: int) -> Tensor:
         inside = (self.keys >> (shift + DIGIT)) == prefix[..., None]
@@ -73,6 +91,34 @@ class Searched(NamedTuple):
 
     def total(self) -> Tensor:
         return self.weights.sum(-1)
+
+    def samples(self, num: int, count: int) -> list[Tensor]:
+        octaves = octaves_of(self.keys, self.temperature)
+        top = torch.where(self.weights > 0, octaves, -FAR).amax(-1, keepdim=True)
+        width, place = self.keys.shape[-1], (top - octaves).clamp(0, num - 1).long()
+        of_octaves = self.weights.new_zeros(*place.shape[:2], num).scatter_add(2, place, self.weights)
+        keys, by_key = self.keys.sort(dim=-1, descending=True, stable=True)
+        weights, place = self.weights.gather(-1, by_key), place.gather(-1, by_key)
+        after = from_the_end(weights) - from_the_end(of_octaves).gather(-1, place)  # the small ones first
+        share = (1 - after / of_octaves.gather(-1, place)).nan_to_num(nan=0.0).clamp(0, 1)
+        codes = keys.double() * BESIDE_KEY + (share * (BESIDE_KEY - 1)).floor()
+        every = -(-width // count)
+        codes = codes[..., every - 1 :: every]
+        return [of_octaves, torch.cat([top, torch.nn.functional.pad(codes, (0, count - codes.shape[-1]))], -1)]
+
+    def entries(self, found: Bracket, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        octaves, octave = octaves_of(self.keys, self.temperature), found.octave[..., None]
+        here, is_over = octaves == octave, self.keys >= found.high[..., None]
+        over = torch.where((octaves > octave) | (here & is_over), self.weights, 0.0).sum(-1, keepdim=True)
+        inside = here & ~is_over & (self.keys >= found.low[..., None]) & (self.weights > 0)
+        keys, order = torch.where(inside, self.keys, -1).sort(dim=-1, descending=True, stable=True)
+        is_new = keys != torch.nn.functional.pad(keys[..., :-1], (1, 0), value=-1)
+        slot = torch.where(keys >= 0, is_new.cumsum(-1) - 1, count).clamp(max=count)  # the last one is for all others
+        none = over.new_zeros(*keys.shape[:2], count + 1)
+        repeats = none.scatter_add(2, slot, torch.ones_like(self.weights))[..., :count]
+        weights = none.scatter_add(2, slot, self.weights.gather(-1, order))[..., :count]
+        keys = torch.full_like(none, -1, dtype=torch.int64).scatter(2, slot, keys)[..., :count]
+        return over, keys, torch.where(keys >= 0, repeats, 0.0), torch.where(keys >= 0, weights, 0.0)
 
 
 class Search(NamedTuple):
@@ -87,8 +133,7 @@ def first_of_search(order: Keys, own: Tokens, like: Tensor) -> list[Tensor]:
     like: any tensor [batch, rows].
     """
     if order.bits == 32:
-        assert isinstance(own, Searched)
-        return samples(order, own)
+        return own.samples(num_octaves(own, order.vocab), num_samples(order, own))
     return [own.histogram(torch.zeros_like(like, dtype=torch.int64), DIGIT)]
 
 
@@ -103,7 +148,6 @@ def find_key(order: Keys, own: Tokens, needed: Tensor, told: list[Tensor], like:
         parts = heard.split([part[0].numel() for part in first], 2)
         told = [part.view(len(heard), *like.shape) for part, like in zip(parts, first)]
     if order.bits == 32:
-        assert isinstance(own, Searched)
         return (yield from by_samples(order, own, needed, told))
     return (yield from by_digits(own, needed, told[0]))
 
@@ -142,17 +186,17 @@ def by_digits(own: Tokens, needed: Tensor, told: Tensor) -> Steps[Search]:
     return Search(high * BUCKETS + BUCKETS - 1 - index[..., 0], weight, total)
 
 
-def are_packed(order: Keys, own: Searched) -> bool:
+def are_packed(order: Keys, own: Tokens) -> bool:
     """Whether a key and how often it comes say all, and are one number."""
     return (order.exact or own.temperature is None) and order.vocab < BESIDE_KEY
 
 
-def num_samples(order: Keys, own: Searched) -> int:
+def num_samples(order: Keys, own: Tokens) -> int:
     """Such that these, and `num_entries`, are the fewest numbers together."""
     return math.ceil(math.sqrt(3 * order.vocab * (1 if are_packed(order, own) else 2)))
 
 
-def num_entries(order: Keys, own: Searched, ranks: int) -> int:
+def num_entries(order: Keys, own: Tokens, ranks: int) -> int:
     """The most keys that a rank has between the bounds of `bracket`.
 
     At another rank's sample the weight of a rank is known but for its tokens between two samples, in an octave the
@@ -163,7 +207,7 @@ def num_entries(order: Keys, own: Searched, ranks: int) -> int:
     return 3 * (-(-order.vocab // num_samples(order, own)) + ranks) + order.vocab // 2**18 + 4
 
 
-def num_octaves(own: Searched, vocab: int) -> int:
+def num_octaves(own: Tokens, vocab: int) -> int:
     """Of tokens below them top-p keeps none, as all together have less than the least that it leaves out."""
     return 1 if own.temperature is None else math.ceil(math.log2(vocab / (1 - LARGEST_TOP_P))) + 2
 
@@ -178,26 +222,6 @@ def octaves_of(keys: Tensor, temperature: Tensor | None) -> Tensor:
         .nan_to_num(nan=-FAR)
         .clamp(-FAR, FAR)
     )
-
-
-def samples(order: Keys, own: Searched) -> list[Tensor]:
-    """The weights of this rank's octaves, from its highest one on; and that one, with keys of its tokens.
-
-    These are one of so many in descending order, each with the share that it and those above have of their octave.
-    """
-    octaves, count = octaves_of(own.keys, own.temperature), num_samples(order, own)
-    top = torch.where(own.weights > 0, octaves, -FAR).amax(-1, keepdim=True)
-    num, width = num_octaves(own, order.vocab), own.keys.shape[-1]
-    place = (top - octaves).clamp(0, num - 1).long()
-    of_octaves = own.weights.new_zeros(*place.shape[:2], num).scatter_add(2, place, own.weights)
-    keys, by_key = own.keys.sort(dim=-1, descending=True, stable=True)
-    weights, place = own.weights.gather(-1, by_key), place.gather(-1, by_key)
-    after = from_the_end(weights) - from_the_end(of_octaves).gather(-1, place)  # the small ones first: nothing is lost
-    share = (1 - after / of_octaves.gather(-1, place)).nan_to_num(nan=0.0).clamp(0, 1)
-    codes = keys.double() * BESIDE_KEY + (share * (BESIDE_KEY - 1)).floor()
-    every = -(-width // count)
-    codes = codes[..., every - 1 :: every]
-    return [of_octaves, torch.cat([top, torch.nn.functional.pad(codes, (0, count - codes.shape[-1]))], -1)]
 
 
 def from_the_end(weights: Tensor) -> Tensor:
@@ -215,7 +239,7 @@ class Bracket(NamedTuple):
     total: Tensor  # float64
 
 
-def bracket(own: Searched, needed: Tensor, told: list[Tensor]) -> Bracket:
+def bracket(own: Tokens, needed: Tensor, told: list[Tensor]) -> Bracket:
     """The samples of all ranks that surely have the weight, or have not."""
     of_octaves, (tops, codes) = told[0], (told[1][..., :1], told[1][..., 1:].long())
     num, top = of_octaves.shape[-1], tops.amax(0)
@@ -248,29 +272,10 @@ def bracket(own: Searched, needed: Tensor, told: list[Tensor]) -> Bracket:
     return Bracket(octave[..., 0], low, high, goal, total)
 
 
-def entries(own: Searched, found: Bracket, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The weight above the bracket [batch, rows, 1]; its keys, how often each comes, and weights [batch, rows, count].
-
-    A key is -1 where there is none.
-    """
-    octaves, octave = octaves_of(own.keys, own.temperature), found.octave[..., None]
-    here, is_over = octaves == octave, own.keys >= found.high[..., None]
-    over = torch.where((octaves > octave) | (here & is_over), own.weights, 0.0).sum(-1, keepdim=True)
-    inside = here & ~is_over & (own.keys >= found.low[..., None]) & (own.weights > 0)
-    keys, order = torch.where(inside, own.keys, -1).sort(dim=-1, descending=True, stable=True)
-    is_new = keys != torch.nn.functional.pad(keys[..., :-1], (1, 0), value=-1)
-    slot = torch.where(keys >= 0, is_new.cumsum(-1) - 1, count).clamp(max=count)  # the last one is for all others
-    none = over.new_zeros(*keys.shape[:2], count + 1)
-    repeats = none.scatter_add(2, slot, torch.ones_like(own.weights))[..., :count]
-    weights = none.scatter_add(2, slot, own.weights.gather(-1, order))[..., :count]
-    keys = torch.full_like(none, -1, dtype=torch.int64).scatter(2, slot, keys)[..., :count]
-    return over, keys, torch.where(keys >= 0, repeats, 0.0), torch.where(keys >= 0, weights, 0.0)
-
-
-def by_samples(order: Keys, own: Searched, needed: Tensor, told: list[Tensor]) -> Steps[Search]:
+def by_samples(order: Keys, own: Tokens, needed: Tensor, told: list[Tensor]) -> Steps[Search]:
     """`find_key` of float32."""
     found, count = bracket(own, needed, told), num_entries(order, own, len(told[0]))
-    over, keys, repeats, weights = entries(own, found, count)
+    over, keys, repeats, weights = own.entries(found, count)
     packed = are_packed(order, own)
     numbers = [keys.double() * BESIDE_KEY + repeats] if packed else [keys.double(), weights]
     heard = yield torch.cat([over, *numbers], -1).flatten(1)

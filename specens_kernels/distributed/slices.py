@@ -13,12 +13,14 @@ from torch import Tensor
 
 from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.distributed import local
-from specens_kernels.distributed.draw import NO_ID
+from specens_kernels.distributed.draw import NO_ID, Top
 from specens_kernels.distributed.filters import Least
-from specens_kernels.distributed.search import DIGIT, Keys
+from specens_kernels.distributed.search import DIGIT, Bracket, Keys
 from specens_kernels.distributed.shard import Shard, shifted_mask
 from specens_kernels.distributed.softmax import Here
 from specens_kernels.ops.target_logprobs.reference import parameters
+
+LEAST_MASS = 1e-300  # of a slice whose tokens have log-probabilities
 
 
 class Numbers(NamedTuple):
@@ -91,10 +93,9 @@ class Places(NamedTuple):
     masses: Tensor  # float64 [batch, steps, parts], the slice's part of each row's mass; negative: no token, a one-hot
     least: Tensor | None  # float32 [batch, steps, parts], the logits that are kept; None: all
 
-    def call(self, slices: Slices, name: str, *given: Tensor) -> Tensor:
+    def call(self, slices: Slices, name: str, *given: Any) -> Any:
         filtered = {} if self.least is None else {"least": self.least}
-        result: Tensor = slices.call(name, *self[:3], slices.numbers.state, *given, **filtered)
-        return result
+        return slices.call(name, *self[:3], slices.numbers.state, *given, **filtered)
 
 
 def by_parts(target: Tensor, draft: Tensor, fill: float) -> Tensor:
@@ -114,9 +115,59 @@ def least_of(target: Tensor | None, draft: Tensor | None, numbers: Numbers) -> T
     return by_parts(target, all_kept.expand(numbers.looked.shape[:2]) if draft is None else draft, -math.inf)
 
 
+def entropies(slices: Slices, places: Places) -> Tensor:
+    """This rank's part of the entropies of the target, float64 [batch, n]."""
+    result: Tensor = places.call(slices, "entropies_of_shard")
+    return result
+
+
+def best_kept(slices: Slices, places: Places, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of the best scores of those that are kept, [batch, n], as the shard counts them, and their logits.
+
+    -1 where there is none, and of greedy requests.
+    """
+    values, tokens = places.call(slices, "best_kept_of_shard", seeds.contiguous(), positions.contiguous(), slices.start)
+    return values, tokens
+
+
+class SlicedReports(NamedTuple):
+    """`Reports` of rows that kernels have read; what is known of their parts, each [batch, steps, parts]."""
+
+    slices: Slices
+    masses: Tensor  # float64, this rank's; negative: no token
+    least: Tensor | None  # float32, the logits that are kept
+    largest: Tensor  # float64, logits
+    log_totals: Tensor  # float64, of the masses relative to those
+
+    def _call(self, name: str, rows: Tensor, *given: Any) -> Any:
+        there = torch.where(self.masses >= 0, self.masses.clamp(min=LEAST_MASS), -1.0)
+        masses, *scale = (by_parts(own, own[:, :0, 0], -1.0) for own in (there, self.largest, self.log_totals))
+        places = Places(rows.contiguous(), torch.ones_like(rows, dtype=torch.float64), masses, None)
+        places = places._replace(least=least_of(self.least, None, self.slices.numbers))
+        return places.call(self.slices, name, *scale, *given)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """The log-probabilities, float32 [batch, n, vocab], of rows int64 [batch, n]."""
+        found: Tensor = self._call("logprobs_of_shard", rows)
+        return found
+
+    def of_row(self, row: Tensor) -> Tensor:
+        return self.of_rows(row[:, None])[:, 0].double()
+
+    def at(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """The log-probabilities of a token of each row, float64 [batch, n]; of those that lie elsewhere any."""
+        found: Tensor = self._call("scores_of_shard", rows, tokens.contiguous())
+        return found
+
+    def top(self, rows: Tensor, count: int) -> Top:
+        values, tokens = self._call("top_of_shard", rows, count)
+        return Top(tokens + self.slices.start, values)
+
+
 def residuals(slices: Slices, places: Places) -> Tensor:
     """The masses of max(share * target - draft, 0) in blocks of this rank's tokens, float64 [batch, n, blocks]."""
-    return places.call(slices, "residual_of_shard")
+    result: Tensor = places.call(slices, "residual_of_shard")
+    return result
 
 
 def without_filters(own: SamplingArguments) -> SamplingArguments:
@@ -130,13 +181,13 @@ class SlicedRows(NamedTuple):
     order: Keys
     of_drafts: bool
 
-    def _call(self, name: str, *given: Any) -> Any:
+    def call(self, name: str, *given: Any) -> Any:
         own = self.slices.numbers
         there = torch.where(own.largest > -math.inf, 1.0, -1.0).double().contiguous()
         return self.slices.call(name, there, own.state, self.of_drafts, *given)
 
     def largest_scores(self, count: int) -> tuple[Tensor, Tensor]:
-        values, ties = self._call("largest_of_shard", count)
+        values, ties = self.call("largest_of_shard", count)
         return values, ties
 
     def weighed(self, largest: Tensor, least: Least | None) -> SlicedTokens:
@@ -148,8 +199,11 @@ class SlicedRows(NamedTuple):
     def _least(self, largest: Tensor, least: Least | None) -> Tensor:
         if least is None:
             return torch.full_like(largest, -math.inf, dtype=torch.float32)
-        own = parameters(self.slices.temperatures[self.of_drafts], largest)
-        return least.scores(self.order, largest, own.temperature)
+        return least.scores(self.order, largest, self.temperature)
+
+    @property
+    def temperature(self) -> Tensor:
+        return parameters(self.slices.temperatures[self.of_drafts], self.slices.tokens).temperature
 
 
 class SlicedTokens(NamedTuple):
@@ -163,11 +217,29 @@ class SlicedTokens(NamedTuple):
     def histogram(self, prefix: Tensor, shift: int) -> Tensor:
         half = self.rows.order.dtype == torch.float16
         given = (self.largest.contiguous(), self.least.contiguous(), prefix.contiguous(), shift, half, self.counts)
-        sums: Tensor = self.rows._call("buckets_of_shard", *given)
+        sums: Tensor = self.rows.call("buckets_of_shard", *given)
         return sums
 
+    @property
+    def temperature(self) -> Tensor | None:
+        return None if self.counts else self.rows.temperature
+
     def total(self) -> Tensor:
+        if self.rows.order.bits == 32:
+            return self.samples(1, 1)[0][..., 0]
         return self.histogram(torch.zeros_like(self.largest, dtype=torch.int64), DIGIT).sum(-1)
+
+    def samples(self, num: int, count: int) -> list[Tensor]:
+        found: list[Tensor] = self._call("samples_of_shard", num, count)
+        return found
+
+    def entries(self, found: Bracket, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        where = (found.octave.contiguous(), found.low.contiguous(), found.high.contiguous())
+        over, keys, repeats, weights = self._call("entries_of_shard", *where, count)
+        return over, keys, repeats, weights
+
+    def _call(self, name: str, *given: Any) -> Any:
+        return self.rows.call(name, self.largest.contiguous(), self.least.contiguous(), self.counts, *given)
 
 
 class SlicedChoice(NamedTuple):
@@ -179,7 +251,8 @@ class SlicedChoice(NamedTuple):
     target: Tensor  # float64 [batch], the target's mass here
     subtracts: Tensor
     uniform: Tensor
-    logprobs: None = None
+    logprobs: Tensor | None  # float64 [batch, vocab], reported of the drawn token
+    certain: Tensor  # int64 [batch], the token that a greedy request has; -1: it draws one
 
     def masses(self) -> tuple[Tensor, Tensor]:
         return self.blocks.sum(-1), self.target
@@ -188,4 +261,6 @@ class SlicedChoice(NamedTuple):
         own_mass = torch.where(from_residual, self.blocks.sum(-1), self.target)
         tokens = self.places.call(self.slices, "draw_of_shard", self.blocks, from_residual, goal)
         last = torch.where(tokens >= 0, tokens + self.slices.start, -1).double()
-        return torch.stack([torch.where((tokens >= 0) & (own_mass > goal), last, NO_ID), last], 1)
+        found = torch.stack([torch.where((tokens >= 0) & (own_mass > goal), last, NO_ID), last], 1)
+        certain = self.certain.double()[:, None]
+        return torch.where(certain >= 0, certain, found)

@@ -55,6 +55,8 @@ class Softmax(NamedTuple):
     status: Tensor  # int64 [batch, rows]
     mass: Tensor  # float64 [batch, rows], of this rank's tokens; -1 where there is no token. Where `here` was known
     least: Tensor | None  # float32 [batch, rows], the least score that is kept; None: all. Likewise
+    largest: Tensor  # float64 [batch, rows], the largest score
+    log_total: Tensor  # float64 [batch, rows], the logarithm of the mass, relative to that of the largest score
 
 
 def look_up(values: Tensor, source: Source) -> Tensor:
@@ -119,7 +121,7 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     alive = largest > -math.inf
     best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
     most_likely = most_likely.nan_to_num(posinf=0).long()
-    return Softmax(logprobs, looked_up, most_likely, best, alive, union(status), mass_here, lowest)
+    return Softmax(logprobs, looked_up, most_likely, best, alive, union(status), mass_here, lowest, largest, log_total)
 
 
 def union(status: Tensor) -> Tensor:

@@ -8,13 +8,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import NO_DRAFTER, NO_PROCESSING, Draft, SamplingArguments, Target
+from specens_kernels.arguments import (
+    NO_DRAFTER,
+    NO_LOGPROBS,
+    NO_PROCESSING,
+    Draft,
+    Report,
+    SamplingArguments,
+    Target,
+)
 from specens_kernels.distributed import local
-from specens_kernels.distributed.draw import Noise, best_here, ranked, winner_steps
+from specens_kernels.distributed.draw import Best, DenseReports, Noise, Reports, best_here, ranked, winner_steps
 from specens_kernels.distributed.filters import Filter, filter_of
 from specens_kernels.distributed.local import best_by_kernel, has_kernel, split_at_block
 from specens_kernels.distributed.shard import Shard, usable
-from specens_kernels.distributed.slices import SlicedRows, Slices
+from specens_kernels.distributed.slices import (
+    Places,
+    SlicedReports,
+    SlicedRows,
+    Slices,
+    best_kept,
+    by_parts,
+    least_of,
+)
 from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.ensembles import EnsembleKind
@@ -26,6 +42,7 @@ from specens_kernels.ops.target_logprobs.reference import (
     mixed_logits,
     one_hot,
     parameters,
+    raw,
 )
 from specens_kernels.results import Status
 
@@ -48,8 +65,16 @@ class Rows(NamedTuple):
     status: Tensor  # int64 [batch, rows]
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch]
-    masses: Tensor  # float64 [batch, rows, parts], this rank's of each part; -1 where it has no token
-    least: Tensor | None  # float32 [batch, rows, parts], the least logit of each that is kept; None: all
+    parts: Parts
+
+
+class Parts(NamedTuple):
+    """What is known of the parts of rows, a mixture's members or the target, each [batch, rows, parts]."""
+
+    masses: Tensor  # float64, this rank's; -1 where it has no token
+    least: Tensor | None  # float32, the least logit that is kept; None: all
+    largest: Tensor  # float64, the largest logit
+    log_totals: Tensor  # float64, the logarithm of the mass, relative to that of the largest logit
 
 
 class Members(NamedTuple):
@@ -126,11 +151,11 @@ def filter_of_draft(shard: Shard, target: Target, draft: Draft, own: Parameters)
 
 def kernels_filter(kept: Filter | None, like: Tensor) -> bool:
     """Whether kernels can filter rows."""
-    return kept is None or (kept.by_digits and local.operator_for("buckets_of_shard", like) is not None)
+    return kept is None or local.operator_for("buckets_of_shard", like) is not None
 
 
-def kernels_read(shard: Shard, target: Target) -> bool:
-    """Whether kernels can read what probabilities of a target are made of."""
+def kernels_read(shard: Shard, target: Target, *more: str) -> bool:
+    """Whether kernels can read what probabilities of a target are made of. more: operators that are needed besides."""
     first, mixture = target.member_logits[0], target.ensemble == EnsembleKind.MIXTURE
     kept = filter_of_target(shard, target, parameters(target.sampling, first))
     if target.plausibility > 0 or not kernels_filter(kept, first):
@@ -139,16 +164,34 @@ def kernels_read(shard: Shard, target: Target) -> bool:
         return False
     if target.ensemble == EnsembleKind.MIXTURE and not never_greedy(target):
         return False  # its most likely token would be found in another pass
-    return local.operator_for("chain_of_shard", target.member_logits[0]) is not None
+    return all(local.operator_for(name, first) is not None for name in ("chain_of_shard", *more))
+
+
+def operators_of(report: Report) -> list[str]:
+    """What a report needs."""
+    if report.logprobs == NO_LOGPROBS:
+        return []
+    return ["logprobs_of_shard", "scores_of_shard", "top_of_shard"]
+
+
+def no_drafts(target: Target, tokens: Tensor) -> Draft:
+    return Draft(tokens, None, None, None, None, NO_DRAFTER, 0, 1, target.sampling)
+
+
+def raw_slices(shard: Shard, target: Target, tokens: Tensor) -> Slices:
+    """The rows of the raw ensemble, of a target that kernels read. tokens: int64 [batch, n], the drafts."""
+    own = raw(target)
+    return Slices(shard, own, no_drafts(own, tokens), tokens)
 
 
 def masses_here(shard: Shard, target: Target, rows: Rows) -> Tensor:
     """This rank's part of every row that kernels have read, float64 [batch, rows]; of greedy requests any number."""
     if target.ensemble != EnsembleKind.MIXTURE:
-        return rows.masses[..., 0].clamp(min=0)
+        return rows.parts.masses[..., 0].clamp(min=0)
     _, weights, _ = settings_of(shard, target)
-    there = weights.permute(1, 2, 0) * (rows.masses >= 0)
-    own = (there * rows.masses).sum(-1) / there.sum(-1)
+    masses = rows.parts.masses
+    there = weights.permute(1, 2, 0) * (masses >= 0)
+    own = (there * masses).sum(-1) / there.sum(-1)
     return torch.where(there.sum(-1) > 0, own, 0.0)
 
 
@@ -204,12 +247,28 @@ def target_steps(
             rows = SlicedRows(slices, kept.keys, False)
         source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept, here, rows)
         found = yield from softmax_steps(shard, source)
-        status, masses = found.status, found.mass[..., None]
-        least = None if found.least is None else found.least[..., None]
+        status, parts = found.status, parts_of(found, 1)
     else:
-        found, status, masses, least = yield from mixture_steps(shard, target, members, looked, picks, slices)
+        found, status, parts = yield from mixture_steps(shard, target, members, looked, picks, slices)
     status = status | ~found.alive * Status.NO_TOKEN
-    return Rows(*found[:5], status, own.greedy, members.invalid, masses, least)
+    return Rows(*found[:5], status, own.greedy, members.invalid, parts)
+
+
+def parts_of(found: Softmax, count: int) -> Parts:
+    """Of rows of each part, one part after the other."""
+
+    def by_row(values: Tensor) -> Tensor:
+        return values.unflatten(1, (count, -1)).transpose(1, 2)
+
+    least = None if found.least is None else by_row(found.least)
+    return Parts(by_row(found.mass), least, by_row(found.largest), by_row(found.log_total))
+
+
+def reports_of(shard: Shard, rows: Rows, slices: Slices | None) -> Reports:
+    """What is reported of rows. slices: where kernels have read them."""
+    if slices is None:
+        return DenseReports(rows.logprobs, shard.start)
+    return SlicedReports(slices, *rows.parts)
 
 
 def direct_steps(
@@ -231,7 +290,8 @@ def direct_steps(
     status = best.status | (first < 0) * Status.NO_TOKEN
     unknown = torch.zeros_like(first, dtype=torch.float64)
     nowhere = unknown[..., None] - torch.inf  # no slice of log-probabilities is known
-    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid, nowhere, None)
+    parts = Parts(nowhere, None, nowhere, nowhere)
+    rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid, parts)
     return rows, best.tokens
 
 
@@ -261,6 +321,34 @@ def best_in_parts(
     return together[0][..., :1], together[1][..., :1].clamp(min=0), status
 
 
+def sliced_best_steps(
+    shard: Shard,
+    target: Target,
+    before: Tensor | Paths | None,
+    noise: Noise,
+    rows: Rows,
+    slices: Slices,
+    reports: Reports | None,
+) -> Steps[Best]:
+    """`best_steps` of a lone model or a mixture of logits that kernels have read: one token each.
+
+    Where nothing is filtered, `best_in_parts` reads the slices once more, else the tiles that reach the threshold.
+    """
+    own, numbers = parameters(target.sampling, rows.status), slices.numbers
+    index = torch.arange(rows.alive.shape[1], device=rows.alive.device).expand_as(rows.alive).contiguous()
+    if rows.parts.least is None or noise.seeds is None or noise.positions is None:
+        values, tokens, _ = best_in_parts(shard, target, before, own, noise)
+    else:
+        whole = torch.ones_like(index, dtype=torch.float64)
+        least = least_of(rows.parts.least, None, numbers)
+        places = Places(index, whole, by_parts(rows.parts.masses, whole[:, :0], -1.0), least)
+        values, tokens = best_kept(slices, places, noise.seeds, noise.positions)
+        values = torch.where(rows.greedy[:, None], numbers.largest[..., 0], values)[..., None]
+        tokens = torch.where(rows.greedy[:, None], numbers.tokens, tokens.clamp(min=0))[..., None] + shard.start
+    of_tokens = None if reports is None else reports.at(index, shard.own(tokens[..., 0]))[..., None]
+    return (yield from winner_steps(values, tokens, own.temperature, rows.greedy, noise, rows.status, of_tokens))
+
+
 def probabilities(shard: Shard, rows: Rows) -> Tensor:
     """What this rank's tokens are emitted with, float64 [batch, rows, width]: one-hot for greedy requests."""
     first = one_hot(shard.own(rows.most_likely), rows.logprobs.shape[-1]) * rows.alive[..., None]
@@ -278,10 +366,10 @@ def first_if_greedy(shard: Shard, rows: Rows) -> Tensor:
 
 def mixture_steps(
     shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, slices: Slices | None
-) -> Steps[tuple[Softmax, Tensor, Tensor, Tensor | None]]:
+) -> Steps[tuple[Softmax, Tensor, Parts]]:
     """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at.
 
-    And its status, and masses and least logits of `Rows`.
+    And its status, and what is known of its members.
     """
     count, batch, rows, _ = members.logits.shape
     own, n = members.sampling, looked.tokens.shape[1]
@@ -311,20 +399,15 @@ def mixture_steps(
     status = status | dead * Status.MEMBER_WITHOUT_TOKEN
     kept = None if target.filter_members else kept
     there = ((members.weights != 0) & alive).any(0)
-    masses = each.mass.view(batch, count, rows).transpose(1, 2)
-    least = None if each.least is None else each.least.view(batch, count, rows).transpose(1, 2)
+    parts = parts_of(each, count)
     if kept is None and never_greedy(target) and not picks:
-        unknown = torch.zeros_like(status)
-        return (
-            Softmax(mixed, looked_up, unknown, torch.zeros_like(mixed[..., 0]), there, status, status, None),
-            status,
-            masses,
-            least,
-        )
+        nothing, unknown = torch.zeros_like(status), torch.zeros_like(mixed[..., 0])
+        found = Softmax(mixed, looked_up, nothing, unknown, there, status, unknown, None, unknown, unknown)
+        return found, status, parts
     plain = torch.ones_like(own.temperature)
     whole = Source(mixed, plain, torch.zeros_like(status), looked.tokens, looked.rows, kept)
     found = yield from softmax_steps(shard, whole)
-    return found, status, masses, least
+    return found, status, parts
 
 
 def weighted(logprobs: Tensor, weights: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:

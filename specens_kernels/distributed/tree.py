@@ -21,6 +21,7 @@ from specens_kernels.distributed.draw import (
     Choice,
     Drawn,
     Masses,
+    Reports,
     draw_steps,
     mass_steps,
     picked_steps,
@@ -96,6 +97,7 @@ class Seen(NamedTuple):
     rows: Rows
     draft: DraftRows
     told: Rows  # whose log-probabilities are reported
+    reports: Reports
     picked: Tensor  # int64 [batch, rows]
     of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities
     at_target: Tensor  # float64 [batch, nodes], the probability of each node at its parent's row
@@ -389,7 +391,7 @@ def finish_steps(call: Call, seen: Seen, accepted: Accepted) -> Steps[list[Tenso
     columns, reports = torch.nn.functional.pad(path + 1, (1, 0)), call.report.logprobs != NO_LOGPROBS
     next_token = next_steps(call, seen, accepted, uniform)
     if reports:
-        parts = next_token, top_steps(call.shard, at_rows(seen.told.logprobs, columns), call.report.top)
+        parts = next_token, top_steps(seen.reports, columns, call.report.top)
         drawn, top = yield from together(*parts)
     else:
         drawn = yield from next_token
@@ -408,16 +410,11 @@ def finish_steps(call: Call, seen: Seen, accepted: Accepted) -> Steps[list[Tenso
     return [*verdict, *reported(torch.where(is_next, drawn.logprobs[:, None], of_nodes), verdict[0], top)]
 
 
-def at_rows(values: Tensor, rows: Tensor) -> Tensor:
-    """values [batch, rows, width] at rows [batch, n]."""
-    return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
-
-
 def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> Steps[Drawn]:
     """From what the children of the last accepted row have left of it, or what the row picks."""
     last, reports = accepted.acceptance.last, call.report.logprobs != NO_LOGPROBS
     request = torch.arange(len(last), device=last.device)
-    logprobs = seen.told.logprobs[request, last] if reports else None
+    logprobs = seen.reports.of_row(last) if reports else None
     if call.by_best:
         picked = torch.where(seen.rows.alive[request, last], seen.picked[request, last], -1)
         of_picked = None if seen.of_picked is None else seen.of_picked[request, last]

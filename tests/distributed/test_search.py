@@ -12,7 +12,6 @@ from cases import many
 from shards import bounds_of, in_lockstep
 from torch import Tensor
 
-from specens_kernels.distributed import search
 from specens_kernels.distributed.search import Keys, Search, Searched, find_key
 
 WIDTH = 4000
@@ -69,14 +68,14 @@ def assert_reaches(whole: Searched, needed: Tensor, found: Search) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weighs", ["masses", "counts"])
 def test_the_key_is_that_of_the_whole_row(kind, weighs, monkeypatch):
-    entries = search.entries
+    entries = Searched.entries
 
     def that_fit(*given: Any) -> Any:
         told = entries(*given)
         assert (told[1][..., -1] < 0).all(), "a rank has more keys to tell than it may"
         return told
 
-    monkeypatch.setattr(search, "entries", that_fit)
+    monkeypatch.setattr(Searched, "entries", that_fit)
     for seed in range(many(6)):
         numbers, choice = torch.Generator().manual_seed(seed), random.Random(seed)
         dtype = choice.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])

@@ -364,10 +364,14 @@ def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backe
             assert_equal(on_random_shards(case, choice), expected, seed)
 
 
-def of_slices(problem: Problem, choice: random.Random) -> Problem:
+def of_slices(problem: Problem, choice: random.Random, in_cpp: bool = True) -> Problem:
     """The same unfiltered, under a rule that kernels weigh the slices for; of mixtures no request is greedy."""
     arguments = {name: value for name, value in problem.arguments.items() if name not in ("logprobs", "top_logprobs")}
     rules: list[Any] = ["token", "token", "block", Threshold(0.2), Synthetic(0.6)]
+    if in_cpp and choice.random() < 0.4:
+        rules = ["typical"]
+    if in_cpp and choice.random() < 0.4:
+        arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": choice.choice([0, 3])}
     arguments["rule"] = choice.choice(rules)
     if isinstance(arguments["ensemble"], Contrastive):
         arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
@@ -390,7 +394,7 @@ def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch
     judge, drawn = Judge(), 0
     for seed in range(many(30 if backend == "cpp" else 2)):
         choice = random.Random(seed)
-        case = of_slices(random_problem(seed, (vocab,)), choice)
+        case = of_slices(random_problem(seed, (vocab,)), choice, backend == "cpp")
         if always_greedy(case):
             continue
         before = len(calls)
@@ -403,23 +407,22 @@ def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch
 
 
 def filtered(problem: Problem, choice: random.Random) -> Problem:
-    """A problem `of_slices` whose filters the kernels of slices know: of 16-bit logits all, unless they are mixed."""
+    """A problem `of_slices` with filters, of a mixture's members."""
     dtype = choice.choice([torch.bfloat16, torch.float16, torch.float32])
     batch, arguments = len(problem.tokens), dict(problem.arguments)
     top_ps = torch.tensor([choice.choice([0.3, 0.9, 1.0]) for _ in range(batch)])
     filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}]
-    if dtype != torch.float32 and not isinstance(arguments["ensemble"], LogitMixture):
-        several = torch.tensor([choice.choice([0, 2, 40]) for _ in range(batch)])
-        filters += [{"top_p": top_ps}, {"top_p": 0.7, "min_p": 0.05, "filter_order": choice.choice(["vllm", None])}]
-        filters += [{"top_k": several, "top_p": 0.9}, {"top_k": MOST_CANDIDATES + 300, "top_p": 0.95}]
+    several = torch.tensor([choice.choice([0, 2, 40]) for _ in range(batch)])
+    filters += [{"top_p": top_ps}, {"top_p": 0.7, "min_p": 0.05, "filter_order": choice.choice(["vllm", None])}]
+    filters += [{"top_k": several, "top_p": 0.9}, {"top_k": MOST_CANDIDATES + 300, "top_p": 0.95}]
     own = {name: value for name, value in choice.choice(filters).items() if value is not None}
     arguments["sampling"] = replace(arguments["sampling"], **own)
     if arguments.get("draft_sampling") is not None and choice.random() < 0.7:
         arguments["draft_sampling"] = replace(arguments["draft_sampling"], **own)
     if isinstance(arguments["ensemble"], Mixture):
         arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
-    if dtype != torch.float32:
-        arguments["processing"] = None
+    if choice.random() < 0.5:
+        arguments["processing"] = None  # so that 16-bit logits are searched as such
     if arguments.get("draft_logits") is not None:
         arguments["draft_logits"] = arguments["draft_logits"].to(dtype)
     return replace(problem, logits=[own.to(dtype) for own in problem.logits], arguments=arguments)
@@ -441,6 +444,27 @@ def test_kernels_filter_slices_of_chains_as_torch_does(vocab, monkeypatch):
         judge.compare(case, result, expected, seed)
     assert weighed > many(30) / 2, weighed
     judge.finish(at_least=20)
+
+
+@pytest.mark.parametrize("vocab", [90, 5003])
+def test_kernels_find_the_best_scores_of_filtered_slices(vocab, monkeypatch):
+    operators, calls = local.operator_for, []
+    monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
+    found = 0
+    for seed in range(many(20)):
+        choice = random.Random(seed)
+        problem = random_problem(seed, (vocab,))
+        ensemble = LogitMixture((1.0, -0.3, 0.6)[: len(problem.logits)]) if len(problem.logits) > 1 else None
+        problem = replace(problem, arguments=problem.arguments | {"ensemble": ensemble})
+        case = of_gumbel(filtered(of_slices(problem, choice), choice), seed)
+        if choice.random() < 0.5:
+            case = replace(case, arguments=case.arguments | {"top_logprobs": 3 if case.arguments["logprobs"] else 0})
+        if always_greedy(case):
+            continue
+        before = len(calls)
+        assert_equal(on_random_shards(case, choice), case.verify("reference"), seed)
+        found += "best_kept_of_shard" in calls[before:]
+    assert found > many(20) / 2, found
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -472,7 +496,25 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
     aims = (torch.ones(2, 1).double(), torch.ones(2).bool(), torch.zeros(2).double())
     searched = (torch.ones(2, 3, 2).double(), numbers[-1], False)
     begun = (numbers[0][..., 0].contiguous(), torch.zeros(2, 3), torch.zeros(2, 3).long(), 8, False, False)
+    scale = (torch.ones(2, 3, 2).double(), torch.zeros(2, 3, 2).double())
+    weighed = (begun[0], begun[1], False)
+    where = (torch.zeros(2, 3).double(), torch.zeros(2, 3).long(), torch.full((2, 3), 2**32))
     calls: list[Any] = [
+        (torch.ops.specens.entropies_of_shard.default, (logits, drafts, *places), {"drafter": 0}),
+        (torch.ops.specens.logprobs_of_shard.default, (logits, drafts, *places, *scale), {"drafter": 0}),
+        (torch.ops.specens.scores_of_shard.default, (logits, drafts, *places, *scale, seeds[:, None]), {"drafter": 0}),
+        (torch.ops.specens.top_of_shard.default, (logits, drafts, *places, *scale, 4), {"drafter": 0}),
+        (
+            torch.ops.specens.best_kept_of_shard.default,
+            (logits, drafts, *places, seeds, seeds[:, None].contiguous(), 70),
+            {"drafter": 0},
+        ),
+        (torch.ops.specens.samples_of_shard.default, (logits, drafts, *searched, *weighed, 9, 7), {"drafter": 0}),
+        (
+            torch.ops.specens.entries_of_shard.default,
+            (logits, drafts, *searched, *weighed, *where, 6),
+            {"drafter": 0},
+        ),
         (torch.ops.specens.buckets_of_shard.default, (logits, drafts, *searched, *begun), {"drafter": 0}),
         (torch.ops.specens.largest_of_shard.default, (logits, drafts, *searched, 5), {"drafter": 0}),
         (torch.ops.specens.best_of_shard.default, (logits,), options),
