@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, cast
 
@@ -207,9 +208,9 @@ def _table(
     for device_type, preference in FASTEST_FIRST.items():
         if cuda_first and device_type == "cuda":
             preference = ("cpp", "triton", "reference")
-        usable = [backend for backend in preference if _unusable(table, backend, device_type, name) is None]
+        usable = [backend for backend in table if _unusable(table, backend, device_type, name) is None]
         for chosen in (None, *usable):
-            backend = chosen or usable[0]
+            backend = chosen or next(backend for backend in preference if backend in usable)
             if backend != "reference":
                 taken = cast(Implementation, table[backend])
                 READY[name, chosen, device_type] = backend, _taken(backend, taken)
@@ -221,7 +222,7 @@ def add_triton(name: str, load: Callable[[], Implementation], traced: Implementa
     own = name if not TRITON_INTERPRETED and not cuda else TRITON_OPERATOR.format(name)
 
     def load_replayed() -> Implementation:
-        call = importlib.import_module("specens_kernels.parts.replays").replayed(load())
+        call = importlib.import_module("specens_kernels.parts.replays").replayed(load(), name.endswith("_out"))
         AGAIN[f"specens::{own}"] = call.again
         return cast(Implementation, call)
 
@@ -377,14 +378,12 @@ def run_operator(
         if torch.compiler.is_compiling() or name == "reference":
             check(call)
         elif name == "triton":
-            operator = checked_where_new(operator, partial(check, call))
-            if out is not None:
-                check_disjoint(
-                    {str(index): own for index, own in enumerate(buffers)}, call._replace(out=None)._asdict()
-                )
+            operator = partial(checked_where_new, operator, partial(check, call))
         given, options = pack(call, members)
         if out is None:
             return operator(*given, **options)
+        if name == "triton" and options.copied:
+            check_disjoint(dict(enumerate(buffers)), {"": options.copied})
         operator(buffers, *given, **options)
     except Exception:
         check(call)
@@ -394,29 +393,27 @@ def run_operator(
     return None
 
 
-def checked_where_new(operator: Implementation, check: Callable[[], None]) -> Implementation:
-    """An operator of Triton, whose call is checked unless one like it was there before (`parts.replays`).
+def checked_where_new(operator: Implementation, check: Callable[[], None], *given: Any, **options: Any) -> Any:
+    """Call an operator of Triton, after a check unless a call like it was there before (`parts.replays`).
 
-    What is wrong with a call shows in what its operator takes, without reading tensors, but for memory that is shared.
+    What is wrong with a call shows in what its operator takes, without reading tensors, but for memory that is shared,
+    which replays look for.
     """
 
-    def run(*given: Any, **options: Any) -> Any:
-        CURRENT.check = check
-        try:
-            result = operator(*given, **options)
-            if CURRENT.check is not None:  # no kernel has run: tensors are fake
-                check()
-            return result
-        finally:
-            CURRENT.check = None
-
-    return run
+    CURRENT.check = check
+    try:
+        result = operator(*given, **options)
+        if CURRENT.check is not None:  # no kernel has run: tensors are fake
+            check()
+        return result
+    finally:
+        CURRENT.check = None
 
 
 def count_changes(tensors: Iterable[Tensor]) -> None:
     """Tell autograd that tensors were written to, so that it uses none that it has saved."""
     if not torch.compiler.is_compiling():  # compiled code sees it in the schema
-        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+        torch.autograd.graph.increment_version([*filterfalse(Tensor.is_inference, tensors)])
 
 
 def _unusable(table: Table, name: str, device_type: str, op_name: str) -> str | None:

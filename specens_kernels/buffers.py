@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import repeat
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -32,9 +35,19 @@ def written(out: Any, names: Sequence[str]) -> list[Tensor]:
     """The buffers of these results. Raises ValueError, whose words `check_out` finds, where they are not just these."""
     if isinstance(out, Tensor):
         return [out]
-    if any((value is None) == (name in names) for name, value in zip(out._fields, out, strict=True)):
+    fields = _fields_of if torch.compiler.is_compiling() else _kept_fields_of  # which tracing would warn of
+    take, absent = fields(type(out), tuple(names))
+    if [*map(is_, out, repeat(None))] != absent:
         raise ValueError("out")
-    return [getattr(out, name) for name in names]
+    return list(take(out))
+
+
+def _fields_of(result: Any, names: tuple[str, ...]) -> tuple[Callable[[Any], tuple[Tensor, ...]], list[bool]]:
+    """What takes these fields out of a result, and for each field whether it is another one."""
+    return itemgetter(*map(result._fields.index, names)), [name not in names for name in result._fields]
+
+
+_kept_fields_of: Callable[..., Any] = cache(_fields_of)
 
 
 def check_out(out: Any, result: Any, shapes: Shapes, call: Any, device: torch.device) -> None:
@@ -59,16 +72,16 @@ def check_out(out: Any, result: Any, shapes: Shapes, call: Any, device: torch.de
     check_disjoint(buffers, {name: value for name, value in call.items() if name != "out"})
 
 
-def check_disjoint(out: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+def check_disjoint(out: Mapping[Any, Tensor], inputs: Mapping[str, Any]) -> None:
     """Raise ValueError where a result would be written over an argument or another result.
 
     inputs: arguments by name, in which tensors are looked for.
     """
     if torch.compiler.is_compiling():
         return  # a traced tensor has no address
-    seen = [(name, *_extent(value)) for own, argument in inputs.items() for name, value in _tensors_in(own, argument)]
+    seen = [(name, *extent(value)) for own, argument in inputs.items() for name, value in _tensors_in(own, argument)]
     for name, result in out.items():
-        begin, end = _extent(result)
+        begin, end = extent(result)
         for other, other_begin, other_end in seen:
             if begin < other_end and other_begin < end:
                 fail(name, "memory of its own", f"some that it shares with {other}")
@@ -90,7 +103,7 @@ def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors_in(f"{name}.{part_name}", part)
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
+def extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first element to the end of its last; nothing where there is no memory."""
     if tensor.numel() == 0 or tensor.is_meta or type(tensor) is not Tensor:
         return 0, 0

@@ -23,10 +23,15 @@ from specens_kernels.rules import ChosenRule, RuleKind
 from specens_kernels.sampling import Processing, Sampling
 from specens_kernels.values import is_integer
 
-Options = dict[str, Any]  # an operator's arguments by name
 SamplingNumbers = tuple[Sequence[float], tuple[Tensor | None, ...] | None]  # and the rows, where there are any
 NO_ROWS = (None, None, None, None)
 LARGEST_EXACT = 2**53  # integers up to it are floats; larger settings mean the same
+
+
+class Options(dict[str, Any]):
+    """An operator's arguments by name."""
+
+    copied: tuple[Any, ...] = ()  # what the caller gave of whose tensors the operator may have copies
 
 
 def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
@@ -77,6 +82,7 @@ def add_processing(options: Options, processing: Processing, batch: int) -> None
     """The options `processing` and `processing_rows`."""
     bias_tokens, bias_values = processing.logit_bias or (None, None)
     if bias_values is not None:
+        options.copied += (bias_values,)
         bias_values = bias_values.to(torch.float32).contiguous()
     end_tokens = processing.end_tokens
     if end_tokens is not None and end_tokens.dim() == 1:
@@ -103,7 +109,7 @@ def target_options(
     draft_sampling: SamplingNumbers | None = None,
 ) -> Options:
     """The options of the target, and the sampling parameters of the draft."""
-    options: Options = {}
+    options = Options()
     if row_offsets is not None:
         options["row_offsets"] = row_offsets
     if allowed is not None:
@@ -116,6 +122,7 @@ def target_options(
         numbers = [int(ensemble.kind), int(filter_members), float(ensemble.plausibility or 0.0)]
         weights = ensemble.weights
         if isinstance(weights, Tensor):
+            options.copied += (weights,)
             weight_rows = weights.to(torch.float32).contiguous()
         else:
             numbers += weights

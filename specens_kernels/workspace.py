@@ -24,12 +24,8 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    device: torch.device
     nbytes: int
-
-    def new(self) -> Tensor:
-        """One in memory of its own."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+    make: Callable[[], Tensor]  # one in memory of its own
 
     def within(self, memory: Tensor) -> Tensor:
         """One at the start of this memory, uint8."""
@@ -39,27 +35,29 @@ class Layout(NamedTuple):
 class Scratch(NamedTuple):
     """A step that makes a tensor which lives no longer than the call, by an operation of torch."""
 
-    at: int  # the index where it is put; its address after it
+    at: tuple[int, int]  # the indices where it and its address are put
     layout: Layout
     make: Callable[[list[Any]], Tensor]
     write: Callable[..., Any]  # (made, out): writes the same into a tensor
 
     def __call__(self, made: list[Any]) -> None:
         """Make it."""
-        made[self.at] = tensor = self.make(made)
-        made[self.at + 1] = tensor.data_ptr()
+        index, address = self.at
+        made[index] = tensor = self.make(made)
+        made[address] = tensor.data_ptr()
 
 
 class Plan(NamedTuple):
     """What a call does besides the Python that led to it.
 
-    It works on a list: what it is given, then its constants, among them None where something is yet to be made.
+    It works on a list: what it is given, then its constants, among them None where something is yet to be made, then
+    addresses in scratch memory.
     """
 
     constants: list[Any]
     nbytes: int  # of its scratch memory
-    scratch: dict[int, int]  # where addresses in that memory are put: their distance from its start
-    new: dict[int, Layout]  # where new tensors are put; their addresses after them
+    distances: tuple[int, ...]  # of these addresses from the start of that memory, also of those that a step puts
+    new: dict[tuple[int, int], Layout]  # where new tensors and their addresses are put
     steps: list[Step]
 
 
@@ -116,23 +114,23 @@ class Workspace:
     def _placed(self, recording: Any) -> Plan:
         plan, first = recording.plan, recording.num_given
         made = plan.new | {step.at: step.layout for step in plan.steps if isinstance(step, Scratch)}
-        lent = {index: layout for index, layout in made.items() if index not in recording.results}
+        lent = {place: layout for place, layout in made.items() if place[0] not in recording.results}
         ends = list(accumulate((rounded(layout.nbytes) for layout in lent.values()), initial=plan.nbytes))
         if ends[-1] == 0:
             return plan
-        constants, memory = plan.constants.copy(), self._memory_of(ends[-1], recording.device)
-        for index, distance in plan.scratch.items():
-            constants[index - first] = memory.data_ptr() + distance
-        for (index, layout), begin in zip(lent.items(), ends, strict=False):
-            tensor = layout.within(memory[begin:])
-            constants[index - first : index - first + 2] = tensor, tensor.data_ptr()
+        memory = self._memory_of(ends[-1], recording.device)
+        constants = [*plan.constants, *map(memory.data_ptr().__add__, plan.distances)]
+        for ((index, address), layout), begin in zip(lent.items(), ends, strict=False):
+            constants[index - first] = tensor = layout.within(memory[begin:])
+            if address < 0:  # else it is empty
+                constants[address] = tensor.data_ptr()
         steps = [
-            partial(step.write, out=constants[step.at - first])
+            partial(step.write, out=constants[step.at[0] - first])
             if isinstance(step, Scratch) and step.at in lent
             else step
             for step in plan.steps
         ]
-        return Plan(constants, 0, {}, {index: own for index, own in plan.new.items() if index not in lent}, steps)
+        return Plan(constants, 0, (), {place: own for place, own in plan.new.items() if place not in lent}, steps)
 
     def _memory_of(self, nbytes: int, device: torch.device) -> Tensor:
         memory = next((own for own in self._memory if own.device == device and own.nbytes >= nbytes), None)

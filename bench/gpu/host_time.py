@@ -1,8 +1,9 @@
 """Host time of an eager call: `python -m bench host_time`.
 
 Without a GPU a stub stands for it (tests/gpu_stub), which launches nothing; with one, nothing waits for the kernels.
-Times are of the processor, medians. Each is also told as a multiple of what Triton's own JIT takes to launch one
-kernel with ten tensors and two numbers, in the same run, since machines differ and are busy.
+Times are of the processor, the least of many short windows, which another job on the core disturbs least, and their
+median. The least is also told as a multiple of what Triton's own JIT takes to launch one kernel with ten tensors and
+two numbers, in windows between these. The functions that a call runs, of Python and built in, are the same each time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from operator import gt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,27 +21,36 @@ from rich.console import Console
 from rich.table import Table
 
 BATCH, DRAFT_LEN, VOCAB = 8, 5, 128256
-CALLS, ROUNDS = 100, 9
+CALLS, WINDOWS = 20, 100
 CACHES = 16  # keys and values of eight layers
 TESTS = Path(__file__).parents[2] / "tests"
 
 
 class Case(NamedTuple):
-    """A call, and the most microseconds that it may take of the host, or of launches by the JIT."""
+    """A call, and the most that it may take of the host: microseconds, launches by the JIT, and functions."""
 
     name: str
     call: Callable[[], Any]
     microseconds: float
     launches: float
+    functions: int
 
 
 class Time(NamedTuple):
     """Of a case, in microseconds."""
 
     case: Case
-    first_seen: float  # with its kernels, but of new shapes
+    first_seen: float  # with its kernels, but of new shapes; this and the next are the least of windows
     seen: float
+    median: float
     launches: float  # `seen` over that of a launch by the JIT
+    functions: int
+
+    @property
+    def missed(self) -> bool:
+        """Whether a bar is."""
+        of_bars = (self.case.microseconds, self.case.launches, self.case.functions)
+        return any(map(gt, (self.seen, self.launches, self.functions), of_bars))
 
 
 def use_stub() -> None:
@@ -68,24 +79,19 @@ def cases(device: str) -> list[Case]:
     caches = [tensor(BATCH, 8, 64, 128, dtype=torch.bfloat16) for _ in range(CACHES)]
     path, prefix_lens = torch.tensor([[0, 2, 4]] * BATCH, device=device), tensor(BATCH)
     out = Verdict(tensor(BATCH, DRAFT_LEN + 1), *integers, None, tensor(BATCH, dtype=torch.int32))
+
+    def verify(**given: Any) -> Callable[[], Any]:
+        return lambda: verify_chain(logits, tokens, **random_numbers, **given)
+
     return [
-        Case("chain", lambda: verify_chain(logits, tokens, draft_logits=draft, **random_numbers), 120, 8),
-        Case(
-            "chain, out=", lambda: verify_chain(logits, tokens, draft_logits=draft, out=out, **random_numbers), 120, 13
-        ),
-        Case(
-            "filtered",
-            lambda: verify_chain(logits, tokens, draft_logits=draft, sampling=filters, **random_numbers),
-            160,
-            12,
-        ),
-        Case("sample", lambda: sample(logits[:, 0], **random_numbers), 80, 8),
-        Case(
-            "block", lambda: verify_chain(logits, tokens, draft_logits=draft, rule="block", **random_numbers), 120, 12
-        ),
-        Case("typical", lambda: verify_chain(logits, tokens, rule="typical", **random_numbers), 120, 12),
-        Case("tree", lambda: verify_tree(logits, tokens, parents, **random_numbers), 120, 10),
-        Case("compact_kv", lambda: compact_kv(caches, path, prefix_lens, backend="triton"), 120, 10),
+        Case("chain", verify(draft_logits=draft), 120, 6, 130),
+        Case("chain, out=", verify(draft_logits=draft, out=out), 120, 6, 160),
+        Case("filtered", verify(draft_logits=draft, sampling=filters), 160, 7, 185),
+        Case("sample", lambda: sample(logits[:, 0], **random_numbers), 80, 5, 100),
+        Case("block", verify(draft_logits=draft, rule="block"), 120, 6, 145),
+        Case("typical", verify(rule="typical"), 120, 6, 140),
+        Case("tree", lambda: verify_tree(logits, tokens, parents, **random_numbers), 120, 6, 130),
+        Case("compact_kv", lambda: compact_kv(caches, path, prefix_lens, backend="triton"), 120, 6, 240),
     ]
 
 
@@ -97,17 +103,29 @@ def jit_launch(device: str) -> Callable[[], Any]:
     return lambda: flat_kernel[(1,)](*tensors, 5, 7, BLOCK=64)
 
 
-def microseconds(call: Callable[[], Any]) -> float:
-    """Of the processor, a call."""
-    for _ in range(5):
+def microseconds(*calls: Callable[[], Any]) -> list[list[float]]:
+    """Of the processor, a call, in each of the windows that these take in turn."""
+    for call in calls * 5:
         call()
-    times = []
-    for _ in range(ROUNDS):
-        begin = time.process_time()
-        for _ in range(CALLS):
-            call()
-        times.append((time.process_time() - begin) / CALLS * 1e6)
-    return statistics.median(times)
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(WINDOWS):
+        for call, own in zip(calls, times, strict=True):
+            begin = time.process_time()
+            for _ in range(CALLS):
+                call()
+            own.append((time.process_time() - begin) / CALLS * 1e6)
+    return times
+
+
+def functions(call: Callable[[], Any]) -> int:
+    """How many a call runs that was there before."""
+    events: list[str] = []
+    for _ in range(3):
+        call()
+    sys.setprofile(lambda _, event, __: events.append(event))
+    call()
+    sys.setprofile(None)
+    return events.count("call") + events.count("c_call") - 1  # that of setprofile
 
 
 def measure() -> list[Time]:
@@ -118,9 +136,10 @@ def measure() -> list[Time]:
     launch, found = jit_launch(device), []
     for case in cases(device):
         with replays.off():
-            new = microseconds(case.call)
-        seen, unit = microseconds(case.call), microseconds(launch)
-        found.append(Time(case, new, seen, seen / unit))
+            new = min(*microseconds(case.call))
+        seen, unit = microseconds(case.call, launch)
+        least = min(seen)
+        found.append(Time(case, new, least, statistics.median(seen), least / min(unit), functions(case.call)))
     return found
 
 
@@ -129,14 +148,16 @@ def main() -> None:
     use_stub()
     torch.set_num_threads(1)
     table = Table(title=f"host time of a call, batch {BATCH}, {DRAFT_LEN} drafts", title_justify="left")
-    for column in ("case", "us", "bar", "launches by the JIT", "bar", "us of new shapes"):
+    columns = ("case", "us", "bar", "median", "launches by the JIT", "bar", "functions", "bar", "us of new shapes")
+    for column in columns:
         table.add_column(column, justify="left" if column == "case" else "right")
     missed = []
     for found in measure():
-        case, bars = found.case, (found.seen > found.case.microseconds, found.launches > found.case.launches)
-        numbers = (found.seen, case.microseconds, found.launches, case.launches, found.first_seen)
-        table.add_row(case.name, *(f"{number:.3g}" for number in numbers))
-        missed += [case.name] * any(bars)
+        case = found.case
+        numbers = (found.seen, case.microseconds, found.median, found.launches, case.launches)
+        rest = (found.functions, case.functions, found.first_seen)
+        table.add_row(case.name, *(f"{number:.3g}" for number in (*numbers, *rest)))
+        missed += [case.name] * found.missed
     Console().print(table)
     if missed:
         print(f"missed: {', '.join(missed)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -174,26 +175,49 @@ def compile_launch(launch: Launch, start: bool) -> Any:
     return launch.kernel.run(**launch.arguments, **compile_options(launch), grid=launch.grid, warmup=not start)
 
 
-def starter(compiled: Any, grid: tuple[int, ...]) -> Callable[[int, Sequence[Any]], None]:
-    """What starts a compiled kernel on a stream, with arguments in order: tensors may be addresses.
+def start(compiled: Any, grid: tuple[int, ...], stream: int, arguments: Sequence[Any]) -> None:
+    """Start a compiled kernel with arguments in order: tensors may be addresses. Who listens to launches is told."""
+    if listened_to():
+        compiled[(*grid, 1, 1)[:3]](*arguments, stream=stream)
+    else:
+        sizes, own = (*grid, 1, 1)[:3], (compiled.function, compiled.packed_metadata)
+        compiled.run(*sizes, stream, *own, None, None, None, *arguments)
 
-    Where nobody listens to launches, what Triton tells listeners is not made.
+
+def listened_to() -> bool:
+    """Whether someone listens to launches: a hook is a chain, or what was put in its place."""
+    runtime = triton.knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+class DriverCall(NamedTuple):
+    """What starts a compiled kernel where nobody listens: `function(*before, stream, *after, *arguments)`."""
+
+    function: Callable[..., Any]
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    packed: bool  # the arguments are one tuple
+
+
+def driver_call(compiled: Any, grid: tuple[int, ...]) -> DriverCall:
+    """That of a kernel, which passes by Triton's launcher where this has nothing to do.
+
+    The launcher hands all that it is given to the driver's function, in an order of its release, after it has made
+    memory for a kernel that needs some. What it hands over besides is found by asking it once.
     """
     sizes, run = (*grid, 1, 1)[:3], compiled.run
-    function, metadata, runtime = compiled.function, compiled.packed_metadata, triton.knobs.runtime
-
-    def start(stream: int, arguments: Sequence[Any]) -> None:
-        if _listeners(runtime.launch_enter_hook) or _listeners(runtime.launch_exit_hook):
-            compiled[sizes](*arguments, stream=stream)
-        else:
-            run(*sizes, stream, function, metadata, None, None, None, *arguments)
-
-    return start
-
-
-def _listeners(hook: Any) -> Any:
-    """Whether someone listens: a hook is a chain, or what was put in its place."""
-    return getattr(hook, "calls", hook)
+    own = (compiled.function, compiled.packed_metadata, None, None, None)
+    needs = [getattr(run, name, True) for name in ("global_scratch_size", "profile_scratch_size")]
+    if any(needs) or getattr(run, "gsan_enabled", False) or not hasattr(run, "launch"):
+        return DriverCall(run, sizes, own, False)
+    found: list[Any] = []
+    asked, stream, argument = copy(run), object(), object()
+    asked.launch = lambda *given: found.extend(given)
+    asked(*sizes, stream, *own, argument)
+    at, packed = found.index(stream), found[-1] == (argument,)
+    assert packed or found[-1] is argument, "Triton's launcher hands arguments on in a way that is not known"
+    return DriverCall(run.launch, tuple(found[:at]), tuple(found[at + 1 : -1]), packed)
 
 
 def stream_of(device: int) -> int:
@@ -244,7 +268,7 @@ def _start(launch: Launch, device: int, known: dict[int, Hashable]) -> None:
     compiled = COMPILED.get(key)
     if compiled is not None:
         arguments = [launch.arguments[parameter.name] for parameter in launch.kernel.params]
-        starter(compiled, launch.grid)(stream_of(device), arguments)
+        start(compiled, launch.grid, stream_of(device), arguments)
     else:
         compiled = COMPILED[key] = compile_launch(launch, start=True)
     if ACTIVITY.record is not None:

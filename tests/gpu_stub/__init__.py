@@ -132,7 +132,7 @@ class NotCompiled:
             NotCompiled.launched(self.kernel, launch[:3], launch[9:])
 
     def __getitem__(self, grid: tuple) -> Callable:
-        return lambda *arguments: self.run(*grid, *(None,) * 6, *arguments)
+        return lambda *arguments, stream: self.run(*grid, stream, *(None,) * 5, *arguments)
 
 
 CACHES: list[dict] = []  # of the JIT

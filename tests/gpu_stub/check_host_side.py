@@ -24,11 +24,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tree_cases import random_case
 
-from bench.gpu import checks, compile_first
+from bench.gpu import checks, compile_first, host_time
 from bench.gpu.checks import cache, mask, paged_cache
 from gpu_stub import NotCompiled, forget_compiled, prefer_triton
 from gpu_stub.plugin import variants
 from specens_kernels import (
+    Mixture,
     Processing,
     Replacement,
     Sampling,
@@ -456,6 +457,63 @@ def test_only_the_first_of_calls_that_are_alike_is_checked(monkeypatch):
     )
 
 
+def test_a_buffer_that_lies_in_weights_which_are_converted_is_refused_after_right_calls():
+    """The operator is given a copy, in which no buffer lies."""
+    logits, memory = torch.zeros(3, 64), torch.tensor([[0.5, 0.5]] * 3, dtype=torch.float64)
+    apart = sample(logits, uniforms=torch.zeros(3), backend="triton")
+
+    def call(**out: Tensor) -> None:
+        mixture = Mixture(memory)
+        given = {"ensemble": mixture, "uniforms": torch.zeros(3), "out": apart._replace(**out), "backend": "triton"}
+        sample([logits, logits], **given)
+
+    for _ in range(4):
+        call()
+    with pytest.raises(ValueError, match=r"out.tokens: expected memory of its own.*weights"):
+        call(tokens=memory.view(torch.int64)[0, 0:1].expand(1).as_strided((3,), (1,)))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["Triton 3.6", "3.7 and later"])
+def test_the_driver_is_handed_what_tritons_launcher_hands_it(packed):
+    handed: list[tuple[Any, ...]] = []
+
+    class Launcher:
+        global_scratch_size = profile_scratch_size = 0
+
+        def __init__(self) -> None:
+            self.launch = lambda *given: handed.append(given)
+
+        def __call__(self, *given: Any) -> None:
+            first, own, arguments = given[:5], given[5:9], given[9:]
+            self.launch(*first, False, None, *own, *((arguments,) if packed else arguments))
+
+    class Compiled:
+        function, packed_metadata, run = 11, (8, 1), Launcher()
+
+    for arguments in ((1, 2), (3, (4, 5), 6)):
+        call = launches.driver_call(Compiled, (5,))
+        call.function(*call.before, 7, *call.after, *((arguments,) if call.packed else arguments))
+        Compiled.run(5, 1, 1, 7, 11, (8, 1), None, None, None, *arguments)
+        assert handed[-2] == handed[-1]
+    Launcher.global_scratch_size = 16
+    assert launches.driver_call(Compiled, (5,)).function is Compiled.run
+
+
+def test_who_listens_to_launches_is_told_of_replayed_ones(launched, monkeypatch):
+    call, told, start = everyday_calls()["plain"], [], NotCompiled.__getitem__
+    for _ in range(3):
+        call()
+    monkeypatch.setattr(NotCompiled, "__getitem__", lambda own, grid: told.append(grid) or start(own, grid))
+    launched.clear()
+    call()
+    assert told == []
+    quiet = launched.copy()
+    monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", print)
+    launched.clear()
+    call()
+    assert told == [grid for _, grid, _ in quiet] == [grid for _, grid, _ in launched]
+
+
 def test_a_compaction_is_checked_where_its_like_was_not_there_but_for_memory_that_caches_share(monkeypatch):
     module = importlib.import_module("specens_kernels.ops.compact_kv")
     checked, check = [], module.check
@@ -506,6 +564,11 @@ def test_a_call_like_one_before_passes_by_the_dispatcher_where_nothing_listens(n
     heard = [operations.names, [event.key for event in profile.key_averages()]]
     assert all(any(own.startswith("specens::") for own in names) for names in heard)
     assert len(replayed_calls) == 1
+
+
+@pytest.mark.parametrize("case", host_time.cases("cpu"), ids=lambda case: case.name)
+def test_a_call_like_one_before_runs_few_functions(case):
+    assert host_time.functions(case.call) <= case.functions
 
 
 def _lent(workspace: Workspace, tensor: Tensor) -> bool:

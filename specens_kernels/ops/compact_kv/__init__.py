@@ -87,7 +87,7 @@ def compact_kv(
     if name == "reference" or torch.compiler.is_compiling():
         check(tensors, *arguments)
     elif name == "triton":
-        function = checked_where_new(function, partial(check, tensors, *arguments))
+        function = partial(checked_where_new, function, partial(check, tensors, *arguments))
     if out is not None:
         _check_out(out, tensors, arguments)
     if torch.is_grad_enabled() and any(getattr(cache, "requires_grad", False) for cache in tensors):

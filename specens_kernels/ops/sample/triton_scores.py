@@ -297,11 +297,12 @@ def launches(
 def search_launch(
     kernel: Any, programs: int, arguments: dict[str, Any], scores: ScoreView, target: TargetView, more: bool = False
 ) -> Launch:
-    """A kernel that searches: edits are looked up, and logarithms of probabilities are sums, with many numbers.
+    """A kernel that searches: edits are looked up, logarithms of probabilities are sums, and tokens are plausible or
+    not, with many numbers.
 
     more: whether the kernel itself holds many.
     """
-    many = target.edits is not None or not scores.EXACT.value or more
+    many = target.edits is not None or target.log_plausibility is not None or not scores.EXACT.value or more
     return Launch(kernel, (programs,), arguments, SEARCH_WARPS, SEARCH_REGISTERS if many else None)
 
 

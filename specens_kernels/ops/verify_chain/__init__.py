@@ -168,6 +168,8 @@ def _pack(call: ChainCall, members: Sequence[Tensor]) -> tuple[tuple[Any, ...], 
         sampling, draft_sampling = never_greedy(sampling), never_greedy(draft_sampling)
     target = (sampling, call.processing, call.allowed, call.row_offsets, draft_sampling)
     options = target_options(members, call.ensemble, *target)
+    if rule.kind.compares:
+        options.copied += (call.sampling, call.draft_sampling)
     if call.draft_lens is not None:
         options["draft_lens"] = call.draft_lens
     draft = (call.drafter, call.draft_logits, call.draft_slots, call.max_draft_len, call.process_drafts)
