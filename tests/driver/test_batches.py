@@ -14,6 +14,7 @@ from specens import Job, SpeculativeEnsemble, TreePlan
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.ragged_cache import RaggedCache
 from specens.settings.jobs import derived_seed
+from transformers import GenerationConfig
 
 from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, target_logprobs
 
@@ -287,6 +288,16 @@ def test_a_text_does_not_end_before_min_new_tokens(members, schedule):
     assert len(ensemble.generate(PROMPT, max_new_tokens=60, sampling=GREEDY, stop_tokens=[stop]).tokens) <= 3
     longer = ensemble.generate(PROMPT, max_new_tokens=60, sampling=GREEDY, stop_tokens=[stop], min_new_tokens=20)
     assert stop not in longer.tokens[:20]
+
+
+def test_a_text_cannot_be_shorter_than_its_least_length(members):
+    ensemble = SpeculativeEnsemble(members[:2])
+    for lengths in ({"max_new_tokens": 3, "min_new_tokens": 4}, {"min_new_tokens": 300}):
+        with pytest.raises(ValueError, match=r"^min_new_tokens: expected at most max_new_tokens, (3|256); got"):
+            ensemble.generate(PROMPT, **lengths)
+    model = tiny_llama(0)
+    model.generation_config = GenerationConfig(min_new_tokens=9)
+    assert len(SpeculativeEnsemble([model]).generate(PROMPT, max_new_tokens=3).tokens) == 3
 
 
 class NoRepeats:

@@ -107,14 +107,17 @@ def test_prompts_are_one_for_each_member_or_come_from_standard_input(models):
     [
         (["--weights", "1"], "--weights: expected 2 numbers, one for each of MODELS; got 1"),
         (["--weights", "a,b"], "--weights: expected numbers between commas, got 'a,b'"),
-        (["--weights", "0.9,0.9"], "weights: expected a sum of 1"),
+        (["--weights", "0.9,0.9"], "Error: --weights: expected a sum of 1"),
+        (["--logit-weights", "inf,1"], "Error: weights: expected finite numbers"),
+        (["--top-p", "2"], "Error: --top-p: expected a number in (0, 1], got 2.0"),
+        (["--min-new-tokens", "21"], "Error: --min-new-tokens: expected at most max_new_tokens, 20; got 21"),
         (["--weights", "0.5,0.5", "--contrast", "1"], "expected at most one of"),
         (["--plausibility", "0.1"], "--plausibility: expected --contrast beside it"),
         (
             ["--schedule", "zigzag"],
-            "schedule: expected one of standard, fixed, alternate, parallel, tree; got 'zigzag'",
+            "Error: --schedule: expected one of standard, fixed, alternate, parallel, tree; got 'zigzag'",
         ),
-        (["--draft-lens", "0"], "draft_lens: expected an integer >= 1"),
+        (["--draft-lens", "0"], "Error: --draft-lens: expected an integer >= 1"),
         (["--tree", "2,x"], "--tree: expected numbers of children such as 4,2,2, acceptance:"),
         (["--tree", "100,100,10"], "--tree: expected 0 to 16384 nodes, got 110100"),
         (["--tree", "2,0"], "--tree: expected a number of children >= 1 for each level, got (2, 0)"),
@@ -196,6 +199,12 @@ def test_compare_prints_a_table_and_a_finding(models):
     for word in ("standard", "fixed 2", "alternate 1", "tokens/s", "speed-up", "ideal", "accepted", "ms/forward"):
         assert word in result.stdout
     assert "times" in result.stdout
+
+
+def test_compare_takes_the_rules_of_every_schedule_only(models):
+    result = run("compare", *models, *JOB, "--rule", "token,block")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: --rule: expected token, gumbel or both, which every schedule takes; got")
 
 
 def test_compare_names_both_rules_in_80_columns(models):

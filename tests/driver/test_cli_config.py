@@ -173,6 +173,7 @@ def test_a_preset_is_the_method_of_that_name(models):
         ("dynamic-trees", ("--tree-nodes", "3"), "--tree-nodes: expected none that contradicts --preset dynamic-trees"),
         ("confident-drafts", ("--draft-lens", "3"), "--draft-lens: expected none that contradicts --preset confident"),
         ("sequoia", (), "--tree: expected one beside --preset sequoia (the best shape for measured acceptance"),
+        ("cosd-tree", (), "is given in Python: SpeculativeEnsemble.from_preset('cosd-tree', members, rule=...)"),
         ("speculative-ensemble", ("--logit-weights", "1,1"), "--logit-weights: expected none that contradicts"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -60,10 +62,15 @@ class Command(TyperCommand):
             _drop_unwritable()
             raise typer.Exit(BROKEN_PIPE) from None
         except (ValueError, NotImplementedError) as error:
-            raise _exit(error, WRONG_ARGUMENT) from None
+            raise _exit(error, WRONG_ARGUMENT, self._options(ctx)) from None
         except (RuntimeError, ImportError, OSError, MemoryError) as error:
             raise _exit(error, FAILED) from None
         return result
+
+    def _options(self, ctx: Any) -> dict[str, str]:
+        """The options that were given or have a default, by the argument with whose name Python's errors begin."""
+        given = {name for name, value in ctx.params.items() if value is not None}
+        return {own.name: own.opts[0] for own in self.params if own.name in given and own.opts[0].startswith("--")}
 
 
 def print_json(values: dict) -> None:
@@ -72,9 +79,12 @@ def print_json(values: dict) -> None:
     sys.stdout.flush()
 
 
-def _exit(error: Exception, code: int) -> typer.Exit:
+def _exit(error: Exception, code: int, options: Mapping[str, str] = MappingProxyType({})) -> typer.Exit:
     _drop_unwritable()
     message = " ".join(str(error).split()) or type(error).__name__
+    name, colon, _ = message.partition(": ")
+    if colon and name in options:
+        message = options[name] + message.removeprefix(name)
     errors.print(f"Error: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code)
 

@@ -242,7 +242,7 @@ def compare(
     placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
     trees = options.parse_tree(tree, tree_nodes)
     how: dict[str, Any] = {"ensemble": mixture, "draft_lens": draft_lens, "drafter": drafter, "preset": preset}
-    rules = (rule or "token").split(",")
+    rules = options.parse_compared_rules(rule) if preset is None else []
     if preset is not None:
         if fixed_draft_len is not None:
             raise ValueError(
@@ -251,7 +251,6 @@ def compare(
         if schedules is not None:
             raise ValueError(f"--schedules: expected none beside --preset {preset}, which has its own; got {schedules}")
         how |= {"tree": trees, "rule": rule}
-        rules = []
     ensembles = [load(context, named, placement, **how) for named in options.by_engines(models, engine)]
     named = None if schedules is None else schedules.split(",")
     interrupted = commands.compare(models, ensembles, job, fixed_draft_len, trees, json, rules, named)

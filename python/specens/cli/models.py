@@ -110,7 +110,10 @@ def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -
     if method.needs is not None and method.needs not in given:
         option = _option(method.needs, None)
         words = {"drafter": method.drafter, "tree": method.topology, "rule": method.acceptance}[method.needs]
-        raise ValueError(f"{option}: expected one beside --preset {name} ({words}), got none")
+        raise ValueError(
+            f"{option}: expected one beside --preset {name} ({words}), got none; what no option makes is given in "
+            f"Python: SpeculativeEnsemble.from_preset({name!r}, members, {method.needs}=...)"
+        )
 
 
 def _option(argument: str, value: Any) -> str:

@@ -319,6 +319,14 @@ def by_engines(models: list[str], engines: str | None) -> list[list[str]]:
     return [[f"{name}:{model}" for model in models] for name in names]
 
 
+def parse_compared_rules(text: str | None) -> list[str]:
+    """The rules that `compare` shows every schedule by. Raises ValueError for one that not every schedule takes."""
+    rules = ["token"] if text is None else text.split(",")
+    if any(rule not in ("token", "gumbel") for rule in rules):
+        raise ValueError(f"--rule: expected token, gumbel or both, which every schedule takes; got {text!r}")
+    return rules
+
+
 def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:
     """The lookup that `plan` looks at beside members. Raises ValueError where the text names another drafter."""
     from specens.drafters import PromptLookup

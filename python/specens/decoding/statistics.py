@@ -25,7 +25,8 @@ class Statistics:
     drafter_forwards, drafter_tokens_fed, drafter_seconds: the same of outside drafters that are models.
     drafted, tested, accepted: draft tokens by the member that proposed them; the last of one entry more is for those
         of a drafter that is no member. A draft after the first rejection of its chain is never tested.
-    recovered, bonus: tokens drawn after a rejection, and after a fully accepted chain. emitted: all tokens of the text.
+    recovered, bonus: tokens drawn after a rejection, and after a fully accepted chain. emitted: all tokens of the text;
+        what accepted, recovered and bonus leave of them was drawn where nothing was drafted.
     seconds: of the whole generation; propose_seconds, score_seconds, verify_seconds: of its phases, each with the
         forwards in it. On a GPU a phase that does not wait for the device hands its time on to the next that does.
     status: the status bits that any operation reported.

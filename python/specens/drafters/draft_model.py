@@ -63,5 +63,8 @@ class DraftModel(MemberDrafter):
         self.model.check(Needs())
         own = self.model.tokenizer
         if own and tokenizer and own.get_vocab() != tokenizer.get_vocab():
-            raise ValueError("drafter: the tokenizer of the DraftModel differs from that of the ensemble")
+            raise ValueError(
+                "drafter: the tokenizer of the DraftModel differs from that of the ensemble; in Python an "
+                "OtherTokenizer drafts with its own"
+            )
         return self

@@ -322,6 +322,9 @@ def check_task(task: Task) -> None:
         value = getattr(task, name)
         if not _is_count(value) or value < 0:
             raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
+    if task.min_new_tokens > task.max_new_tokens:
+        most = f"max_new_tokens, {task.max_new_tokens}"
+        raise ValueError(f"min_new_tokens: expected at most {most}; got {task.min_new_tokens}")
     own = task.processing
     if own is not None and not isinstance(own, Processing):
         raise ValueError(f"processing: expected specens_kernels.Processing, got {type(own).__name__}")

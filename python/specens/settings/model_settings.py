@@ -103,16 +103,19 @@ class ModelSettings:
                     f"max_length: expected more than the {prompt_len} tokens of the prompt in the generation config of "
                     f"member {self.index}, got {config.max_length}; give max_new_tokens="
                 )
+        most = USUAL_LENGTH if most is None else most
         if least is None:
             least = config.min_new_tokens
-        if least is None:
-            least = max((config.min_length or 0) - prompt_len, 0)
+            if least is None:
+                least = max((config.min_length or 0) - prompt_len, 0)
+            if isinstance(most, int):  # what is said here ends a text that the config would have longer
+                least = min(least, most)
         if own.get("stop") is not None and own.get("stop_strings"):
             raise ValueError(f"stop: expected none beside stop_strings=, its other name; got {own['stop']!r}")
         stops = own.get("stop") if own.get("stop") is not None else own.get("stop_strings")
         if stops is None:
             stops = config.stop_strings or ()
-        return Lengths(USUAL_LENGTH if most is None else most, least, stops)
+        return Lengths(most, least, stops)
 
     def wishes(
         self, own: Settings, ensemble: Any, prompts: Sequence[list[int]], stop_tokens: frozenset[int], most: int
