@@ -168,7 +168,7 @@ def with_other_schedules(
     others = []
     for name in lens:
         alternates = name in ("alternate", WITH_TREES["alternate"])
-        how = {
+        how: dict[str, Any] = {
             "schedule": "alternate" if alternates else name,
             "drafter": plan.proposes_first if alternates else plan.drafter,
             "tree": (tree or TreePlan()) if name in WITH_TREES.values() else None,
