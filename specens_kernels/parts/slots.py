@@ -71,52 +71,37 @@ def slot_filters(statistics, target, draft, request, slot):
 
 
 @triton.jit
-def _target_values(statistics, target, source, tokens, used):
-    """What the filters of a slot of the target compare."""
-    request, step = source.request, source.step
-    values = tl.zeros(tokens.shape, tl.float32)
-    if statistics.WHOLE:
-        for part in tl.static_range(statistics.PARTS):
-            logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
-            values += part_probability(source.state, part, logits)
-    elif target.MIXTURE:
-        for part in tl.static_range(statistics.PARTS):
-            if source.slot == part:
-                values = clean(raw_logits(target, part, request, step, tokens, used))
-    else:
-        values = part_logits(target, 0, request, step, tokens, used, source.threshold)
-    return values
-
-
-@triton.jit
-def _draft_values(target, draft, source, tokens, used):
-    """What the filters of the draft compare."""
-    request, step = source.request, source.step
-    logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
-    if draft.logits is not None:
-        logits = raw_draft_logits(target, draft, request, step, tokens, used)
-    else:
-        for member in tl.static_range(len(target.logits)):
-            if source.drafter == member:
-                logits = raw_logits(target, member, request, step, tokens, used)
-                logits = drafter_logits(target, draft, member, request, step, tokens, used, logits)
-    return clean(logits)
-
-
-@triton.jit
 def slot_values(statistics, target, draft, source, tokens, used):
     """What a slot's filters compare, float32 like tokens: logits, or the probabilities of a whole mixture.
 
     Where `used` is false: -inf, or 0.
     """
-    if statistics.TARGET_SLOTS == 0:
-        values = _draft_values(target, draft, source, tokens, used)
-    elif statistics.DRAFT_SLOT < 0:
-        values = _target_values(statistics, target, source, tokens, used)
-    elif source.slot == statistics.DRAFT_SLOT:
-        values = _draft_values(target, draft, source, tokens, used)
+    request, step = source.request, source.step
+    is_draft = statistics.TARGET_SLOTS == 0  # decided when compiling unless both kinds of slots are there
+    if statistics.TARGET_SLOTS > 0 and statistics.DRAFT_SLOT >= 0:
+        is_draft = source.slot == statistics.DRAFT_SLOT
+    if is_draft:
+        values = tl.zeros(tokens.shape, tl.float32) - INFINITY
+        if draft.logits is not None:
+            values = raw_draft_logits(target, draft, request, step, tokens, used)
+        else:
+            for member in tl.static_range(len(target.logits)):
+                if source.drafter == member:
+                    values = raw_logits(target, member, request, step, tokens, used)
+                    values = drafter_logits(target, draft, member, request, step, tokens, used, values)
+        values = clean(values)
     else:
-        values = _target_values(statistics, target, source, tokens, used)
+        values = tl.zeros(tokens.shape, tl.float32)
+        if statistics.WHOLE:
+            for part in tl.static_range(statistics.PARTS):
+                logits = part_logits(target, part, request, step, tokens, used, -INFINITY)
+                values += part_probability(source.state, part, logits)
+        elif target.MIXTURE:
+            for part in tl.static_range(statistics.PARTS):
+                if source.slot == part:
+                    values = clean(raw_logits(target, part, request, step, tokens, used))
+        else:
+            values = part_logits(target, 0, request, step, tokens, used, source.threshold)
     return values
 
 
