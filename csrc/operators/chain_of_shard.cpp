@@ -272,7 +272,7 @@ void buckets_of_shard_cpu(Results& results, const Members& member_logits, const 
                                shift,
                                half,
                                counts};
-    require(shift == 0 || shift == 8, "shift: expected 0 or 8");
+    require(shift == 0 || shift == 8 || shift == 16, "shift: expected 0, 8 or 16");
     double* sums = results.add<double>({batch, count, shard_buckets}, ScalarType::Double);
     const TorchThreads threads;
     add_up_shard(call.rows, search, buckets, sums);

@@ -73,24 +73,18 @@ void Softmax::resume(TileSource& source, double temperature, ThresholdSearch& se
     }
     first_tile_ = 0;
     add_sums();
+    sum_ = mass > 0 ? sum_ / mass : 1;
     if (mass > 0 && least > -infinity) {
         keep_from(least);
     }
-    sum_ = mass > 0 ? sum_ / mass : 1;
 }
 
-// Leaves what a filter keeps.
+// Leaves what a filter keeps; what masses are divided by stays.
 void Softmax::keep_from(float least) {
     threshold_ = std::max(threshold_, static_cast<float>((least - source_->original(0)) * factor_));
     group_max_.resize((source_->vocab() + group_size - 1) / group_size);
     read_groups();
     tile_sum_.clear();
-    sum_ = 1;
-    double total = 0;
-    for (int64_t tile = 0; tile < source_->tiles(); ++tile) {
-        total += tile_mass(tile);
-    }
-    sum_ = total;
 }
 
 void Softmax::write_logits(int64_t tile, double* out) const {

@@ -41,9 +41,11 @@ struct ShardPlaces {
     int64_t count;
     const int64_t* rows;   // [batch, count]
     const double* shares;  // [batch, count], the target's part in what is left
-    const double* masses;  // [batch, steps, parts], the slice's part of the row's; negative: no token, a one-hot draft
-    const float* state;    // of ShardNumbers
-    const float* least;    // [batch, steps, parts], of the logits that are kept; nullptr: of all
+    // [batch, steps, parts]: the mass of the slice over that of what is kept of the row, though more of the slice
+    // counts than is kept; negative: no token, a one-hot draft
+    const double* masses;
+    const float* state;  // of ShardNumbers
+    const float* least;  // [batch, steps, parts], of the logits that are kept; nullptr: of all
 };
 
 // What makes log-probabilities of logits, [batch, steps, parts], of the whole row.
@@ -69,7 +71,7 @@ struct ShardBuckets {
     const double* largest;  // [batch, rows], the logit that has the mass 1
     const float* least;     // [batch, rows], of the logits
     const int64_t* prefix;  // [batch, rows]
-    int64_t shift;          // of the eight bits after it
+    int64_t shift;          // of the eight bits after it; 16: the first bucket has all, whatever the type of the logits
     bool half, counts;      // float16, else bfloat16; every token counts 1
 };
 

@@ -147,6 +147,11 @@ void ShardVerifier::add_up(const ShardRows& call, const ShardSearch& search, con
     const double temperature = temperature_of(call, search, request);
     const double largest = buckets.largest[index];
     const int64_t prefix = buckets.prefix[index], shift = buckets.shift;
+    if (shift == 16) {
+        for_logits(*own, buckets.least[index],
+                   [&](double logit) { sums[0] += buckets.counts ? 1 : std::exp((logit - largest) / temperature); });
+        return;
+    }
     counts_.resize(1 << 16);
     int64_t low = 1 << 16, high = -1;
     for_logits(*own, buckets.least[index], [&](double logit) {

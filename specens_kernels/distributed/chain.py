@@ -113,7 +113,7 @@ class Seen(NamedTuple):
         """The masses and least logits of `Places`."""
         assert self.slices is not None
         least = least_of(self.rows.parts.least, self.draft.least, self.slices.numbers)
-        return by_parts(self.rows.parts.masses, self.draft.masses, -1.0), least
+        return by_parts(self.rows.parts.whole, self.draft.masses, -1.0), least
 
 
 def prepare(shard: Shard, arguments: ChainArguments) -> Call:

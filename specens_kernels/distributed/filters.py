@@ -38,6 +38,12 @@ class Filter(NamedTuple):
         return self.most if self.most <= MOST_CANDIDATES else 0
 
     @property
+    def by_samples(self) -> bool:
+        """Whether keys of float32 are searched."""
+        searches = self.has_top_p if self.candidates == 0 else self.has_top_p and not self.always
+        return self.keys.bits == 32 and (searches or self.most > MOST_CANDIDATES)
+
+    @property
     def without_top_k(self) -> Filter:
         return self._replace(most=0, top_k=torch.zeros_like(self.top_k))
 

@@ -135,8 +135,6 @@ def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
 HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
 EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tensors of the shapes of their results
     "gumbel_noise": empty_noise,
-    "buckets_of_shard": empty_buckets,
-    "largest_of_shard": empty_largest,
     "samples_of_shard": empty_samples,
     "entries_of_shard": empty_entries,
     "entropies_of_shard": empty_scores,
@@ -154,6 +152,8 @@ LAUNCHERS: dict[
     "chain_of_shard": ("verify_chain.triton_shard", "read", empty_numbers),
     "residual_of_shard": ("verify_chain.triton_shard", "residual", empty_blocks),
     "draw_of_shard": ("verify_chain.triton_shard", "draw", empty_draw),
+    "buckets_of_shard": ("verify_chain.triton_shard_search", "buckets", empty_buckets),
+    "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
 }
 BY_TRITON: dict[str, str] = {}  # the names of the operators that have Triton's kernels
 

@@ -74,7 +74,7 @@ def score_steps(
         looked = Looked(tokens[:, : max(0, steps.shape[1] - 1)], steps[:, :-1])
         slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
     rows = yield from target_steps(shard, target, before, looked, slices=slices)
-    logprobs = rows.logprobs if slices is None else SlicedReports(slices, *rows.parts).of_rows(steps)
+    logprobs = rows.logprobs if slices is None else SlicedReports(slices, *rows.parts[1:]).of_rows(steps)
     certain = one_hot(shard.own(rows.most_likely), logprobs.shape[-1]) * rows.alive[..., None]
     logprobs = torch.where(rows.greedy[:, None, None], certain.log(), logprobs)
     return torch.where(rows.invalid[:, None, None], -torch.inf, logprobs).float()
@@ -173,7 +173,7 @@ def sliced_steps(
     own = masses_here(shard, target, rows)
     first, whole = torch.zeros_like(own, dtype=torch.int64), torch.ones_like(own)
     least = least_of(rows.parts.least, None, slices.numbers)
-    places = Places(first, whole, by_parts(rows.parts.masses, own[:, :0], -1.0), least)
+    places = Places(first, whole, by_parts(rows.parts.whole, own[:, :0], -1.0), least)
     never = torch.zeros_like(rows.greedy)
     certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)
     left = residuals(slices, places)[:, 0]

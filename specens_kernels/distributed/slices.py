@@ -90,7 +90,7 @@ class Places(NamedTuple):
 
     rows: Tensor  # int64 [batch, n]
     shares: Tensor  # float64 [batch, n], the target's part in what is left
-    masses: Tensor  # float64 [batch, steps, parts], the slice's part of each row's mass; negative: no token, a one-hot
+    masses: Tensor  # float64 [batch, steps, parts], of the slices over that of what is kept of the row; < 0: no token
     least: Tensor | None  # float32 [batch, steps, parts], the logits that are kept; None: all
 
     def call(self, slices: Slices, name: str, *given: Any) -> Any:
@@ -225,9 +225,7 @@ class SlicedTokens(NamedTuple):
         return None if self.counts else self.rows.temperature
 
     def total(self) -> Tensor:
-        if self.rows.order.bits == 32:
-            return self.samples(1, 1)[0][..., 0]
-        return self.histogram(torch.zeros_like(self.largest, dtype=torch.int64), DIGIT).sum(-1)
+        return self.histogram(torch.zeros_like(self.largest, dtype=torch.int64), 2 * DIGIT)[..., 0]
 
     def samples(self, num: int, count: int) -> list[Tensor]:
         found: list[Tensor] = self._call("samples_of_shard", num, count)

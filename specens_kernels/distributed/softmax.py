@@ -53,7 +53,10 @@ class Softmax(NamedTuple):
     best: Tensor  # float64 [batch, rows], its log-probability
     alive: Tensor  # bool [batch, rows], whether there is a token
     status: Tensor  # int64 [batch, rows]
-    mass: Tensor  # float64 [batch, rows], of this rank's tokens; -1 where there is no token. Where `here` was known
+    mass: (
+        Tensor  # float64 [batch, rows], of what is kept of this rank's tokens; -1 where there is no token on any rank.
+    )
+    whole: Tensor  # the same of all of its tokens, relative to what is kept of the row. Both where `here` was known
     least: Tensor | None  # float32 [batch, rows], the least score that is kept; None: all. Likewise
     largest: Tensor  # float64 [batch, rows], the largest score
     log_total: Tensor  # float64 [batch, rows], the logarithm of the mass, relative to that of the largest score
@@ -115,13 +118,16 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
         if source.here is not None:
             mass_here = torch.where(largest > -math.inf, of_kept / total, -1.0)
             lowest = least.scores(source.filter.keys, largest, temperature)
+    whole = mass_here if lowest is None else torch.where(largest > -math.inf, here.sums * ratio / total, -1.0)
     log_total = total.log()
     logprobs = torch.where(kept, scaled - log_total[..., None], -math.inf).clamp(max=0)
     looked_up = torch.where(kept_looked, looked_scaled - by_rows(log_total, source), -math.inf).clamp(max=0)
     alive = largest > -math.inf
     best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
     most_likely = most_likely.nan_to_num(posinf=0).long()
-    return Softmax(logprobs, looked_up, most_likely, best, alive, union(status), mass_here, lowest, largest, log_total)
+    return Softmax(
+        logprobs, looked_up, most_likely, best, alive, union(status), mass_here, whole, lowest, largest, log_total
+    )
 
 
 def union(status: Tensor) -> Tensor:

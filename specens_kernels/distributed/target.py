@@ -71,7 +71,8 @@ class Rows(NamedTuple):
 class Parts(NamedTuple):
     """What is known of the parts of rows, a mixture's members or the target, each [batch, rows, parts]."""
 
-    masses: Tensor  # float64, this rank's; -1 where it has no token
+    masses: Tensor  # float64, of what is kept of this rank's tokens; -1 where there is no token on any rank
+    whole: Tensor  # likewise, of all of its tokens, relative to what is kept of the row
     least: Tensor | None  # float32, the least logit that is kept; None: all
     largest: Tensor  # float64, the largest logit
     log_totals: Tensor  # float64, the logarithm of the mass, relative to that of the largest logit
@@ -151,7 +152,10 @@ def filter_of_draft(shard: Shard, target: Target, draft: Draft, own: Parameters)
 
 def kernels_filter(kept: Filter | None, like: Tensor) -> bool:
     """Whether kernels can filter rows."""
-    return kept is None or local.operator_for("buckets_of_shard", like) is not None
+    needed = [] if kept is None else ["buckets_of_shard", "largest_of_shard"]
+    if kept is not None and kept.by_samples:
+        needed.append("samples_of_shard")
+    return all(local.operator_for(name, like) is not None for name in needed)
 
 
 def kernels_read(shard: Shard, target: Target, *more: str) -> bool:
@@ -261,14 +265,14 @@ def parts_of(found: Softmax, count: int) -> Parts:
         return values.unflatten(1, (count, -1)).transpose(1, 2)
 
     least = None if found.least is None else by_row(found.least)
-    return Parts(by_row(found.mass), least, by_row(found.largest), by_row(found.log_total))
+    return Parts(by_row(found.mass), by_row(found.whole), least, by_row(found.largest), by_row(found.log_total))
 
 
 def reports_of(shard: Shard, rows: Rows, slices: Slices | None) -> Reports:
     """What is reported of rows. slices: where kernels have read them."""
     if slices is None:
         return DenseReports(rows.logprobs, shard.start)
-    return SlicedReports(slices, *rows.parts)
+    return SlicedReports(slices, *rows.parts[1:])
 
 
 def direct_steps(
@@ -290,7 +294,7 @@ def direct_steps(
     status = best.status | (first < 0) * Status.NO_TOKEN
     unknown = torch.zeros_like(first, dtype=torch.float64)
     nowhere = unknown[..., None] - torch.inf  # no slice of log-probabilities is known
-    parts = Parts(nowhere, None, nowhere, nowhere)
+    parts = Parts(nowhere, nowhere, None, nowhere, nowhere)
     rows = Rows(nowhere, unknown, first.clamp(min=0), unknown, first >= 0, status, own.greedy, invalid, parts)
     return rows, best.tokens
 
@@ -339,9 +343,9 @@ def sliced_best_steps(
     if rows.parts.least is None or noise.seeds is None or noise.positions is None:
         values, tokens, _ = best_in_parts(shard, target, before, own, noise)
     else:
-        whole = torch.ones_like(index, dtype=torch.float64)
+        share = torch.ones_like(index, dtype=torch.float64)
         least = least_of(rows.parts.least, None, numbers)
-        places = Places(index, whole, by_parts(rows.parts.masses, whole[:, :0], -1.0), least)
+        places = Places(index, share, by_parts(rows.parts.whole, share[:, :0], -1.0), least)
         values, tokens = best_kept(slices, places, noise.seeds, noise.positions)
         values = torch.where(rows.greedy[:, None], numbers.largest[..., 0], values)[..., None]
         tokens = torch.where(rows.greedy[:, None], numbers.tokens, tokens.clamp(min=0))[..., None] + shard.start
@@ -402,7 +406,7 @@ def mixture_steps(
     parts = parts_of(each, count)
     if kept is None and never_greedy(target) and not picks:
         nothing, unknown = torch.zeros_like(status), torch.zeros_like(mixed[..., 0])
-        found = Softmax(mixed, looked_up, nothing, unknown, there, status, unknown, None, unknown, unknown)
+        found = Softmax(mixed, looked_up, nothing, unknown, there, status, unknown, unknown, None, unknown, unknown)
         return found, status, parts
     plain = torch.ones_like(own.temperature)
     whole = Source(mixed, plain, torch.zeros_like(status), looked.tokens, looked.rows, kept)
@@ -427,7 +431,7 @@ class DraftRows(NamedTuple):
     looked_up: Tensor  # float64 [batch, n], log-probabilities
     drawn: Tensor  # bool [batch, drafts], False: one-hot at the token
     status: Tensor  # int64 [batch, drafts]
-    masses: Tensor  # float64 [batch, drafts], this rank's; -1: one-hot
+    masses: Tensor  # float64 [batch, drafts], of this rank's tokens over what is kept of the row; -1: one-hot
     least: Tensor | None  # float32 [batch, drafts], the least logit that is kept; None: all
 
 
@@ -489,5 +493,5 @@ def draft_steps(
     usable_rows = known & found.alive
     status = torch.where(known, found.status, 0) | ~usable_rows * Status.INVALID_DRAFT_DISTRIBUTION
     drawn = soft & usable_rows
-    masses = torch.where(drawn, found.mass, -1.0)
+    masses = torch.where(drawn, found.whole, -1.0)
     return DraftRows(found.logprobs, found.looked_up, drawn, torch.where(soft, status, 0), masses, found.least)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import triton.language as tl
 
 from bench.gpu.variants.examples import (
     edited_target,
@@ -23,7 +24,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
-from specens_kernels.ops.verify_chain import triton_shard
+from specens_kernels.ops.verify_chain import triton_shard, triton_shard_search
 from specens_kernels.ops.verify_chain.triton_kernel import STREAM_NEXT, launches, new_outcome
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
@@ -61,17 +62,31 @@ def variants() -> list[Launch]:
 
 
 def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
-    """Of a slice of the vocabulary, but for the pass over the logits."""
+    """Of a slice of the vocabulary, but for the pass over the logits; what is drawn from without filters and with."""
     own = triton_shard.with_statistics(target, example_draft(target, index))
     numbers, row = triton_shard.new_numbers(own), example_random(0).seeds
     assert row is not None
     rows, shares = row[:, None], row[:, None].double()
-    places = triton_shard.places_of(rows, shares, numbers.sums)
+    places = triton_shard.places_of(rows, shares, numbers.sums, None)
     blocks = shares.new_empty(len(row), 1, own.statistics.blocks)
     drawn = {"blocks_ptr": blocks, "subtracts_ptr": row.to(torch.int8), "goals_ptr": row.double()}
     yield list(triton_shard.read_launches(numbers, own))[-1]
-    yield from triton_shard.residual_launches(blocks, places, own)
+    yield from triton_shard.residual_launches(blocks, None, places, own)
     yield from triton_shard.draw_launches(row, drawn, places, own)
+    kept = places._replace(least=numbers.sums.float())
+    yield from triton_shard.residual_launches(blocks, None, kept, own)
+    yield from triton_shard.residual_launches(blocks, drawn["subtracts_ptr"], kept, own)
+    yield from triton_shard.draw_launches(row, drawn, kept, own)
+    for of_drafts in (False, True):
+        searched = triton_shard_search.searched_of(own, numbers.sums, of_drafts)
+        shape = (len(row), searched.rows, own.statistics.blocks)
+        sums, largest = shares.new_empty(*shape, 256), shares.new_empty(*shape, 50).float()
+        of_rows = shares.new_empty(shape[:2])
+        half, counts = tl.constexpr(of_drafts), tl.constexpr(of_drafts)
+        weights = triton_shard_search.Weights(of_rows, of_rows.float(), of_rows.long(), 8, half, counts)
+        yield from triton_shard_search.bucket_launches(sums, searched, weights, own)
+        lasts, rests = sums[..., 0].contiguous().float(), sums[..., 0].contiguous()
+        yield from triton_shard_search.largest_launches(largest, lasts, rests, searched, own)
 
 
 def _example_score_launches(target: TargetView) -> list[Launch]:

@@ -19,7 +19,14 @@ from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_kernel import DRAW_WARPS
 from specens_kernels.parts.chain import drafted_logits, load_draft_tokens
-from specens_kernels.parts.draft import DraftView, draft_temperature, draft_view, drafter_of
+from specens_kernels.parts.draft import (
+    DraftView,
+    draft_temperature,
+    draft_view,
+    drafter_logits,
+    drafter_of,
+    raw_draft_logits,
+)
 from specens_kernels.parts.draw import (
     RowStates,
     block_probabilities,
@@ -29,7 +36,7 @@ from specens_kernels.parts.draw import (
 )
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
-from specens_kernels.parts.states import DraftState, TargetState
+from specens_kernels.parts.states import DraftState, TargetState, part_probability
 from specens_kernels.parts.statistics import (
     NOWHERE,
     Statistics,
@@ -42,9 +49,11 @@ from specens_kernels.parts.statistics import (
 from specens_kernels.parts.target import (
     TargetView,
     batch_of,
+    clean,
     everywhere,
     member_weight,
     part_logits,
+    raw_logits,
     target_is_valid,
     target_temperature,
     target_view,
@@ -70,6 +79,7 @@ class ShardPlaces(NamedTuple):
     shares: Tensor  # float64 [batch, count]
     masses: Tensor  # float64 [batch, steps, parts], the slice's part of the row's; negative: no token, a one-hot draft
     count: int
+    least: Tensor | None  # float32 [batch, steps, parts], of the logits that are kept; None: all
 
 
 @triton.jit
@@ -189,9 +199,66 @@ def _states(places, statistics, target, draft, request, steps, drawn):
 
 
 @triton.jit
+def draft_values(target, draft, request, step, tokens, used):
+    """Clean logits that the draft of a row was drawn from, float32; -inf where nothing drafted, or `used` is false."""
+    logits = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    if draft.logits is not None:
+        logits = raw_draft_logits(target, draft, request, step, tokens, used)
+    else:
+        drafter = drafter_of(draft, request, step, step >= 0)
+        for member in tl.static_range(len(target.logits)):
+            if drafter == member:
+                logits = raw_logits(target, member, request, step, tokens, used)
+                logits = drafter_logits(target, draft, member, request, step, tokens, used, logits)
+    return clean(logits)
+
+
+@triton.jit
+def block_maximum(statistics, row, plane, block):
+    """The largest logit of a block of a part, float32."""
+    return tl.load(statistics.numbers + (row * statistics.PLANES + plane) * statistics.blocks + block)
+
+
+@triton.jit
+def _keeps_of_block(places, statistics, row, block):
+    """Whether any token of the target may be kept in a block."""
+    least_ptr = places.least + row * (statistics.PARTS + 1)
+    keeps = row < 0
+    for part in tl.static_range(statistics.PARTS):
+        keeps |= block_maximum(statistics, row, part, block) >= tl.load(least_ptr + part)
+    return keeps
+
+
+@triton.jit
+def _kept_probabilities(places, statistics, target, draft, states, request, step, tokens, drawn):
+    """`block_probabilities` of what is kept."""
+    least_ptr = places.least + (request * target.steps + step) * (statistics.PARTS + 1)
+    probabilities = tl.zeros(tokens.shape, tl.float32)
+    for part in tl.static_range(statistics.PARTS):
+        logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
+        kept = logits >= tl.load(least_ptr + part)
+        probabilities += tl.where(kept, part_probability(states.target, part, logits), 0.0)
+    draft_probabilities = tl.zeros(tokens.shape, tl.float32)
+    if statistics.DRAFT_PLANE >= 0:  # noqa: SIM102 - decided when compiling
+        if drawn:
+            logits = draft_values(target, draft, request, step, tokens, tokens >= 0)
+            own = states.draft
+            power = tl.exp2(tl.fma(logits - own.maximum, own.scale, own.offset.to(tl.float32)))
+            draft_probabilities = tl.where(logits >= tl.load(least_ptr + statistics.PARTS), power, 0.0)
+    return probabilities, draft_probabilities
+
+
+@triton.jit
 def _residual(places, statistics, target, draft, states, request, place, step, tokens, drawn, subtracts):
     """max(share * target - draft, 0) of each token, or the target where nothing is subtracted; float32."""
-    target_masses, draft_masses = block_probabilities(statistics, target, draft, states, request, step, tokens, drawn)
+    if places.least is None:
+        target_masses, draft_masses = block_probabilities(
+            statistics, target, draft, states, request, step, tokens, drawn
+        )
+    else:
+        target_masses, draft_masses = _kept_probabilities(
+            places, statistics, target, draft, states, request, step, tokens, drawn
+        )
     share = tl.load(places.shares + place).to(tl.float32)
     steps = tl.zeros([1], tl.int64) + step
     token = tl.max(load_draft_tokens(draft, request, steps, everywhere(subtracts & (drawn == 0), steps)), 0)
@@ -208,6 +275,7 @@ def _is_drawn(places, statistics, request, steps, step):
 @triton.jit
 def _shard_residual_kernel(
     blocks_ptr,  # float64 [batch, count, blocks], written
+    subtracts_ptr,  # int8 [batch], where only rows are written of which nothing is subtracted; None: all, subtracted
     places,  # ShardPlaces
     statistics,  # Statistics
     target,  # TargetView
@@ -220,22 +288,38 @@ def _shard_residual_kernel(
     request = place // places.count
     step = tl.load(places.rows + place)
     blocks_ptr += place * statistics.blocks + block
-    usable = (step < draft.draft_len) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
+    usable = target_is_valid(target, request) & (target_temperature(target, request) != 0)
+    subtracts = step >= 0
+    written = subtracts
+    if subtracts_ptr is None:
+        usable &= step < draft.draft_len
+    else:
+        written = tl.load(subtracts_ptr + request) == 0
+        usable &= step < target.steps
+        subtracts = step < 0
+    if not written:
+        return
     if not usable:
         tl.store(blocks_ptr, 0.0)
         return
+    keeps = usable
+    if places.least is not None:
+        keeps = _keeps_of_block(places, statistics, request * target.steps + step, block)
+    if not keeps:
+        tl.store(blocks_ptr, 0.0)
+        return
     steps = tl.zeros([1], tl.int64) + step
-    drawn = _is_drawn(places, statistics, request, target.steps, step)
+    drawn = subtracts & _is_drawn(places, statistics, request, target.steps, step)
     states = _states(places, statistics, target, draft, request, steps, drawn)
     tokens = tokens_of(statistics, block)
-    masses = _residual(places, statistics, target, draft, states, request, place, step, tokens, drawn, step >= 0)
+    masses = _residual(places, statistics, target, draft, states, request, place, step, tokens, drawn, subtracts)
     tl.store(blocks_ptr, tl.sum(masses, 0).to(tl.float64))
 
 
 @triton.jit
 def _shard_draw_kernel(
     tokens_ptr,  # int64 [batch], written: -1 where no token has mass
-    blocks_ptr,  # float64 [batch, blocks], the residual's
+    blocks_ptr,  # float64 [batch, blocks], the residual's; of filtered rows the target's where nothing is subtracted
     subtracts_ptr,  # int8 [batch]
     goals_ptr,  # float64 [batch]
     places,  # ShardPlaces, one of each request
@@ -255,11 +339,15 @@ def _shard_draw_kernel(
     steps = tl.zeros([1], tl.int64) + step
     drawn = subtracts & _is_drawn(places, statistics, request, target.steps, step)
     states = _states(places, statistics, target, draft, request, steps, drawn)
-    masses = target_block_masses(statistics, states.target, request * target.steps + steps)
     block = tl.arange(0, statistics.BLOCK_COUNT)
-    mask = everywhere(subtracts, block) & (block < statistics.blocks)
-    of_residual = tl.load(blocks_ptr + request * statistics.blocks + block, mask=mask, other=0.0)
-    masses = tl.where(subtracts, of_residual, masses)
+    summed = everywhere(subtracts, block)
+    if places.least is not None:
+        summed |= block >= 0
+    masses_ptr = blocks_ptr + request * statistics.blocks + block
+    masses = tl.load(masses_ptr, mask=summed & (block < statistics.blocks), other=0.0)
+    if places.least is None:
+        of_target = target_block_masses(statistics, states.target, request * target.steps + steps)
+        masses = tl.where(subtracts, masses, of_target)
     chosen, goal = choose_block(masses, tl.load(goals_ptr + request))
     tokens = tokens_of(statistics, chosen)
     left = _residual(places, statistics, target, draft, states, request, request, step, tokens, drawn, subtracts)
@@ -315,8 +403,8 @@ def read_launches(found: ShardNumbers, own: Views) -> Iterator[Launch]:
     yield Launch(_told_kernel, (found.tokens.numel(),), {"found": found, **own._asdict()}, TOLD_WARPS)
 
 
-def places_of(rows: Tensor, shares: Tensor, masses: Tensor) -> ShardPlaces:
-    return ShardPlaces(rows, shares, masses, rows.shape[1])
+def places_of(rows: Tensor, shares: Tensor, masses: Tensor, least: Tensor | None) -> ShardPlaces:
+    return ShardPlaces(rows, shares, masses, rows.shape[1], least)
 
 
 def residual(
@@ -326,24 +414,26 @@ def residual(
     shares: Tensor,
     masses: Tensor,
     state: Tensor,
+    *,
+    least: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """`residual_of_shard`."""
     own = views(member_logits, draft_tokens, options, state)
     blocks = masses.new_empty(*row_of.shape, own.statistics.blocks)
-    run(residual_launches(blocks, places_of(row_of, shares, masses), own), blocks)
+    run(residual_launches(blocks, None, places_of(row_of, shares, masses, least), own), blocks)
     return blocks
 
 
-def _edits(own: Views) -> Iterator[Launch]:
+def edit_launches(own: Views) -> Iterator[Launch]:
     if own.target.edits is not None:
         yield edit_launch(own.target.edits)
 
 
-def residual_launches(blocks: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
-    yield from _edits(own)
+def residual_launches(blocks: Tensor, subtracts: Tensor | None, places: ShardPlaces, own: Views) -> Iterator[Launch]:
+    yield from edit_launches(own)
     grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
-    arguments = {"blocks_ptr": blocks, "places": places, **own._asdict()}
+    arguments = {"blocks_ptr": blocks, "subtracts_ptr": subtracts, "places": places, **own._asdict()}
     yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS)
 
 
@@ -357,17 +447,23 @@ def draw(
     block_masses: Tensor,
     subtracts: Tensor,
     goals: Tensor,
+    *,
+    least: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """`draw_of_shard`."""
     own = views(member_logits, draft_tokens, options, state)
-    tokens = row_of.new_empty(len(row_of))
-    drawn = {"blocks_ptr": block_masses, "subtracts_ptr": subtracts.view(torch.int8), "goals_ptr": goals}
-    run(draw_launches(tokens, drawn, places_of(row_of, shares, masses), own), tokens)
+    tokens, places = row_of.new_empty(len(row_of)), places_of(row_of, shares, masses, least)
+    which = subtracts.view(torch.int8)
+    if least is not None:
+        block_masses = block_masses.clone()
+        run(residual_launches(block_masses[:, None], which, places, own), tokens)
+    drawn = {"blocks_ptr": block_masses, "subtracts_ptr": which, "goals_ptr": goals}
+    run(draw_launches(tokens, drawn, places, own), tokens)
     return tokens
 
 
 def draw_launches(tokens: Tensor, drawn: dict[str, Tensor], places: ShardPlaces, own: Views) -> Iterator[Launch]:
-    yield from _edits(own)
+    yield from edit_launches(own)
     arguments = {"tokens_ptr": tokens, **drawn, "places": places, **own._asdict()}
     yield Launch(_shard_draw_kernel, (len(tokens),), arguments, DRAW_WARPS)
