@@ -63,7 +63,10 @@ class Binary:
 def compile_operations(
     operations: Sequence[str], architectures: Sequence[int] = ARCHITECTURES, most: int | None = None
 ) -> list[Binary]:
-    """Compile in a fresh process, one for all operations. most: variants of a kernel; some from first to last."""
+    """Compile in a fresh process, one for all operations.
+
+    most: variants of a kernel, over all these operations; one is the last, which does the most, several begin with it.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "bench.gpu.static", ",".join(map(str, architectures)), str(most or 0), *operations]
     root = Path(__file__).parents[2]
@@ -74,10 +77,10 @@ def compile_operations(
 
 
 def chosen(kernels: Sequence[str], most: int) -> set[int]:
-    """The places of at most so many variants of each kernel, the first and the last among them; all for 0."""
+    """The places of at most so many variants of each kernel, the last and then the first among them; all for 0."""
     indices: dict[str, list[int]] = {}
     for position, kernel in enumerate(kernels):
-        indices.setdefault(kernel, []).append(position)
+        indices.setdefault(kernel, []).insert(0, position)
     return {
         own[index * (len(own) - 1) // max(most - 1, 1)] if 0 < most < len(own) else own[index]
         for own in indices.values()
@@ -85,7 +88,7 @@ def chosen(kernels: Sequence[str], most: int) -> set[int]:
     }
 
 
-def compile_operation(operation: str, architectures: Sequence[int], most: int) -> list[Binary]:
+def compile_here(operations: Sequence[str], architectures: Sequence[int], most: int) -> list[Binary]:
     """Compile in this process."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -93,14 +96,18 @@ def compile_operation(operation: str, architectures: Sequence[int], most: int) -
 
     from specens_kernels.parts.launches import DEPENDENT_CAPABILITY, aot_variant, as_dependent, compile_options
 
-    module = importlib.import_module(f"bench.gpu.variants.{operation}")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     binaries = []
-    variants = [aot_variant(launch) for launch in module.variants()]
-    for index in sorted(chosen([variant.kernel.fn.__name__ for variant in variants], most)):
+    variants = [
+        (operation, index, aot_variant(launch))
+        for operation in operations
+        for index, launch in enumerate(importlib.import_module(f"bench.gpu.variants.{operation}").variants())
+    ]
+    for place in sorted(chosen([variant.kernel.fn.__name__ for _, _, variant in variants], most)):
+        operation, index, plain = variants[place]
         for architecture in architectures:
             dependent = architecture >= 10 * DEPENDENT_CAPABILITY
-            variant = as_dependent(variants[index]) if dependent else variants[index]
+            variant = as_dependent(plain) if dependent else plain
             source = ASTSource(variant.kernel, variant.signature, variant.constexprs, variant.attributes)
             target = GPUTarget("cuda", architecture, WARP_SIZE)
             compiled = triton.compile(source, target=target, options=compile_options(variant))
@@ -239,5 +246,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(min(main(), 1))
     compiled_for = [int(architecture) for architecture in sys.argv[1].split(",")]
-    found = [compile_operation(operation, compiled_for, int(sys.argv[2])) for operation in sys.argv[3:]]
-    print(json.dumps([asdict(binary) for binaries in found for binary in binaries]))
+    print(json.dumps([asdict(binary) for binary in compile_here(sys.argv[3:], compiled_for, int(sys.argv[2]))]))

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for sm_90, its first and last variant; by make test-full each variant for all GPUs."""
+"""Every Triton kernel compiles for sm_90, in the variant that does the most; by make test-full each for all GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import specens_kernels.ops
 from bench.gpu.static import ARCHITECTURES, OPERATIONS, compile_operations, report
 
 OPS = Path(specens_kernels.ops.__file__).parent
-COMPILED_FOR, MOST_VARIANTS = (ARCHITECTURES, None) if FULL else ((90,), 2)
+COMPILED_FOR, MOST_VARIANTS = (ARCHITECTURES, None) if FULL else ((90,), 1)
 
 
 def test_operations_with_triton_kernels_are_found():
