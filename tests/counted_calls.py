@@ -1,7 +1,8 @@
 """The tests of the C ABI, each call in a workspace that was told its sizes: what does it allocate?
 
 Run with ops/count_allocations.c preloaded and its path as the argument; prints JSON: of each function the number of
-calls, and the allocations of each that made some; then the same of a call in a workspace that was told nothing.
+calls, on which instruction sets, which problems take in turn, and the allocations of each that made some; then the
+same of a call in a workspace that was told nothing.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Counted(c_abi.Here):
         super().call("specens_abi_version", [], [])  # takes the instruction set
         returned, allocations = self._count(name, (*words[:-1], workspace.handle))
         if returned == 0:  # a message may be allocated
-            own = self.found.setdefault(name, {"calls": 0, "allocations": []})
+            own = self.found.setdefault(name, {"calls": 0, "allocations": [], "sets": []})
             own["calls"] += 1
+            own["sets"] = sorted({*own["sets"], instruction_set.in_use()})
             own["allocations"] += [allocations] * (allocations > 0)
         return returned, c_abi.LIBRARY.specens_last_error().decode()
 
@@ -119,14 +121,15 @@ def flat_rounds() -> Iterator[ChainArguments]:
 
 
 if __name__ == "__main__":
-    library, name = sys.argv[1:]
-    instruction_set.use(name)
+    (library,) = sys.argv[1:]
     c_abi.CALLER = Counted(library)
     for test in TESTS:
         test()
     test_c_abi.test_masks_are_those_of_the_operator("full")
-    for arguments in flat_rounds():
-        c_abi.verify(arguments)
+    for name in instruction_set.available():
+        instruction_set.use(name)
+        for arguments in flat_rounds():
+            c_abi.verify(arguments)
     found = c_abi.CALLER.found
     c_abi.CALLER = Counted(library, reserves=False)
     c_abi.verify(next(flat_rounds()))
