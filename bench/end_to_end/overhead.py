@@ -5,6 +5,8 @@ python -m bench.end_to_end.overhead [--profile fixed]
 Milliseconds of processor time of this thread, operations of `specens_kernels` included, a round and request, and the
 same at a vocabulary of 64, where these have next to nothing to do. reading_share: the part of the first that one
 `torch.amax` over every row that a forward gave takes in the same run: less than that cannot be, where all are needed.
+calls: of functions, those of C too, a round and request, the same on every machine. forwards: of all members: a round
+of `fixed` is one of the target and a step of the drafter for each draft, so that a time is one of so many reads.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import pstats
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from specens import SpeculativeEnsemble
@@ -103,6 +106,18 @@ def milliseconds(vocab: int, way: str, batch: int) -> tuple[float, float, float]
     return statistics.median(found), statistics.median(reading), rounds / (batch * NEW_TOKENS)
 
 
+def calls(way: str, batch: int) -> tuple[float, float]:
+    """Of functions, and forwards of members, a round and request."""
+    ensemble = SpeculativeEnsemble([NoEngine(64, seed) for seed in range(2)], ensemble=Mixture((0.5, 0.5)), **WAYS[way])
+    job: dict[str, Any] = {"batch_size": batch, "seed": 0, "max_new_tokens": NEW_TOKENS}
+    list(ensemble.generate_many([[1, 2, 3]] * batch, **job))  # what is made once
+    with cProfile.Profile() as profile:
+        texts = list(ensemble.generate_many([[1, 2, 3]] * batch, **job))
+    rounds = sum(text.statistics.rounds for text in texts)
+    forwards = sum(sum(text.statistics.forwards) for text in texts)
+    return pstats.Stats(profile).total_calls / rounds, forwards / rounds  # type: ignore[attr-defined]
+
+
 def main() -> None:
     """Print a JSON line for each way and batch."""
     parser = argparse.ArgumentParser()
@@ -119,7 +134,9 @@ def main() -> None:
         for batch in (1, 16):
             (all_ms, reading, rounds), (own_ms, *_) = milliseconds(VOCAB, way, batch), milliseconds(64, way, batch)
             values = {"ms": round(all_ms, 3), "ms_at_vocab_64": round(own_ms, 3), "rounds_a_token": round(rounds, 2)}
-            values |= {"reading_share": round(reading / all_ms, 3)}
+            num_calls, forwards = calls(way, batch)
+            values |= {"reading_share": round(reading / all_ms, 3), "calls": round(num_calls)}
+            values |= {"forwards": round(forwards, 1), "ms_a_forward": round(own_ms / forwards, 3)}
             print(json.dumps({"way": way, "batch": batch, **values}), flush=True)
 
 

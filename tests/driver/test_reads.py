@@ -9,6 +9,7 @@ from driver.strict_engine import HOLDS, VOCAB, StrictEngine
 from specens import SpeculativeEnsemble, TreePlan
 from specens.drafters import DraftModel, Jacobi, Lookahead, PromptLookup, Several
 
+from bench.end_to_end.overhead import calls
 from specens_kernels import Mixture, Sampling
 
 PROMPT = [1, 2, 3, 1, 2]
@@ -55,6 +56,11 @@ def test_each_read_goes_on_from_what_the_text_holds(how, plan):
             if FULL:
                 prompts = [PROMPT, [4], [2, 3]]
                 assert len(list(ensemble.generate_many(prompts, batch_size=2, max_new_tokens=16, seed=3))) == 3
+
+
+@pytest.mark.parametrize(("way", "most"), [("standard", 190), ("fixed", 700)])
+def test_a_round_of_a_batch_makes_few_calls_of_functions(way, most):
+    assert calls(way, 4)[0] < most
 
 
 def test_accepted_nodes_of_a_chain_are_not_read_again():

@@ -28,9 +28,10 @@ class Drafts:
 
     def add(self, parent: int, token: int, proposer: int) -> None:
         """One more node, after an earlier one."""
-        self.edges.setdefault((parent, token), len(self.parents))
-        self.is_chain = self.is_chain and parent == len(self.parents) - 1
-        self.depths.append(1 + self.depth(parent))
+        node = len(self.parents)
+        self.edges.setdefault((parent, token), node)
+        self.is_chain = self.is_chain and parent == node - 1
+        self.depths.append(1 + (self.depths[parent] if parent >= 0 else 0))
         self.parents.append(parent)
         self.proposers.append(proposer)
 

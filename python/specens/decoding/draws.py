@@ -54,7 +54,8 @@ def draft(
         told = draw.logprobs if draw.top_logprobs is None else draw.top_logprobs[:, 0]
         chances = [1.0] * len(group) if told is None else told.exp().tolist()
         for request, token, status, chance in zip(group, tokens, statuses, chances, strict=True):
-            request.note_status(status, emitted=True)
+            if status:
+                request.note_status(status, emitted=True)
             is_sure = chance >= min_probability
             if token >= 0 and (is_sure or not hands_over):
                 request.add_draft(token, index)

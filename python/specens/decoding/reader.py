@@ -99,8 +99,9 @@ class Reader:
     def num_new(self, num_tokens: int) -> list[tuple[int, int]]:
         """How many tokens each text, named by its identity, reads, of so many generated ones and nodes."""
         new = num_tokens - self.num_read - self.num_nodes
-        lens = zip(self._keys, self._prompt_lens, strict=True)
-        return [(key, new + (0 if self._prompt_read else own)) for key, own in lens]
+        if self._prompt_read:
+            return [(key, new) for key in self._keys]
+        return [(key, new + own) for key, own in zip(self._keys, self._prompt_lens, strict=True)]
 
     def known(self, num_tokens: int, num_rows: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Logits and hidden states that are among so many wanted rows, and need no forward: of the last token read."""
@@ -115,11 +116,10 @@ class Reader:
 
         tokens: how many it read of each text, by the text's identity.
         """
-        own = [index for index, key in zip(self.indices, self._keys, strict=True) if key in tokens]
-        if own:
-            counts, share = [tokens[key] for key in self._keys if key in tokens], seconds * len(own) / len(tokens)
+        counts = {index: tokens[key] for index, key in zip(self.indices, self._keys, strict=True) if key in tokens}
+        if counts:
             with COUNTING:
-                self._statistics.count_forward(own, counts, share, reads_prompt=not self._prompt_read)
+                self._statistics.count_forward(counts, seconds / len(tokens), reads_prompt=not self._prompt_read)
             self._prompt_read = True
 
     def keep(self, num_read: int, num_nodes: int, logits: Sequence[Tensor], hidden: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specens.decoding.reader import Reader
 from specens.engines.checks import read_logits
-from specens.engines.protocol import Forward, Read
+from specens.engines.protocol import Read
 
 
 def read(reader: Reader, tokens: Sequence[int], num_rows: int, parents: Sequence[int] = ()) -> list[Tensor]:
@@ -49,8 +49,8 @@ def read_together(
     found: dict[int, list[Tensor]] = {}
     parts: dict[int, _Part] = {}
     for index, (reader, own, above, rows) in enumerate(zip(readers, tokens, parents, num_rows, strict=True)):
-        split = len(own) - len(above)
         if above:
+            split = len(own) - len(above)
             is_chain = list(above) == list(range(-1, len(above) - 1))
             if not is_chain and reader.num_read > split:  # drafts that it has as a chain, of which a tree became
                 reader.roll_back(split)
@@ -60,7 +60,7 @@ def read_together(
                     continue
                 if reader.num_nodes:  # held as a tree as long as it was smaller
                     reader.roll_back(split)
-                split, above = len(own), ()  # a chain is read as one, and may stay
+                above = ()  # a chain is read as one, and may stay
         sequence, nodes = (own[:split], own[split:]) if above else (own, ())
         parts[index] = _Part(reader, sequence, nodes, above, rows, len(own))
     found |= dict(zip(parts, _read(list(parts.values())), strict=True))
@@ -70,10 +70,12 @@ def read_together(
 def _read(parts: list[_Part]) -> list[list[Tensor]]:
     known = [part.reader.known(part.length, part.num_rows) for part in parts]
     reads: list[Read] = []
+    read_parts = [part for part, (rows, _) in zip(parts, known, strict=True) if part.num_rows > bool(rows)]
     for part, (rows, _) in zip(parts, known, strict=True):
         if wanted := part.num_rows - bool(rows):
-            reads += [Read(text, part.sequence, wanted, part.nodes, part.parents) for text in part.reader.texts]
-    logits, hidden = _forward(parts, reads) if reads else ([], [])
+            for text in part.reader.texts:
+                reads.append(Read(text, part.sequence, wanted, part.nodes, part.parents))
+    logits, hidden = _forward(read_parts, reads) if reads else ([], [])
     found, first = [], 0
     for part, (rows, states) in zip(parts, known, strict=True):
         last = first + len(part.reader.texts) if part.num_rows > bool(rows) else first
@@ -88,17 +90,18 @@ def _read(parts: list[_Part]) -> list[list[Tensor]]:
 
 def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor], Sequence[Tensor]]:
     """What the context gives, and the forwards of it booked."""
-    context, texts, started = parts[0].reader.context, [read.text for read in reads], time.perf_counter()
+    context, started = parts[0].reader.context, time.perf_counter()
     logits = read_logits(context, reads)
     seconds = time.perf_counter() - started
-    forwards = context.forwards
-    if not forwards:
-        new = {key: count for part in parts for key, count in part.reader.num_new(part.length)}
-        forwards = [Forward(texts, [new[id(text)] for text in texts], seconds)]
-    for forward in forwards:
-        tokens = dict(zip(map(id, forward.texts), forward.num_tokens, strict=True))
+    forwards = [
+        (dict(zip(map(id, forward.texts), forward.num_tokens, strict=True)), forward.seconds)
+        for forward in context.forwards
+    ]
+    if not forwards:  # all of it was one
+        forwards.append((dict([new for part in parts for new in part.reader.num_new(part.length)]), seconds))
+    for tokens, spent in forwards:
         for part in parts:
-            part.reader.count(tokens, forward.seconds)
+            part.reader.count(tokens, spent)
     return logits, context.hidden or ()
 
 

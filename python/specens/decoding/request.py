@@ -43,6 +43,8 @@ class RequestError(Exception):
         self.request, self.error = request, error
 
 
+Tested = tuple[Sequence[int], Sequence[int | None], Collection[int], Sequence[int] | None]  # of `note_tested`
+NOTHING_TESTED: Tested = ((), (), (), None)
 Told = tuple[float, list[tuple[int, float]] | None]  # of an emitted token: logprob and top_logprobs of its event
 
 
@@ -187,7 +189,7 @@ class Request:
         self._processors: dict[int, Sequence[LogitsProcessor]] = {}
         self._excluded: set[int] = set()
         self._num_delivered = 0
-        self._tested: list[Draft] = []
+        self._tested: Tested = NOTHING_TESTED
 
     @property
     def settled(self) -> list[int]:
@@ -218,7 +220,8 @@ class Request:
 
     def can_draft_after(self, node: int) -> bool:
         """Whether a token after a draft, or after the settled text, could ever be used."""
-        if self.finished or self.drafts.depth(node) >= self.remaining:
+        depth = self.drafts.depths[node] if node >= 0 else 0
+        if depth >= self.task.max_new_tokens - self.num_settled or self.stopped:
             return False
         return not self.is_unreadable(node) and self.may_follow(self.num_settled + 1 + node)
 
@@ -285,14 +288,14 @@ class Request:
         first = self.num_settled
         if index < first or (index == first and self._masks is None):
             return True
-        path: Sequence[int] = range(first, index)
-        if not self.drafts.is_chain:
-            path = [first + node for node in self.drafts.path(index - first - 1)]
+        is_chain = self.drafts.is_chain
+        path = range(first, index) if is_chain else [first + node for node in self.drafts.path(index - first - 1)]
         if not self._excluded.isdisjoint(path):
             return False
         if self._masks is not None:
             return self._masks.at(index, self) is not None
-        return self.task.stop_tokens.isdisjoint([self.sequence[position] for position in path])
+        tokens = self.sequence[first:index] if is_chain else [self.sequence[position] for position in path]
+        return self.task.stop_tokens.isdisjoint(tokens)
 
     def note_processed(self, index: int, given: Tensor, edited: Tensor) -> None:
         """Remember the drafts that processors exclude: nothing stands after them, so none is asked about that.
@@ -477,13 +480,14 @@ class Request:
         parents: Sequence[int] | None = None,
     ) -> None:
         """Remember the drafts of a test until the next one. accepted: which; parents: of the nodes of a tree."""
-        above = [None] * len(tokens) if parents is None else parents
-        verdicts = [index in accepted for index in range(len(tokens))]
-        self._tested = [Draft(*draft) for draft in zip(tokens, proposers, verdicts, above, strict=True)]
+        self._tested = tokens, proposers, accepted, parents
 
     def take_tested(self) -> tuple[list[Draft], bool]:
         """The drafts that have been tested since the last call, and whether they are a tree."""
-        tested, self._tested = self._tested, []
+        (tokens, proposers, accepted, parents), self._tested = self._tested, NOTHING_TESTED
+        above = [None] * len(tokens) if parents is None else parents
+        verdicts = [index in accepted for index in range(len(tokens))]
+        tested = [Draft(*draft) for draft in zip(tokens, proposers, verdicts, above, strict=True)]
         return tested, any(draft.parent is not None for draft in tested)
 
     def note_status(self, status: int, *, emitted: bool) -> None:

@@ -91,16 +91,9 @@ class Scorer:
 
     def ask(self, requests: Sequence[Request]) -> list[Asked]:
         """What `score` reads: nothing of it changes while the requests do."""
-        all_rows = [(request, num_rows) for request in requests if (num_rows := self._num_rows(request))]
-        return [
-            Asked(
-                [request for request, _ in together],
-                [self._tokens(request) for request, _ in together],
-                [num_rows for _, num_rows in together],
-                [self._parents(request) for request, _ in together],
-            )
-            for together in ([[own] for own in all_rows] if self._exact else filter(None, [all_rows]))
-        ]
+        asked = [own for request in requests if (own := self._asked_of(request)) is not None]
+        together = [[own] for own in asked] if self._exact else [asked] * bool(asked)
+        return [Asked(*map(list, zip(*own, strict=True))) for own in together]
 
     def read(self, asked: Asked) -> list[list[Tensor]]:
         """The logits of each request, a tensor a member. It touches no more of a request than this scorer's reader."""
@@ -115,29 +108,30 @@ class Scorer:
     def _prompts(self, request: Request) -> list[list[int]]:
         return [request.task.prompts[index] for index in self._prompts_of]
 
-    def _tokens(self, request: Request) -> list[int]:
-        """The sequence as the engine reads it; a token that it has no embedding for fails the request."""
-        if self._is_outside and self._engine.vocab_size < request.num_readable:
-            return list(map(self._readable, request.readable))
-        tokens = list(request.readable)
-        try:
-            request.readers[self.index].check(tokens)
-        except ValueError as error:
-            raise RequestError(request, error) from error
-        return tokens
+    def _asked_of(self, request: Request) -> tuple[Request, list[int], int, list[int]] | None:
+        """The request, its sequence as the engine reads it, the rows of logits that it lacks, of which the last one is
+        after its last token, or node, and where its drafts may become a tree the parents of those that are read.
 
-    def _parents(self, request: Request) -> list[int]:
-        """Those of the drafts that it reads, where they may become a tree."""
-        return request.drafts.parents[: len(request.readable) - request.num_settled] if self._needs.trees else []
+        None where it lacks none. A token that the engine has no embedding for fails the request.
+        """
+        tokens = request.readable
+        num_rows = len(tokens) + 1 - max(request.rows[self.indices[0]].end, request.num_settled)
+        if not num_rows:
+            return None
+        if self._is_outside and self._engine.vocab_size < request.num_readable:
+            tokens = list(map(self._readable, tokens))
+        else:
+            tokens = list(tokens)
+            try:
+                request.readers[self.index].check(tokens)
+            except ValueError as error:
+                raise RequestError(request, error) from error
+        parents = request.drafts.parents[: len(tokens) - request.num_settled] if self._needs.trees else []
+        return request, tokens, num_rows, parents
 
     def _readable(self, token: int) -> int:
         """A token; of one that an outside drafter has no embedding for, its last: its drafts are tested anyway."""
         return min(token, self._engine.vocab_size - 1) if self._is_outside else token
-
-    def _num_rows(self, request: Request) -> int:
-        """How many rows of logits the request lacks; the last one is after its last token, or node."""
-        first = max(request.rows[self.indices[0]].end, request.num_settled)
-        return len(request.readable) + 1 - first
 
     def _keep(self, request: Request, end: int, logits: Sequence[Tensor]) -> None:
         """Keep logits [rows, vocab] of each member before `end`, as the request's processors leave them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specens_kernels import Status
@@ -87,24 +87,22 @@ class Statistics:
         later = sum(self.forwards) - len(self.forwards)
         return (sum(self.forward_seconds) - self.prompt_seconds) / later if later > 0 else 0.0
 
-    def count_forward(
-        self, indices: Sequence[int], num_tokens: Sequence[int], seconds: float, *, reads_prompt: bool
-    ) -> None:
+    def count_forward(self, num_tokens: Mapping[int, int], seconds: float, *, reads_prompt: bool) -> None:
         """Book a forward that read so many tokens for each of these members, or for an outside drafter alone.
 
-        seconds: this generation's part of it.
+        seconds: the part of it of each.
         """
         self.model_calls += 1
-        if indices[0] < 0:
-            self.drafter_forwards += 1
-            self.drafter_tokens_fed += sum(num_tokens)
-            self.drafter_seconds += seconds
-            return
-        self.prompt_seconds += seconds * reads_prompt
-        for index, num_read in zip(indices, num_tokens, strict=True):
+        for index, num_read in num_tokens.items():
+            if index < 0:
+                self.drafter_forwards += 1
+                self.drafter_tokens_fed += num_read
+                self.drafter_seconds += seconds
+                continue
+            self.prompt_seconds += seconds * reads_prompt
             self.forwards[index] += 1
             self.tokens_fed[index] += num_read
-            self.forward_seconds[index] += seconds / len(indices)
+            self.forward_seconds[index] += seconds
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Book time under `propose`, `score` or `verify`."""
