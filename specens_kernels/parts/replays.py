@@ -35,6 +35,7 @@ from specens_kernels.values import fail
 from specens_kernels.workspace import CURRENT, Layout, Plan, Scratch, Step, rounded
 
 SEEN = attrgetter("shape", "dtype", "device")  # of a tensor, besides its type and strides
+ALL_TENSORS = {Tensor}
 MOST_RECORDINGS = 512  # of an operator; the oldest makes way. They hold no memory of a GPU
 UNWRITTEN = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
@@ -337,6 +338,9 @@ def describe(given: Sequence[Any], options: dict[str, Any]) -> tuple[Hashable, l
         if isinstance(argument, Tensor):
             tensors.append(argument)
             seen.append(NOT_SEEN)  # stands for it
+        elif isinstance(argument, (list, tuple)) and {*map(type, argument)} == ALL_TENSORS:
+            tensors += argument
+            seen += (Tensor, len(argument))
         elif isinstance(argument, (list, tuple)):
             for value in argument:
                 if isinstance(value, Tensor):

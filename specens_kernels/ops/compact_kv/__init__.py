@@ -90,9 +90,9 @@ def compact_kv(
         function = partial(checked_where_new, function, partial(check, tensors, *arguments))
     if out is not None:
         _check_out(out, tensors, arguments)
-    if torch.is_grad_enabled() and any(getattr(cache, "requires_grad", False) for cache in tensors):
-        fail("caches", "tensors that need no gradient, or a call in torch.no_grad()", "one that requires grad")
     try:
+        if torch.is_grad_enabled() and True in [cache.requires_grad for cache in tensors]:
+            fail("caches", "tensors that need no gradient, or a call in torch.no_grad()", "one that requires grad")
         if name == "triton":
             check_distinct(tensors)
         if out is None:
