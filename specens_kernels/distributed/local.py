@@ -137,11 +137,9 @@ EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tens
     "gumbel_noise": empty_noise,
     "samples_of_shard": empty_samples,
     "entries_of_shard": empty_entries,
-    "entropies_of_shard": empty_scores,
     "logprobs_of_shard": empty_logprobs,
     "scores_of_shard": empty_scores,
     "top_of_shard": empty_top,
-    "best_kept_of_shard": empty_kept,
 }
 for _name, _empty in EMPTY.items() if HAS_OPERATORS else ():
     OPERATORS.trace(_name, _empty)
@@ -154,6 +152,8 @@ LAUNCHERS: dict[
     "draw_of_shard": ("verify_chain.triton_shard", "draw", empty_draw),
     "buckets_of_shard": ("verify_chain.triton_shard_search", "buckets", empty_buckets),
     "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
+    "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_kept),
+    "entropies_of_shard": ("verify_chain.triton_shard", "entropies", empty_scores),
 }
 BY_TRITON: dict[str, str] = {}  # the names of the operators that have Triton's kernels
 

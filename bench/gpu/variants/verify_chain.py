@@ -77,6 +77,10 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     yield from triton_shard.residual_launches(blocks, None, kept, own)
     yield from triton_shard.residual_launches(blocks, drawn["subtracts_ptr"], kept, own)
     yield from triton_shard.draw_launches(row, drawn, kept, own)
+    yield from triton_shard.entropy_launches(blocks, kept, own)
+    found = triton_shard_search.Found(blocks, blocks, blocks.long())
+    noise = triton_shard_search.Noise(row, rows, shares, 300)
+    yield from triton_shard_search.best_launches(found, kept, noise, own)
     for of_drafts in (False, True):
         searched = triton_shard_search.searched_of(own, numbers.sums, of_drafts)
         shape = (len(row), searched.rows, own.statistics.blocks)

@@ -220,7 +220,7 @@ def block_maximum(statistics, row, plane, block):
 
 
 @triton.jit
-def _keeps_of_block(places, statistics, row, block):
+def keeps_of_block(places, statistics, row, block):
     """Whether any token of the target may be kept in a block."""
     least_ptr = places.least + row * (statistics.PARTS + 1)
     keeps = row < 0
@@ -304,7 +304,7 @@ def _shard_residual_kernel(
         return
     keeps = usable
     if places.least is not None:
-        keeps = _keeps_of_block(places, statistics, request * target.steps + step, block)
+        keeps = keeps_of_block(places, statistics, request * target.steps + step, block)
     if not keeps:
         tl.store(blocks_ptr, 0.0)
         return
@@ -352,6 +352,32 @@ def _shard_draw_kernel(
     tokens = tokens_of(statistics, chosen)
     left = _residual(places, statistics, target, draft, states, request, request, step, tokens, drawn, subtracts)
     tl.store(tokens_ptr + request, first_exceeding(left.to(tl.float64), goal, tokens).to(tl.int64))
+
+
+@triton.jit
+def _shard_entropy_kernel(
+    sums_ptr,  # float64 [batch, count, blocks], written
+    places,  # ShardPlaces
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    place = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = place // places.count
+    step = tl.load(places.rows + place)
+    sums_ptr += place * statistics.blocks + block
+    usable = (step < target.steps) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
+    if not usable:
+        tl.store(sums_ptr, 0.0)
+        return
+    never = step < 0
+    states = _states(places, statistics, target, draft, request, tl.zeros([1], tl.int64) + step, never)
+    tokens = tokens_of(statistics, block)
+    masses = _residual(places, statistics, target, draft, states, request, place, step, tokens, never, never)
+    tl.store(sums_ptr, -tl.sum(masses * tl.log(tl.where(masses > 0, masses, 1.0)), 0).to(tl.float64))
 
 
 class Views(NamedTuple):
@@ -435,6 +461,30 @@ def residual_launches(blocks: Tensor, subtracts: Tensor | None, places: ShardPla
     grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
     arguments = {"blocks_ptr": blocks, "subtracts_ptr": subtracts, "places": places, **own._asdict()}
     yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS)
+
+
+def entropies(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    row_of: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    *,
+    least: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """`entropies_of_shard`."""
+    own = views(member_logits, draft_tokens, options, state)
+    sums = masses.new_empty(*row_of.shape, own.statistics.blocks)
+    run(entropy_launches(sums, places_of(row_of, shares, masses, least), own), sums)
+    return sums.sum(-1)
+
+
+def entropy_launches(sums: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
+    yield from edit_launches(own)
+    arguments = {"sums_ptr": sums, "places": places, **own._asdict()}
+    yield Launch(_shard_entropy_kernel, (sums.shape[0] * sums.shape[1], sums.shape[2]), arguments, BLOCK_WARPS)
 
 
 def draw(

@@ -15,17 +15,28 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS
-from specens_kernels.ops.verify_chain.triton_shard import Views, block_maximum, draft_values, edit_launches, views
+from specens_kernels.ops.verify_chain.triton_shard import (
+    ShardPlaces,
+    Views,
+    block_maximum,
+    draft_values,
+    edit_launches,
+    keeps_of_block,
+    places_of,
+    views,
+)
 from specens_kernels.parts.draft import draft_temperature, drafter_of
+from specens_kernels.parts.gumbel import token_noise
 from specens_kernels.parts.keys import key_of, value_of
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
-from specens_kernels.parts.statistics import tokens_of
+from specens_kernels.parts.statistics import NOWHERE, tokens_of
 from specens_kernels.parts.target import batch_of, part_logits, target_is_valid, target_temperature
 
 DIGIT = tl.constexpr(8)  # bits of a key that sums are told apart by
 BUCKETS = tl.constexpr(256)
 AT_ONCE = tl.constexpr(64)  # tokens that a program adds to its buckets
+SCORED_AT_ONCE = tl.constexpr(256)  # tokens that a program scores
 HALF_MAX = tl.constexpr(65504.0)
 HALVINGS = tl.constexpr(33)  # of the range of float32 keys
 
@@ -47,6 +58,23 @@ class Weights(NamedTuple):
     shift: int  # of the digit after it
     HALF: tl.constexpr  # keys of float16, else of bfloat16
     COUNTS: tl.constexpr  # each token counts 1
+
+
+class Noise(NamedTuple):
+    """Where the Gumbel noise of rows comes from."""
+
+    seeds: Tensor  # int64 [batch]
+    positions: Tensor  # int64 [batch, places]
+    largest: Tensor  # float64 [batch, places], a logit near which scores are told apart best
+    first_token: int  # of the slice, in the whole vocabulary
+
+
+class Found(NamedTuple):
+    """The best of each block, [batch, places, blocks]."""
+
+    scores: Tensor  # float64, -inf where there is none
+    logits: Tensor  # float64
+    tokens: Tensor  # int64, -1
 
 
 @triton.jit
@@ -190,6 +218,88 @@ def _largest_kernel(
     tl.store(values_ptr + place * count + slot, none, mask=(slot >= num_stored) & (slot < count))
     tl.store(lasts_ptr + place, last)
     tl.store(rests_ptr + place, (num_above + tl.sum(equal.to(tl.int32), 0) - num_stored).to(tl.float64))
+
+
+@triton.jit
+def _best_kept_kernel(
+    found,  # Found, written
+    places,  # ShardPlaces, with the logits that are kept
+    noise,  # Noise
+    statistics,  # Statistics
+    target,  # TargetView, one part
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    place = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = place // places.count
+    step = tl.load(places.rows + place)
+    temperature = target_temperature(target, request)
+    usable = (step < target.steps) & target_is_valid(target, request) & (temperature != 0)
+    best = tl.full([], -INFINITY, tl.float64)
+    logit = best
+    token = tl.full([], -1, tl.int64)
+    if usable:
+        row = request * target.steps + step
+        if keeps_of_block(places, statistics, row, block):
+            least = tl.load(places.least + row * (statistics.PARTS + 1))
+            largest = tl.load(noise.largest + place)
+            seed = tl.load(noise.seeds + request)
+            position = tl.load(noise.positions + place)
+            AT: tl.constexpr = SCORED_AT_ONCE if statistics.BLOCK_VOCAB > SCORED_AT_ONCE else statistics.BLOCK_VOCAB
+            for start in range(0, statistics.BLOCK_VOCAB, AT):
+                tokens = block * statistics.BLOCK_VOCAB + start + tl.arange(0, AT)
+                values = part_logits(target, 0, request, step, tokens, tokens >= 0, -INFINITY)
+                kept = (values >= least) & (values > -INFINITY)
+                if tl.max(kept.to(tl.int32), 0) > 0:
+                    scaled = (values.to(tl.float64) - largest) / temperature.to(tl.float64)
+                    own = scaled - tl.log(token_noise(seed, position, tokens + noise.first_token))
+                    own = tl.where(kept, own, -INFINITY)
+                    score = tl.max(own, 0)
+                    chosen = tl.min(tl.where(own == score, tokens, NOWHERE), 0)
+                    better = score > best
+                    value = tl.max(tl.where(tokens == chosen, values, -INFINITY), 0).to(tl.float64)
+                    best = tl.where(better, score, best)
+                    logit = tl.where(better, value, logit)
+                    token = tl.where(better, chosen.to(tl.int64), token)
+    at = place * statistics.blocks + block
+    tl.store(found.scores + at, best)
+    tl.store(found.logits + at, logit)
+    tl.store(found.tokens + at, token)
+
+
+def best_kept(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    row_of: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    first_token: int,
+    *,
+    least: Tensor,
+    **options: Any,
+) -> list[Tensor]:
+    """`best_kept_of_shard`, of a lone model or a mixture of logits that is filtered."""
+    own = views(member_logits, draft_tokens, options, state)
+    planes = own.statistics.numbers.view(*masses.shape[:2], -1, own.statistics.blocks)
+    largest = planes[:, :, 0].amax(-1).double().gather(1, row_of).clamp(min=-torch.finfo(torch.float32).max)
+    shape = (*row_of.shape, own.statistics.blocks)
+    found = Found(masses.new_empty(shape), masses.new_empty(shape), row_of.new_empty(shape))
+    places = places_of(row_of, shares, masses, least)
+    run(best_launches(found, places, Noise(seeds, positions, largest, first_token), own), found.scores)
+    best = found.scores.argmax(-1, keepdim=True)  # the first of those alike
+    return [found.logits.gather(-1, best)[..., 0], found.tokens.gather(-1, best)[..., 0]]
+
+
+def best_launches(found: Found, places: ShardPlaces, noise: Noise, own: Views) -> Iterator[Launch]:
+    yield from edit_launches(own)
+    arguments = {"found": found, "places": places, "noise": noise, **own._asdict()}
+    del arguments["draft"]
+    shape = found.scores.shape
+    yield Launch(_best_kept_kernel, (shape[0] * shape[1], shape[2]), arguments, BLOCK_WARPS)
 
 
 def searched_of(own: Views, masses: Tensor, of_drafts: bool) -> Searched:
