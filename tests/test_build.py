@@ -169,15 +169,15 @@ print(json.dumps([seconds, seen, values]))
 
 
 def test_the_package_is_imported_at_once_and_triton_when_it_is_first_needed():
-    runs = []
-    for _ in range(3):
-        command, own = [sys.executable, "-c", IMPORT], os.environ | {"TRITON_INTERPRET": "1"}
+    command, own = [sys.executable, "-c", IMPORT], os.environ | {"TRITON_INTERPRET": "1"}
+    for _ in range(3):  # another process may slow one down
         found = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
-        runs.append(json.loads(found.stdout))
-    assert min(seconds for seconds, _, _ in runs) < 0.25
-    for _, seen, values in runs:
+        seconds, seen, values = json.loads(found.stdout)
         assert seen == [False, False, True]
         assert values[0] == values[1]
+        if seconds < 0.25:
+            break
+    assert seconds < 0.25
 
 
 @pytest.mark.parametrize("value", ["1", "true", "On", "yes", "y", "0", "t", ""])
