@@ -80,7 +80,7 @@ def test_block_acceptance_keeps_the_law_and_accepts_more(weights):
         ensemble = SpeculativeEnsemble(
             [Bigram(table) for table in tables], None, Mixture(weights), 3, "fixed", rule=rule
         )
-        fit, texts = fit_of_texts(ensemble, transition)
+        fit, texts = fit_of_texts(ensemble, transition, 75)
         assert fit > 1e-4
         accepted[rule] = sum(sum(text.statistics.accepted) for text in texts)
     assert accepted["block"] > accepted["token"]

@@ -150,7 +150,7 @@ def test_texts_of_members_that_draft_trees_in_turns_follow_the_law(name, plan):
     target = IN_TURNS[name]
     tables = list(1.5 * torch.randn(num_members(target), 3, 3, generator=torch.Generator().manual_seed(4)))
     ensemble = SpeculativeEnsemble([TreeBigram(own) for own in tables], None, target, None, "alternate", tree=plan)
-    fit, texts = fit_of_texts(ensemble, target_logprobs(tables, ensemble=target).double().exp(), 40)
+    fit, texts = fit_of_texts(ensemble, target_logprobs(tables, ensemble=target).double().exp())
     assert fit > 1e-4
     assert sum(sum(text.statistics.accepted) for text in texts) > 100
 

@@ -4,8 +4,12 @@ import itertools
 
 import scipy.stats
 import torch
+from cases import FULL
 
-TEXTS, LENGTH = 75, 40  # many rounds of few requests, since to begin a request costs more than a round of it
+TEXTS, LENGTH = (
+    75 if FULL else 40,
+    40,
+)  # many rounds of few requests, since to begin a request costs more than a round of it
 WINDOW = 2  # tokens that are counted together with the one before them, so that a draw that leans on the last one shows
 
 
