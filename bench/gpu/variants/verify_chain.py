@@ -86,7 +86,7 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
         shape = (len(row), searched.rows, own.statistics.blocks)
         sums, largest = shares.new_empty(*shape, 256), shares.new_empty(*shape, 50).float()
         of_rows = shares.new_empty(shape[:2])
-        half, counts = tl.constexpr(of_drafts), tl.constexpr(of_drafts)
+        half, counts = tl.constexpr(of_drafts), tl.constexpr(not of_drafts)
         weights = triton_shard_search.Weights(of_rows, of_rows.float(), of_rows.long(), 8, half, counts)
         yield from triton_shard_search.bucket_launches(sums, searched, weights, own)
         lasts, rests = sums[..., 0].contiguous().float(), sums[..., 0].contiguous()
