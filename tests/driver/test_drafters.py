@@ -8,7 +8,7 @@ from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, HeadedBigram, relative_of, tiny_llama
 from specens import Job, SpeculativeEnsemble
 from specens.decoding.request import OUTSIDE
-from specens.drafters import Drafter, DraftModel, Heads, Jacobi, LayerSkip, Lookahead, PromptLookup
+from specens.drafters import Drafter, DraftModel, Heads, Jacobi, LayerSkip, Lookahead, OtherTokenizer, PromptLookup
 from specens.drafters.drafter import add_chosen
 
 from specens_kernels import LogitMixture, Mixture, Processing, Sampling, target_logprobs
@@ -136,8 +136,10 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
         (lambda: PromptLookup(2, 3), "min_match: expected at most max_match, 2; got 3"),
         (lambda: PromptLookup(choose="last"), "choose: expected one of recent, frequent; got 'last'"),
         (lambda: PromptLookup(store="text"), "store: expected a list of texts"),
+        (lambda: PromptLookup(store=3), "store: expected an NgramIndex or a list of texts, got int"),
         (lambda: PromptLookup(store=["text"]), "store: text needs a tokenizer"),
         (LayerSkip, "skip_layers: expected either it or exit_layer"),
+        (lambda: LayerSkip(3), "skip_layers: expected the numbers of layers, got 3"),
         (lambda: LayerSkip([0, 1, 2]), "skip_layers: expected some of the member's layers, 0 to 2, and not all"),
         (lambda: LayerSkip([3]), "skip_layers: expected some of the member's layers, 0 to 2"),
         (lambda: LayerSkip(exit_layer=4), "exit_layer: expected at most the member's 3 layers, got 4"),
@@ -146,6 +148,9 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
         (lambda: Lookahead(1), "ngram: expected an integer >= 2, got 1"),
         (lambda: Heads(3), "heads: expected a function of hidden states, got 3"),
         (lambda: DraftModel("nowhere"), "model: expected a folder"),
+        (lambda: DraftModel(None), "model: expected a causal LM, an Engine, or what names a model, got NoneType"),
+        (lambda: OtherTokenizer(tiny_llama(0), "name"), "tokenizer: expected one of transformers, loaded, got str"),
+        (lambda: OtherTokenizer(tiny_llama(0), len, probabilities=1), "probabilities: expected True or False, got 1"),
         (lambda: DraftModel(tiny_model("mamba"), index=5), "index: expected the index of a member"),
         (lambda: "lookup", "drafter: expected the index of a member, 0 to 1, or a Drafter, .*; got 'lookup'"),
         (lambda: PromptLookup, "drafter: expected the index of a member, 0 to 1, or a Drafter"),

@@ -30,11 +30,11 @@ def as_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
     """
     if processors is None:
         return ()
-    if not isinstance(processors, Sequence):
+    if not isinstance(processors, Sequence) or isinstance(processors, str | bytes):
         raise ValueError(f"logits_processors: expected a list of functions, got {type(processors).__name__}")
     flat: list[LogitsProcessor] = []
     for processor in processors:
-        if isinstance(processor, Sequence):
+        if isinstance(processor, Sequence) and not isinstance(processor, str | bytes):
             flat += as_processors(processor)
             continue
         if not callable(processor):

@@ -30,6 +30,8 @@ def as_engine(
     if isinstance(model, Engine):
         check_engine(model, "model")
         return model
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model: expected a causal LM, an Engine, or what names a model, got {type(model).__name__}")
     return CausalLM(model)
 
 

@@ -7,7 +7,7 @@ exit, for models that were trained for it).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specens.decoding.request import OUTSIDE
@@ -45,6 +45,8 @@ class LayerSkip(MemberDrafter):
             raise ValueError(
                 f"skip_layers: expected either it or exit_layer; got skip_layers={skip_layers}, exit_layer={exit_layer}"
             )
+        if skip_layers is not None and not isinstance(skip_layers, Iterable):
+            raise ValueError(f"skip_layers: expected the numbers of layers, got {skip_layers!r}")
         self.skip_layers = None if skip_layers is None else tuple(skip_layers)
         self.exit_layer = exit_layer
         self.prompt_of = index

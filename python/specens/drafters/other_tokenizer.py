@@ -72,6 +72,10 @@ class OtherTokenizer(Drafter):
         tokenizer = self._model.tokenizer if tokenizer is None else tokenizer
         if tokenizer is None:
             raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")
+        if not callable(tokenizer):
+            raise ValueError(f"tokenizer: expected one of transformers, loaded, got {type(tokenizer).__name__}")
+        if not isinstance(probabilities, bool):
+            raise ValueError(f"probabilities: expected True or False, got {probabilities!r}")
         self.has_probabilities = self.estimates = probabilities
         self._own = tokenizer
         self._members: Any = None

@@ -6,7 +6,7 @@ Sources: Saxena, Prompt Lookup Decoding, 2023; He et al., REST, NAACL 2024 (a da
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specens.decoding.request import Request
@@ -49,6 +49,8 @@ class PromptLookup(Drafter):
             raise ValueError(f"choose: expected one of {', '.join(CHOICES)}; got {choose!r}")
         if isinstance(store, str):
             raise ValueError("store: expected a list of texts, got one")
+        if store is not None and not isinstance(store, NgramIndex | Iterable):
+            raise ValueError(f"store: expected an NgramIndex or a list of texts, got {type(store).__name__}")
         self.max_match, self.min_match, self.choose = max_match, min_match, choose
         self._texts = store
         self._store: NgramIndex | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
@@ -71,7 +71,7 @@ def choose_schedule(
     if chosen is None:
         is_number = drafter is None or isinstance(drafter, int)
         chosen = "alternate" if is_number and tree is None else "fixed"
-    if chosen not in SCHEDULES:
+    if not isinstance(chosen, str) or chosen not in SCHEDULES:
         raise ValueError(f"schedule: expected one of {', '.join([*SCHEDULES, TREE])}; got {chosen!r}")
     if tree is not None and chosen not in WITH_TREES:
         raise ValueError(f"tree: expected none under schedule {chosen!r}, which drafts no trees; got {tree!r}")
@@ -275,8 +275,9 @@ def as_stop_tokens(stop_tokens: Sequence[int]) -> frozenset[int]:
 
 def as_stop_strings(stop_strings: Sequence[str], tokenizer: Any | None) -> tuple[str, ...]:
     """Stop strings as a tuple. Raises ValueError where they are something else, or there is no tokenizer for them."""
-    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
-    if not all(isinstance(stop, str) and stop for stop in strings):
+    listed = isinstance(stop_strings, Sequence | Set)
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings) if listed else ()
+    if not listed or not all(isinstance(stop, str) and stop for stop in strings):
         raise ValueError(f"stop_strings: expected a list of texts that are not empty, got {stop_strings!r}")
     if strings and tokenizer is None:
         raise ValueError("stop_strings: text needs a tokenizer; pass tokenizer= to SpeculativeEnsemble")

@@ -64,6 +64,8 @@ def constraint_of(settings: Mapping[str, Any], tokenizer: Any, stop_tokens: froz
     Raises ValueError where both are given, the grammar is not one, or this tokenizer cannot be used with it.
     """
     constraint, grammar = settings.get("constraint"), settings.get("grammar")
+    if constraint is not None and not callable(constraint):
+        raise ValueError(f"constraint: expected a function of token ids, got {type(constraint).__name__}")
     if grammar is None:
         return constraint
     if constraint is not None:

@@ -174,7 +174,8 @@ class TaskMaker:
         owner, own = self._owner, job.over(self._settings)
         own["logits_processors"] = processors = as_processors(own.get("logits_processors", ()))
         num_members = owner.plan.num_members
-        given = own.get("stop_tokens")
+        given, top = own.get("stop_tokens"), own.get("top_logprobs")
+        top = 0 if top is None else top
         stop_tokens = self._end_of_sequence if given is None else as_stop_tokens(given)
         prompts = prompts_for_members(
             job.prompt, num_members, owner.tokenizer, as_switch("chat", own.get("chat"), False)
@@ -192,8 +193,8 @@ class TaskMaker:
             stop_tokens=stop_tokens,
             stop_strings=as_stop_strings(lengths.stop_strings, owner.tokenizer),
             skip_special_tokens=as_switch("skip_special_tokens", own.get("skip_special_tokens"), True),
-            logprobs=as_switch("logprobs", own.get("logprobs"), False) or bool(own.get("top_logprobs")),
-            top_logprobs=own.get("top_logprobs") or 0,
+            logprobs=as_switch("logprobs", own.get("logprobs"), False) or bool(isinstance(top, int) and top),
+            top_logprobs=top,
             processing=as_processing(found, own.get("processing")),
             logits_processors=processors,
             model_processors=found.processors,

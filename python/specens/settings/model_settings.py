@@ -166,6 +166,8 @@ def _with_keywords(config: Any, own: Settings) -> Any:
     for name, value in given.items():
         if not isinstance(value, (numbers.Real, Tensor)) or isinstance(value, bool):
             raise ValueError(f"{name}: expected a number, got {value!r}")
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"{name}: expected one number, got {list(value.shape)}")
     config = copy.copy(config)
     for name, value in given.items():
         setattr(config, name, float(value) if name == "temperature" else value)

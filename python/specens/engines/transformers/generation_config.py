@@ -163,7 +163,8 @@ def wishes(
     config.do_sample = sampling is None and config.do_sample is not False and config.temperature != 0
     config.min_length = config.min_new_tokens = config.renormalize_logits = None  # the driver has its own
     greedy = Sampling(temperature=0.0)
-    plain = sampling or (_sampling(config) if config.do_sample else greedy)
+    own = _sampling(config) if config.do_sample else greedy
+    plain = own if sampling is None else sampling
     off = PROCESSORS | (WARPERS if config.do_sample else {})
     names = [name for name, value in off.items() if getattr(config, name, None) not in (None, value)]
     if not names:
