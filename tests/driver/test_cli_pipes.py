@@ -182,14 +182,14 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, models)
     assert 1 <= result.stderr.count("\n") < 20
 
 
-@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("<&- 2>&-", 2)])
-def test_a_stream_that_the_shell_closed_is_nowhere(models, closed, code):
-    prompt = "" if "<" in closed else "--prompt w5"
-    line = f"{shlex.join(SPECENS)} generate {shlex.join([*models, *JOB])} {prompt} {closed}"
+@pytest.mark.parametrize(("command", "closed", "code"), [("generate", ">&-", 0), ("show -", "<&- 2>&-", 2)])
+def test_a_stream_that_the_shell_closed_is_nowhere(models, command, closed, code):
+    job = shlex.join([*models, *JOB, "--prompt", "w5"]) if command == "generate" else ""  # `show` loads no models
+    line = f"{shlex.join(SPECENS)} {command} {job} {closed}"
     ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == code, ran.stderr
     assert "Traceback" not in ran.stderr
-    assert ("6 tokens in" in ran.stderr) is (closed == ">&-")
+    assert ("6 tokens in" in ran.stderr) is (command == "generate")
 
 
 def test_loading_shows_its_steps_and_keeps_its_warnings():
