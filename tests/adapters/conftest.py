@@ -2,9 +2,9 @@
 
 import pytest
 import transformers
-from driver.conftest import expert, smollm2, tokenizer
+from driver.conftest import expert, shallow, smollm2, tokenizer
 
-__all__ = ["expert", "quiet", "smollm2", "tokenizer"]
+__all__ = ["expert", "quiet", "shallow", "smollm2", "tokenizer"]
 
 
 @pytest.fixture(autouse=True)

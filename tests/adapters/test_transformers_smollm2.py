@@ -1,4 +1,4 @@
-"""transformers on real models, in float32: SmolLM2-135M-Instruct and the demo's expert."""
+"""transformers on real models, in float32: SmolLM2-135M-Instruct and the demo's expert, `shallow`."""
 
 import torch
 from specens import SpeculativeEnsemble
@@ -17,41 +17,41 @@ def prompt(tokenizer):
     return tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 
-def test_greedy_assisted_texts_are_those_of_plain_greedy(smollm2, expert, tokenizer):
+def text_of(members, inputs, **settings):
+    """The greedy text of their even mixture, without its prompt."""
+    model, *others = members
+    text = model.generate(
+        **inputs,
+        max_new_tokens=TOKENS,
+        do_sample=False,
+        custom_generate=speculative_ensemble,
+        members=others,
+        ensemble=Mixture((0.5, 0.5)),
+        **settings,
+    )
+    return text[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_greedy_assisted_texts_are_those_of_plain_greedy(shallow, tokenizer):
+    model, assistant = shallow
     inputs = prompt(tokenizer)
     settings = {"max_new_tokens": TOKENS, "do_sample": False}
-    expected = smollm2.generate(**inputs, **settings)
+    expected = model.generate(**inputs, **settings)
     with enable():
-        for source in ({"assistant_model": expert}, {"prompt_lookup_num_tokens": 4}):
-            assert torch.equal(smollm2.generate(**inputs, **settings, **source), expected)
+        for source in ({"assistant_model": assistant}, {"prompt_lookup_num_tokens": 4}):
+            assert torch.equal(model.generate(**inputs, **settings, **source), expected)
 
 
-def test_the_greedy_text_of_an_ensemble_is_that_of_its_members_in_step(smollm2, expert, tokenizer):
-    inputs = prompt(tokenizer)
-    weights = Mixture((0.5, 0.5))
-    text = smollm2.generate(
-        **inputs,
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        custom_generate=speculative_ensemble,
-        members=[expert],
-        ensemble=weights,
-    )
-    decoder = SpeculativeEnsemble([smollm2, expert], tokenizer, weights, schedule="standard")
+def test_the_greedy_text_of_an_ensemble_is_that_of_its_members_in_step(shallow, tokenizer):
+    decoder = SpeculativeEnsemble(shallow, tokenizer, Mixture((0.5, 0.5)), schedule="standard")
     expected = decoder.generate(QUESTION, chat=True, max_new_tokens=TOKENS, sampling=Sampling(temperature=0.0))
-    assert text[0, inputs["input_ids"].shape[1] :].tolist() == expected.tokens
+    assert text_of(shallow, prompt(tokenizer)) == expected.tokens
 
 
-def test_the_text_of_an_ensemble_ends_with_a_stop_string(smollm2, expert, tokenizer):
+def test_the_text_of_an_ensemble_ends_with_a_stop_string(shallow, tokenizer):
     inputs = prompt(tokenizer)
-    text = smollm2.generate(
-        **inputs,
-        max_new_tokens=TOKENS,
-        do_sample=False,
-        custom_generate=speculative_ensemble,
-        members=[expert],
-        stopping_criteria=[StopStringCriteria(tokenizer, "ecorator")],
-    )
-    written = tokenizer.decode(text[0, inputs["input_ids"].shape[1] :])
-    assert written.count("ecorator") == 1
-    assert written.endswith("ecorator")
+    whole = text_of(shallow, inputs)
+    stop = tokenizer.decode(whole[2]).strip()
+    length = next(length for length in range(TOKENS) if stop in tokenizer.decode(whole[:length]))
+    assert stop
+    assert text_of(shallow, inputs, stopping_criteria=[StopStringCriteria(tokenizer, stop)]) == whole[:length]
