@@ -146,6 +146,7 @@ class RuleKind(enum.IntEnum):
     DECISION_TREE = 6, False, (CHAIN,), Next.MOST_LIKELY, "Wang et al. 2025 (CoSD)", DecisionTree
     GUMBEL = 7, True, (CHAIN, TREE), Next.BEST_SCORE, "Daliri et al. 2024"
     TRAVERSAL = 8, True, (TREE,), Next.RESIDUAL, "Weng et al. 2025"
+    K_SEQ = 9, True, (TREE,), Next.RESIDUAL, "Sun et al. 2023 (SpecTr)"
 
     def __new__(
         cls,

@@ -142,6 +142,8 @@ def trees(at_end: bool) -> None:
                     at_end,
                 )
                 kernels.verify_tree(rule=rule, top_logprobs=2, backend="cpp", **arguments)
+                if origin.get("siblings") == "with_replacement" and rule == "token":
+                    kernels.verify_tree(rule="k_seq", backend="cpp", **arguments)
     for layout in ("full", "tree", "packed", "additive"):
         lengths = guarded(torch.tensor([3, 0]), at_end)
         kernels.tree_mask(guarded(parents, at_end), lengths, layout=layout, max_prefix=5, window=2, backend="cpp")

@@ -246,7 +246,8 @@ enum {
     SPECENS_RULE_REPLACEMENT = 5,   /* chains only; threshold (alpha), alpha (beta) of Wang et al. 2025 */
     SPECENS_RULE_DECISION_TREE = 6, /* chains only; table: [nodes, 5] of feature, threshold, left, right, replace */
     SPECENS_RULE_GUMBEL = 7,
-    SPECENS_RULE_TRAVERSAL = 8 /* trees only */
+    SPECENS_RULE_TRAVERSAL = 8, /* trees only */
+    SPECENS_RULE_K_SEQ = 9      /* trees only; siblings that were drawn with replacement */
 };
 
 typedef struct specens_rule {

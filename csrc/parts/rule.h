@@ -23,7 +23,8 @@ enum class RuleKind : int32_t {
     replacement = SPECENS_RULE_REPLACEMENT,
     decision_tree = SPECENS_RULE_DECISION_TREE,
     gumbel = SPECENS_RULE_GUMBEL,
-    traversal = SPECENS_RULE_TRAVERSAL
+    traversal = SPECENS_RULE_TRAVERSAL,
+    k_seq = SPECENS_RULE_K_SEQ
 };
 
 enum class Taken { by_chains, by_trees, by_both };
@@ -46,6 +47,7 @@ constexpr std::array rules{
     RuleTraits{RuleKind::decision_tree, Taken::by_chains, Next::most_likely},
     RuleTraits{RuleKind::gumbel, Taken::by_both, Next::best_score},
     RuleTraits{RuleKind::traversal, Taken::by_trees, Next::residual},
+    RuleTraits{RuleKind::k_seq, Taken::by_trees, Next::residual},
 };
 
 // A table instead of settings: of rates, or of a decision tree's nodes.

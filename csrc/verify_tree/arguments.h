@@ -26,6 +26,8 @@ struct TreeCall {
         require(!target.packed(), "row_offsets: expected none, as trees are not packed");
         require(target.steps == draft.draft_len + 1, "member_logits: expected a row more than nodes, got others");
         require(tree.nodes() == draft.draft_len, "parents: expected one for each of draft_tokens, got others");
+        require(rule.kind != RuleKind::k_seq || !tree.without_replacement,
+                "siblings: expected 'with_replacement' under the rule 'k_seq', got 'without_replacement'");
         rule.check_sources(random, draft, target.greedy());
     }
 };

@@ -42,12 +42,18 @@ class ChildDraft {
     }
     int64_t token() const { return draft_.token(); }
     int32_t status() const { return status_; }
+    // Whether it was drawn from a distribution, else it was chosen.
+    bool drawn() const { return softmax_ != nullptr; }
+    // Takes so many times its distribution in the place of that.
+    void multiply(double factor) { scale_ *= factor; }
     double probability() const {
         if (softmax_ == nullptr) {
             return 1;
         }
         return is_taken_ ? 0 : scale_ * softmax_->probability(token());
     }
+    // out[i] += probability(first token of the tile + i), of one that was drawn with replacement
+    void add_tile(int64_t tile, float* out) const { softmax_->add_tile(tile, scale_, out); }
     // masses[i] -= probability(first token of the tile + i). Of tokens that siblings took nothing is left to subtract
     // from, so they are not set apart.
     void subtract_tile(int64_t tile, float* masses) const {

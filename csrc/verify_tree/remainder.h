@@ -24,6 +24,22 @@ class Remainder {
         lessened_ = false;
     }
     double share() const { return share_; }
+    int64_t tiles() const { return target_->tiles(); }
+    int64_t vocab() const { return target_->vocab(); }
+    // What is left of each token, with the sum `mass`, 0 after the vocabulary up to the end of its last tile.
+    const float* masses() {
+        if (!lessened_) {
+            make_room();
+            for_tiles(target_->tiles(), target_->splittable(), [&](int64_t begin, int64_t end) {
+                for (int64_t tile = begin; tile < end; ++tile) {
+                    target_->write_tile(tile, masses_.data() + tile * tile_size);
+                }
+            });
+        }
+        std::fill(masses_.begin() + vocab(), masses_.begin() + tiles() * tile_size, 0.0f);
+        return masses_.data();
+    }
+    double mass() const { return lessened_ ? mass_ : 1.0; }
     // Of a token, given that the text gets here.
     double probability(int64_t token) const {
         if (!target_->alive() || token >= target_->vocab()) {
@@ -52,7 +68,7 @@ class Remainder {
   private:
     // masses = max(share * what is left - draft, 0); returns their sum
     double lessen(const ChildDraft& draft) {
-        masses_.resize(std::max<size_t>(masses_.size(), target_->tiles() * tile_size));
+        make_room();
         tile_masses_.resize(target_->tiles());
         const auto factor = static_cast<float>(share_ / mass_);
         for_tiles(target_->tiles(), target_->splittable(), [&](int64_t begin, int64_t end) {
@@ -70,6 +86,8 @@ class Remainder {
         });
         return std::accumulate(tile_masses_.begin(), tile_masses_.end(), 0.0);
     }
+
+    void make_room() { masses_.resize(std::max<size_t>(masses_.size(), target_->tiles() * tile_size)); }
 
     const TargetRow* target_ = nullptr;
     double share_ = 1, mass_ = 1;

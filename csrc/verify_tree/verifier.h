@@ -6,6 +6,7 @@
 #include "sample/best_scores.h"
 #include "verify_tree/arguments.h"
 #include "verify_tree/child_draft.h"
+#include "verify_tree/k_seq.h"
 #include "verify_tree/remainder.h"
 
 namespace specens {
@@ -20,9 +21,10 @@ class TreeVerifier {
         scores_.reserve(most);
         child_.reserve(most);
         left_.reserve(most);
+        ratio_.reserve(most);
         reporter_.reserve(most);
         reserve_all(most.members, logits_);
-        reserve_all(most.nodes + 1, before_, next_child_, reached_, row_status_, node_status_, share_, kept_);
+        reserve_all(most.nodes + 1, before_, next_child_, run_, reached_, row_status_, node_status_, share_, kept_);
     }
     void run(const TreeCall& call, int64_t request, const TreeOutput& output) {
         call_ = &call;
@@ -159,22 +161,64 @@ class TreeVerifier {
     }
     void reject(int64_t node) { node_status_[node] |= left_.subtract(child_) ? status_empty_residual : status_ok; }
 
-    // From the root down, child after child; no row is looked at that the text does not get to.
+    // From the root down, run of children after run; no row is looked at that the text does not get to.
     void descend() {
         enter(0, 1);
         int64_t node = links_.first_child(0);
         while (node >= 0) {
-            if (has_token(node)) {
-                const double target = offer(node);
-                if (uniform(node) * child_.probability() < target) {
-                    last_ = node + 1;
-                    enter(last_, 1);
-                    node = links_.first_child(last_);
-                    continue;
-                }
-                reject(node);
+            if (!has_token(node)) {
+                node = links_.next_sibling(node);
+                continue;
             }
-            node = links_.next_sibling(node);
+            const int64_t accepted = test_run(node);
+            if (accepted >= 0) {
+                last_ = accepted + 1;
+                enter(last_, 1);
+                node = links_.first_child(last_);
+            } else {
+                reject(run_.back());
+                node = links_.next_sibling(run_.back());
+            }
+        }
+    }
+    // Tests children from this one on that are tested alike. Returns the one that is accepted, else -1.
+    int64_t test_run(int64_t first) {
+        double target = offer(first);
+        find_run(first);
+        const auto count = static_cast<int64_t>(run_.size());
+        bool known = count == 1 || !alive_;
+        double ratio = 1;  // from 1 to the number of the run: not looked for where both say the same
+        for (const int64_t node : run_) {
+            target = node == first ? target : offer(node);
+            const double draft = uniform(node) * child_.probability();
+            if (draft >= target) {
+                continue;
+            }
+            if (!known && draft * static_cast<double>(count) >= target) {
+                ratio = ratio_.find(left_, child_, count);
+                known = true;
+            }
+            if (draft * ratio < target) {
+                return node;
+            }
+        }
+        child_.multiply(known ? ratio : ratio_.find(left_, child_, count));
+        return -1;
+    }
+    // This child and, by the rule k_seq, those after it that its drafter drew from the same distribution.
+    void find_run(int64_t first) {
+        run_.assign(1, first);
+        if (call_->rule.kind != RuleKind::k_seq || !child_.drawn()) {
+            return;
+        }
+        const int64_t drafter = call_->draft.drafter_of(request_, first);
+        for (int64_t node = links_.next_sibling(first); node >= 0; node = links_.next_sibling(node)) {
+            if (has_token(node)) {
+                if (call_->draft.drafter_of(request_, node) != drafter) {
+                    return;
+                }
+                run_.push_back(node);
+            }
         }
     }
 
@@ -275,9 +319,11 @@ class TreeVerifier {
     BestScores scores_;
     ChildDraft child_;
     Remainder left_;
+    SequentialRatio ratio_;
     Reporter reporter_;
     std::vector<LogitRow> logits_;
     std::vector<int64_t> before_, next_child_;
+    std::vector<int64_t> run_;  // children that are tested alike
     std::vector<char> reached_;
     std::vector<int32_t> row_status_, node_status_;
     std::vector<double> share_, kept_;  // of a row: at first, and when all children were rejected

@@ -117,9 +117,10 @@ class SpeculativeEnsemble:
         number of children on each level, such as (4, 2, 2), a TokenTree, or a TreePlan, which may grow.
     rule: how drafts are accepted, as in `specens_kernels.verify_chain`: under every schedule "token" or "gumbel", by
         which a seed is a text: the same under `standard` and with any drafter, draft length, tree and batch, as far as
-        the members' logits are the same. Under "fixed" also "block", of trees "traversal", and what changes the text:
-        "typical", Typical, of chains Threshold. Replacement and DecisionTree are CoSD [Wang et al., 2025]: the drafter
-        writes, and the ensemble of the others, the assistant, replaces tokens where the rule says so.
+        the members' logits are the same. Under "fixed" also "block", of trees "traversal" and, of "independent"
+        children, "k_seq", and what changes the text: "typical", Typical, of chains Threshold. Replacement and
+        DecisionTree are CoSD [Wang et al., 2025]: the drafter writes, and the ensemble of the others, the assistant,
+        replaces tokens where the rule says so.
     dtype, device, revision: for members given as specs, refused where there is none. A torch.dtype or its name, "auto"
         for that of each checkpoint, None for bfloat16; None is the GPU where there is one; a branch, tag or commit of
         names of the hub.

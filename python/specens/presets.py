@@ -26,6 +26,7 @@ UNUSED = {  # by schedule: arguments that mean nothing there
 RULES_UNUSED: dict[Any, tuple[str, ...]] = {
     "block": ("alternate", "parallel", "tree"),
     "traversal": ("alternate", "parallel"),
+    "k_seq": ("alternate", "parallel"),
 }
 
 
@@ -247,11 +248,10 @@ PRESETS: dict[str, Preset] = {
     "several-chains": Preset(
         "Sun et al., SpecTr, NeurIPS 2023",
         PAIR,
-        _tree(branches=(4, 1, 1), children="independent"),
+        _tree("k_seq", branches=(4, 1, 1), children="independent"),
         topology="several chains, independent",
-        acceptance="with replacement",
-        leaves_out="k-SEQ, which takes the first draft of a place to pass min(1, p / (gamma q)); here each is tested "
-        "against what those before it left of the target: the same law, and somewhat fewer are accepted",
+        acceptance="k-SEQ",
+        leaves_out="that chains which begin alike go on together: here each goes on alone",
     ),
     "specinfer": Preset(
         "Miao et al., SpecInfer, ASPLOS 2024",

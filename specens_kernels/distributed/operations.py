@@ -147,6 +147,8 @@ def tree_of(member_logits: Any, draft_tokens: Tensor, parents: Any, **arguments:
     call = TreeCall(member_logits=members, draft_tokens=draft_tokens, parents=parents, **options)
     tree_operation.check(call)
     given, packed = tree_operation._pack(call, members)
+    if call.rule == "k_seq":
+        fail("rule", "one that several devices judge trees by, such as 'token'", repr(call.rule))
     rounds = rounds_of(parents, draft_tokens, call.rule == "traversal")
     steps = tree_steps(shard, TreeArguments.of(*given, **packed), rounds)
     return _then(steps, lambda results: _verdict([*results[:5], *results[6:]])._replace(path=results[5]))

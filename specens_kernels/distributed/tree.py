@@ -198,7 +198,7 @@ def accept_steps(call: Call, seen: Seen, rounds: Rounds | None) -> Steps[Accepte
 
 def as_drafts(call: Call, uniforms: Tensor) -> Drafts:
     """What functions of the reference look at that read no probabilities."""
-    return Drafts(uniforms, uniforms, call.tokens, uniforms, call.usable, call.shape)
+    return Drafts(uniforms, uniforms, call.tokens, call.tokens, uniforms, call.usable, call.shape)
 
 
 def tested_uniforms(call: Call, rows: Rows) -> Tensor:

@@ -303,6 +303,12 @@ def test_a_wrong_argument_is_named(name):
         )
 
 
+def test_trees_are_not_judged_by_k_seq_over_several_devices():
+    own = {"rule": "k_seq", "vocab_start": 0, "vocab_size": 5, "sampling": Sampling(temperature=0.0)}
+    with pytest.raises(ValueError, match=r"^rule: expected one that several devices judge trees by"):
+        operations.tree_of(torch.randn(1, 2, 5), torch.zeros(1, 1).long(), torch.tensor([[-1]]), **own)
+
+
 def test_without_a_group_the_argument_is_named_and_unknown_ones_are_refused():
     row = torch.randn(1, 5)
     with pytest.raises(ValueError, match=r"^group: expected"):

@@ -208,7 +208,7 @@ def test_the_heads_of_medusa_read_the_state_that_the_last_token_came_from(family
 
 
 TREES = {
-    "several-chains": ("with_replacement", "token", [4, 1, 1]),
+    "several-chains": ("with_replacement", "k_seq", [4, 1, 1]),
     "specinfer": ("with_replacement", "token", [1, 1, 3, 1, 1, 1, 1, 1]),
     "sequoia": ("without_replacement", "token", [3, 2]),
     "recursive-speculative-decoding": ("without_replacement", "token", [3, 2, 1]),

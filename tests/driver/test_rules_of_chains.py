@@ -102,7 +102,7 @@ def test_a_threshold_accepts_what_the_target_finds_likely_enough(pair):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rule": "best"}, "rule: expected token, block, traversal, gumbel, typical, or a Typical"),
+        ({"rule": "best"}, "rule: expected token, block, traversal, k_seq, gumbel, typical, or a Typical"),
         ({"rule": "block", "schedule": "alternate"}, "rule: expected 'token' or 'gumbel' under schedule 'alternate'"),
         ({"rule": Replacement()}, "rule: expected a drafter that is no part of the ensemble under Replacement"),
     ],

@@ -381,10 +381,15 @@ def test_typical_acceptance_takes_the_longest_path_of_a_tree_that_is_likely_enou
 
 def test_rules_of_chains_are_refused_with_trees_and_that_of_trees_without(pair):
     for rule in ("block", Threshold(0.3)):
-        with pytest.raises(ValueError, match="expected one of token, gumbel, traversal, typical or a Typical with"):
+        with pytest.raises(
+            ValueError, match="expected one of token, gumbel, traversal, k_seq, typical or a Typical with"
+        ):
             SpeculativeEnsemble(pair, tree=(2, 2), rule=rule)
     with pytest.raises(ValueError, match="rule: expected draft trees, tree=, beside 'traversal'"):
         SpeculativeEnsemble(pair, schedule="fixed", rule="traversal")
+    for tree in (None, (2, 2), TreePlan((2, 2), children="sampled")):
+        with pytest.raises(ValueError, match=r"rule: expected trees of independent children, .*, beside 'k_seq'"):
+            SpeculativeEnsemble(pair, schedule="fixed", tree=tree, rule="k_seq")
 
 
 def test_a_draft_that_a_member_cannot_read_is_tested_in_a_tree_and_never_read(pair):

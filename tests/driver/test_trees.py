@@ -93,6 +93,7 @@ class TreeBigram(Bigram):
         (TreePlan((2, 1)), "traversal"),
         (TreePlan((2, 2), children="sampled"), "token"),
         (TreePlan((3, 1), children="independent"), "token"),
+        (TreePlan((3, 1), children="independent"), "k_seq"),
         (TreePlan((3, 2), children="sampled"), "traversal"),
         (TreePlan(nodes=4, width=2, levels=3), "token"),
         (TreePlan(nodes=5, levels=3, children="sampled", threshold=0.2), "token"),

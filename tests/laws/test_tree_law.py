@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ DEEP = TokenTree([-1, -1, 0, 1, 1, 3])
 ENSEMBLES = ("single", "mixture", "logit mixture", "contrastive, amateur drafts")
 LOSSLESS = ("token", "traversal")
 DRAWN = ("with_replacement", "without_replacement")
+TESTED = [*itertools.product(LOSSLESS, DRAWN), ("k_seq", "with_replacement")]
 
 
 def model_for(target: str, drafter: str, tree: TokenTree, seed: int) -> Model:
@@ -41,8 +43,7 @@ def assert_the_law_is_the_targets(own: Plan, trees=None) -> float:
     return float((rounds.weights * rounds.verdict.num_accepted).sum())
 
 
-@pytest.mark.parametrize("siblings", DRAWN)
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize(("rule", "siblings"), TESTED)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("target", ENSEMBLES)
 def test_drawn_trees_emit_the_product_of_the_target_distributions(target, tree, rule, siblings):
@@ -51,8 +52,7 @@ def test_drawn_trees_emit_the_product_of_the_target_distributions(target, tree, 
         assert_the_law_is_the_targets(plan(model, TREES[tree], rule, siblings))
 
 
-@pytest.mark.parametrize("siblings", DRAWN)
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize(("rule", "siblings"), TESTED)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_law_holds_for_every_ensemble_and_members_that_draft(target, rule, siblings):
     tree = TREES["two branches"]
@@ -63,15 +63,13 @@ def test_the_law_holds_for_every_ensemble_and_members_that_draft(target, rule, s
         assert_the_law_is_the_targets(plan(model_for(target, drafter, tree, 3), tree, rule, siblings))
 
 
-@pytest.mark.parametrize("siblings", DRAWN)
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize(("rule", "siblings"), TESTED)
 @pytest.mark.parametrize("tree", [WIDE, DEEP], ids=["wide", "deep"])
 def test_the_law_holds_for_larger_trees(tree, rule, siblings):
     assert_the_law_is_the_targets(plan(model_for("mixture", "outside", tree, 5), tree, rule, siblings))
 
 
-@pytest.mark.parametrize("siblings", DRAWN)
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize(("rule", "siblings"), TESTED)
 def test_the_law_holds_for_a_drafter_with_a_wider_vocabulary(rule, siblings):
     tree = TokenTree([-1, -1, -1])
     for seed in (1, 2, 3):
@@ -80,8 +78,7 @@ def test_the_law_holds_for_a_drafter_with_a_wider_vocabulary(rule, siblings):
         assert_the_law_is_the_targets(plan(model, tree, rule, siblings))
 
 
-@pytest.mark.parametrize("siblings", DRAWN)
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize(("rule", "siblings"), TESTED)
 def test_the_law_holds_where_each_child_has_a_drafter_of_its_own(rule, siblings):
     tree, members = TREES["two branches"], torch.tensor([[0, 1, 1, 0]])
     for seed in (1, 2):
@@ -93,7 +90,7 @@ def test_the_law_holds_where_each_child_has_a_drafter_of_its_own(rule, siblings)
         assert_the_law_is_the_targets(replace(own, drafts=drafts, arguments=own.arguments | {"drafter": members}))
 
 
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("rule", [*LOSSLESS, "k_seq"])
 @pytest.mark.parametrize("target", ENSEMBLES)
 def test_chosen_children_leave_the_law_as_it_is_whatever_they_are(target, rule):
     choice = random.Random(9)

@@ -92,6 +92,7 @@ def numbers(plan: Plan, tokens: Tokens) -> tuple[list[float], list[float]]:
     levels = [0, *(level + 1 for level in plan.depth)]
     rows = [target[levels[node + 1], row_of(tokens, node, vocab)].tolist() for node in range(-1, len(parents))]
     share, ratios = [1.0] * len(rows), [0.0] * len(parents)
+    runs = runs_of(plan, tokens) if plan.rule == "k_seq" else {}
     for node, parent in enumerate(parents):
         if tokens[node] < 0:
             share[node + 1] = 0.0
@@ -100,9 +101,14 @@ def numbers(plan: Plan, tokens: Tokens) -> tuple[list[float], list[float]]:
         draft = own if plan.siblings is None else node_draft(plan, tokens, node)
         assert draft is not None
         draft = draft[: len(rows[0])] + [0.0] * (len(rows[0]) - len(draft))
+        if len(run := runs.get(node, [node])) > 1:
+            ratio = ratio_of(rows[parent + 1], draft, len(run))
+            draft = [ratio * value for value in draft]
         offered = [share[parent + 1] * value for value in rows[parent + 1]]
         there = offered[tokens[node]] if tokens[node] < len(offered) else 0.0
         ratios[node] = there / max(draft[tokens[node]], there) if there > 0 else 0.0
+        if node != run[-1]:
+            continue
         residual = [max(0.0, value - taken) for value, taken in zip(offered, draft)]
         mass = sum(residual)
         if mass > 1e-9:
@@ -114,6 +120,32 @@ def numbers(plan: Plan, tokens: Tokens) -> tuple[list[float], list[float]]:
             share[node + 1] = ratios[node]
     compared = share[1:] if plan.rule == "traversal" else ratios
     return compared, [number for row in rows for number in itertools.accumulate(row)]
+
+
+def runs_of(plan: Plan, tokens: Tokens) -> dict[int, list[int]]:
+    """The siblings that one drafter drew one after the other, of each node that was drawn."""
+    drafters = plan.arguments.get("drafter")
+    found: dict[int, list[int]] = {}
+    newest: dict[int, tuple[int, list[int]]] = {}
+    for node, parent in enumerate(plan.parents):
+        drafter = int(drafters[0, node]) if isinstance(drafters, Tensor) else 0
+        if plan.siblings is None or drafter < 0 or tokens[node] < 0:
+            drafter = -1 - node
+        if newest.get(parent, (None, []))[0] != drafter:
+            newest[parent] = drafter, []
+        found[node] = newest[parent][1]
+        found[node].append(node)
+    return found
+
+
+def ratio_of(target: list[float], draft: list[float], count: int) -> float:
+    """Where what `count` tests accept of a token at most, ratio * its overlap, is what they accept in all."""
+    low, high = 1.0, float(count)
+    for _ in range(100):
+        ratio = (low + high) / 2
+        overlap = sum(min(own, value / ratio) for own, value in zip(draft, target))
+        low, high = (low, ratio) if 1 - (1 - overlap) ** count <= ratio * overlap else (ratio, high)
+    return high
 
 
 def intervals(ends: Sequence[float]) -> list[tuple[float, float]]:

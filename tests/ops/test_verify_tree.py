@@ -16,7 +16,7 @@ import specens_kernels.ops.verify_tree as operation
 from specens_kernels import LogitMixture, Mixture, Processing, Sampling, Status, TokenTree, Verdict, verify_tree
 
 BACKENDS = ("reference", "cpp", "triton")
-RANDOM_CASES = {"cpp": 150, "triton": many(6)}  # Triton's interpreter takes seconds for a tree
+RANDOM_SEEDS = {"cpp": range(150), "triton": range(many(6))}  # Triton's interpreter takes seconds for a tree
 RANDOM_SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "cpp": {},
     "triton": {"batches": (2,), "vocabs": (2, 7, 33), "sizes": (1, 3, 6)},
@@ -30,10 +30,24 @@ def assert_equal(result: Verdict, expected: Verdict) -> None:
         assert (own is None and other is None) or torch.equal(own, other), name
 
 
+def by_k_seq(case: TreeCase) -> TreeCase:
+    drawn = {"siblings": "with_replacement"} if "siblings" in case.arguments else {}
+    return replace(case, arguments=case.arguments | {"rule": "k_seq"} | drawn)
+
+
 def test_random_trees_get_the_tokens_of_the_reference(backend):
+    assert_tokens_of_the_reference(
+        backend, [random_case(seed, **RANDOM_SIZES[backend]) for seed in RANDOM_SEEDS[backend]]
+    )
+
+
+def test_random_trees_by_k_seq_get_the_tokens_of_the_reference():
+    assert_tokens_of_the_reference("cpp", [by_k_seq(random_case(seed)) for seed in range(90)])
+
+
+def assert_tokens_of_the_reference(backend: str, cases: list[TreeCase]) -> None:
     requests = differing = accepted = 0
-    for seed in range(RANDOM_CASES[backend]):
-        case = random_case(seed, **RANDOM_SIZES[backend])
+    for seed, case in enumerate(cases):
         expected, result = case.verify("reference"), case.verify(backend)
         same = (expected.tokens == result.tokens).all(1) & (expected.path == result.path).all(1)
         same &= expected.status == result.status
@@ -45,7 +59,7 @@ def test_random_trees_get_the_tokens_of_the_reference(backend):
         torch.testing.assert_close(result.logprobs[same], expected.logprobs[same], atol=5e-5, rtol=1e-5)
         requests, differing = requests + len(same), differing + int((~same).sum())
         accepted += int(expected.num_accepted.sum())
-    assert requests >= 2 * RANDOM_CASES[backend]
+    assert requests >= 2 * len(cases)
     assert accepted > 0.3 * requests
     assert differing <= max(1, SET_ASIDE * requests)
 
@@ -64,6 +78,7 @@ def test_the_most_likely_tokens_are_those_of_the_reference():
 def test_a_request_alone_gets_the_bits_that_it_gets_in_a_batch():
     for seed in range(40):
         case = random_case(seed, batches=(7,))
+        case = by_k_seq(case) if seed % 4 == 0 else case
         together = case.verify("cpp")
         for indices in ([0], [6, 2], [3, 3]):
             alone = case.requests(indices).verify("cpp")
@@ -71,7 +86,7 @@ def test_a_request_alone_gets_the_bits_that_it_gets_in_a_batch():
 
 
 @pytest.mark.parametrize(("batch", "vocab"), [(40, 3000), (1, 300_000)], ids=["many requests", "a long row"])
-@pytest.mark.parametrize("rule", ["token", "traversal", "typical"])
+@pytest.mark.parametrize("rule", ["token", "k_seq", "traversal", "typical"])
 def test_the_number_of_threads_does_not_change_a_bit(batch, vocab, rule):
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(batch, 7, vocab, generator=generator)
@@ -79,6 +94,16 @@ def test_the_number_of_threads_does_not_change_a_bit(batch, vocab, rule):
     case = plain_case(logits, draft_tokens_of(draft), rule=rule, draft_logits=draft, siblings="with_replacement")
     single, double = (with_threads(count, lambda: case.verify("cpp", logprobs=True)) for count in (1, 2))
     assert_equal(single, double)
+
+
+def test_k_seq_needs_children_that_were_drawn_with_replacement_and_a_backend_that_has_it():
+    logits = torch.randn(1, 7, 9)
+    case = plain_case(logits, draft_tokens_of(logits), rule="k_seq", drafter=0, siblings="with_replacement")
+    with pytest.raises(ValueError, match=r"rule: expected one that Triton's kernels judge trees by, .* got 'k_seq'"):
+        case.verify("triton")
+    for backend in ("reference", "cpp"):
+        with pytest.raises(ValueError, match="siblings: expected 'with_replacement' under the rule 'k_seq', got"):
+            case.verify(backend, siblings="without_replacement")
 
 
 def draft_tokens_of(draft: Tensor) -> Tensor:

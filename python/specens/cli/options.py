@@ -57,9 +57,9 @@ Drafter = Annotated[
 Rule = Annotated[
     str | None,
     typer.Option(
-        autocompletion=lambda: ["token", "gumbel", "block", "traversal", "typical"],
+        autocompletion=lambda: ["token", "gumbel", "block", "traversal", "k_seq", "typical"],
         help="How drafts are accepted: token; gumbel (a seed is a text, whatever drafts it); under the schedule fixed "
-        "also block, of trees traversal, or typical. Default: token.",
+        "also block, of trees traversal or, of independent children, k_seq, or typical. Default: token.",
     ),
 ]
 Rules = Annotated[str | None, typer.Option("--rule", help="token, gumbel, or both: token,gumbel. Default: token.")]

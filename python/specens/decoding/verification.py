@@ -18,7 +18,7 @@ from specens_kernels.backend import backend_for
 from specens_kernels.ops.verify_tree import PADDING
 
 NO_TOKEN = -1
-TREE_RULES = ("traversal",)  # which a chain is tested by as a tree
+TREE_RULES = ("traversal", "k_seq")  # which a chain is tested by as a tree
 
 
 def num_scored(request: Request) -> int:

@@ -36,9 +36,9 @@ from specens_kernels import (
     Typical,
 )
 
-RULES = ("token", "block", "traversal", "gumbel", "typical")
+RULES = ("token", "block", "traversal", "k_seq", "gumbel", "typical")
 EVERY_SCHEDULE = ("token", "gumbel")  # rules that a schedule without chains knows too
-OF_TREES = (*EVERY_SCHEDULE, "traversal", "typical")
+OF_TREES = (*EVERY_SCHEDULE, "traversal", "k_seq", "typical")
 WITH_TREES = ("fixed", "alternate")  # schedules
 TREE = "tree"  # another name for the schedule "fixed" with draft trees
 
@@ -157,6 +157,11 @@ def check_rule(plan: Plan, schedule: str) -> None:
     """Raise ValueError where a schedule cannot accept by the rule of its plan."""
     if plan.tree is None and plan.rule == "traversal":
         raise ValueError("rule: expected draft trees, tree=, beside 'traversal', which is 'block' of chains; got none")
+    if plan.rule == "k_seq" and (plan.tree is None or plan.tree.children != "independent"):
+        raise ValueError(
+            "rule: expected trees of independent children, TreePlan(..., children='independent'), beside 'k_seq'; "
+            f"got {'none' if plan.tree is None else plan.tree}"
+        )
     if plan.rule not in EVERY_SCHEDULE and schedule != "fixed":
         raise ValueError(
             f"rule: expected {' or '.join(map(repr, EVERY_SCHEDULE))} under schedule {schedule!r}, got {plan.rule!r}; "

@@ -65,10 +65,10 @@ def verify_tree(
 ) -> Verdict:
     """Accept a path of each request's draft tree from the root down, and draw the token after it.
 
-    Under the rules "token", "traversal" and "gumbel" the emitted tokens are distributed exactly as if each had been
-    drawn from the target distribution: the ensemble's, after processing and sampling parameters. A tree that is a chain
-    gives the tokens that `verify_chain` gives under "token", "block" and "gumbel", from the same seeds. No host
-    synchronisation; traceable by torch.compile(fullgraph=True) with a tensor for parents.
+    Under all rules but "typical" the emitted tokens are distributed exactly as if each had been drawn from the target
+    distribution: the ensemble's, after processing and sampling parameters. A tree that is a chain gives the tokens that
+    `verify_chain` gives under "token", "block" and "gumbel", from the same seeds. No host synchronisation; traceable by
+    torch.compile(fullgraph=True) with a tensor for parents.
 
     member_logits: float32, bfloat16 or float16 [batch, nodes + 1, vocab], a tensor or one a member, as in
         `verify_chain`: row 0 is the position after the committed text, row i + 1 the one after node i. So the child of
@@ -86,12 +86,13 @@ def verify_tree(
     siblings: how the children of a node were drawn; needed with drafter or draft_logits. "with_replacement": each
         independently of the others, so a token may come twice. "without_replacement": each without the tokens of the
         siblings before it. What is said here must be true, else the text is biased; for chains both are.
-    rule: "token": from the root down, child after child. "traversal": from the leaves to the root, whole paths are
-        tested: longer accepted paths, as lossless, but more rows are read. "gumbel": the path of the tokens of the best
-        scores, as in `verify_chain`: a seed is a text, whatever the tree is. Children drawn by `sample` with
-        method="gumbel" and count are accepted most often; how they were drawn plays no part, so drafter, draft_logits,
-        draft_sampling, siblings and uniforms must be None. "typical", or a Typical with settings of its own: the
-        longest path that the target finds likely enough; not lossless.
+    rule: "token": from the root down, child after child. "k_seq": likewise, but children that one drafter drew with
+        replacement are tested alike, against one target (SpecTr); Triton has no kernel for it. "traversal": from the
+        leaves to the root, whole paths are tested: longer accepted paths, as lossless, but more rows are read.
+        "gumbel": the path of the tokens of the best scores, as in `verify_chain`: a seed is a text, whatever the tree
+        is. Children drawn by `sample` with method="gumbel" and count are accepted most often; how they were drawn plays
+        no part, so drafter, draft_logits, draft_sampling, siblings and uniforms must be None. "typical", or a Typical
+        with settings of its own: the longest path that the target finds likely enough; not lossless.
     num_nodes: int64 or int32 [batch]: nodes from there on are padding. None: `parents` alone says which are.
     max_levels: the most nodes of a path, the width of the result; deeper nodes are padding. None: that of the
         TokenTrees, and for a tensor all nodes, since their depth is known on the device only.
@@ -155,6 +156,8 @@ def _tree_part(call: TreeCall) -> tuple[Tensor, int]:
     """The parents, and the most nodes of a path."""
     drawn = call.drafter is not None or call.draft_logits is not None
     if drawn != (call.siblings in SIBLINGS) or (not drawn and call.siblings is not None):
+        raise ValueError("siblings")
+    if call.rule == "k_seq" and call.siblings == "without_replacement":
         raise ValueError("siblings")
     if isinstance(call.parents, Tensor):
         table, levels = call.parents, call.draft_tokens.shape[1]

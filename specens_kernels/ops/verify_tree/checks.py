@@ -117,3 +117,5 @@ def _check_draft_source(call: TreeCall, members: list[Tensor]) -> None:
             fail("siblings", "None, as without drafter and draft_logits no draft is drawn", repr(call.siblings))
     elif not isinstance(call.siblings, str) or call.siblings not in SIBLINGS:
         fail("siblings", f"{known}, the way in which drafts were drawn", repr(call.siblings))
+    elif call.rule == "k_seq" and SIBLINGS[call.siblings]:
+        fail("siblings", "'with_replacement' under the rule 'k_seq'", repr(call.siblings))

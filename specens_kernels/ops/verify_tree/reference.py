@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,26 +42,34 @@ from specens_kernels.rules import RuleKind
 LEAST_MASS_LEFT = 2.0**-100  # of a draft distribution without the siblings' tokens
 
 
-def node_drafts(target: Target, draft: Draft, tree: Tree, shape: Shape, greedy: Tensor) -> tuple[Tensor, Tensor]:
-    """What each node was drawn from, given the siblings before it, and its status: float64 [batch, nodes, vocab].
+class NodeDrafts(NamedTuple):
+    """What nodes were drawn from."""
 
-    The vocabulary is that of target and drafter together.
-    """
+    probs: Tensor  # float64 [batch, nodes, vocab] of target and drafter together, given the siblings before
+    drafters: Tensor  # int64 [batch, nodes], -1: one-hot
+    status: Tensor  # int64 [batch, nodes]
+
+
+def node_drafts(target: Target, draft: Draft, tree: Tree, shape: Shape, greedy: Tensor) -> NodeDrafts:
+    """The distributions of all nodes."""
     tokens = draft.tokens.long()
     vocab = max(logits.shape[-1] for logits in target.member_logits)
     if draft.logits is not None:
         vocab = max(vocab, draft.logits.shape[-1])
     of_nodes, draft, before = at_parents(target, draft, tokens, shape)
     rows = draft_rows(of_nodes, draft, vocab, greedy, before)
+    drafters = torch.zeros_like(tokens) if draft.drafters is None else draft.drafters.long()
+    drafters = torch.where(rows.drawn, drafters, -1)
     if not tree.without_replacement:
-        return rows.probs, rows.status
+        return NodeDrafts(rows.probs, drafters, rows.status)
     taken = earlier_siblings(shape).double() @ one_hot(tokens, vocab) > 0
     remaining = torch.where(taken, 0.0, rows.probs)
     mass = remaining.sum(-1)
     drawn = rows.drawn & (mass > LEAST_MASS_LEFT)
     probs = torch.where(rows.drawn[..., None], one_hot(tokens, vocab), rows.probs)
     probs = torch.where(drawn[..., None], remaining / mass[..., None], probs)
-    return probs, rows.status | (rows.drawn & ~drawn) * Status.INVALID_DRAFT_DISTRIBUTION
+    status = rows.status | (rows.drawn & ~drawn) * Status.INVALID_DRAFT_DISTRIBUTION
+    return NodeDrafts(probs, torch.where(drawn, drafters, -1), status)
 
 
 def at_parents(target: Target, draft: Draft, tokens: Tensor, shape: Shape) -> tuple[Target, Draft, Paths]:
@@ -92,10 +100,11 @@ def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
     if arguments.rule.kind == RuleKind.GUMBEL:
         probs = one_hot(best_scores(arguments.random_numbers, rows, shape), probs.shape[-1])
         drawn = torch.zeros_like(rows.greedy)
-    node_probs, draft_status = node_drafts(target, draft, tree, shape, rows.greedy)
-    usable = shape.used & (tokens >= 0) & (tokens < node_probs.shape[-1])
+    own = node_drafts(target, draft, tree, shape, rows.greedy)
+    usable = shape.used & (tokens >= 0) & (tokens < own.probs.shape[-1])
     random_numbers = torch.where(drawn[:, None], chain_uniforms(arguments.random_numbers, None, tokens), 0.0)
-    drafts = Drafts(probs, node_probs[..., : probs.shape[-1]], tokens, random_numbers, usable, shape)
+    draft_probs = own.probs[..., : probs.shape[-1]]
+    drafts = Drafts(probs, draft_probs, tokens, own.drafters, random_numbers, usable, shape)
     accepted = apply_rule(arguments.rule, drafts, rows.greedy)
 
     request = torch.arange(tokens.shape[0], device=tokens.device)
@@ -104,7 +113,7 @@ def verify_tree(*given: Any, **options: Any) -> list[Tensor]:
     next_token = draw(accepted.left[request, accepted.last], uniform)
 
     path, on_path = path_to(accepted.last, shape, tree.levels)
-    status = used_status(rows.status, draft_status, accepted, drafts, on_path)
+    status = used_status(rows.status, own.status, accepted, drafts, on_path)
     num_nodes = torch.full_like(num_accepted, tokens.shape[1]) if draft.lens is None else draft.lens.long()
     invalid = rows.invalid | shape.invalid | parameters(draft.sampling, tokens).invalid
     invalid = invalid | bad_uniforms(random_numbers, uniform, num_nodes)

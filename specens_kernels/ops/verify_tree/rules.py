@@ -10,6 +10,11 @@ same (with replacement), belong to different drafters, or be one-hot (children t
 token: from the root down; a child is accepted or rejected for good when the text gets to it, so that the share of
     every row is 1. With replacement: Miao et al., SpecInfer, ASPLOS 2024 (multi-step speculative sampling). Without:
     Jeon et al., Recursive Speculative Decoding, 2024; Chen et al., Sequoia, NeurIPS 2024. For a chain: its rule token.
+k_seq: from the root down as by token, but siblings that were drawn alike, with replacement from one distribution, are
+    tested alike: each is accepted with probability min(1, target / (ratio * draft)) at its token, all against the same
+    target, and when all were rejected target - ratio * draft is left, where positive. The ratio, from 1 to the number
+    of them, is the one by which the law is the target's (`sequential_ratio`). Sun et al., SpecTr, NeurIPS 2023 (k-SEQ).
+    A sibling without others that were drawn alike, as one that was chosen, is tested as by token.
 traversal: from the leaves to the root; a row is accepted with what is left of its share when everything below it was
     rejected. Weng et al., Traversal Verification for Speculative Tree Decoding, NeurIPS 2025. For a chain: its rule
     block.
@@ -32,6 +37,8 @@ from specens_kernels.ops.verify_chain.rules import at_tokens, entropy, typical_l
 from specens_kernels.ops.verify_tree.shape import Shape, rows_of_parents
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
+BISECTIONS = 60  # to the last bits of a ratio
+
 
 class Drafts(NamedTuple):
     """Trees under test. Row i + 1 is the position after node i."""
@@ -39,6 +46,7 @@ class Drafts(NamedTuple):
     target: Tensor  # float64 [batch, rows, vocab]
     draft: Tensor  # float64 [batch, nodes, vocab], what a node was drawn from, given the siblings before it
     tokens: Tensor  # int64 [batch, nodes]
+    drafters: Tensor  # int64 [batch, nodes], who drew a node; -1: it is one-hot
     random_numbers: Tensor  # float64 [batch, nodes]
     usable: Tensor  # bool [batch, nodes], whether there is a draft, and it is a token
     shape: Shape
@@ -89,6 +97,72 @@ def offer(drafts: Drafts, whole_paths: bool) -> Offers:
     return Offers(passes, share, left, empty)
 
 
+def offer_runs(drafts: Drafts) -> Offers:
+    """Offer every run of siblings that were drawn alike to its row, by the rule k_seq."""
+    count, is_last = runs(drafts)
+    batch, rows, _ = drafts.target.shape
+    request = torch.arange(batch, device=drafts.tokens.device)
+    left = drafts.target.clone()
+    passes, empty = torch.zeros_like(drafts.usable), torch.zeros_like(drafts.usable)
+    for node in range(rows - 1):
+        row, usable = drafts.shape.parent_row[:, node], drafts.usable[:, node]
+        own_left, draft, token = left[request, row], drafts.draft[:, node], drafts.tokens[:, node, None]
+        draft = draft * sequential_ratio(own_left, draft, count[:, node])[:, None]
+        target_there, draft_there = (at_tokens(values[:, None], token)[:, 0] for values in (own_left, draft))
+        passes[:, node] = usable & (drafts.random_numbers[:, node] * draft_there < target_there)
+
+        residual = (own_left - draft).clamp(min=0)
+        mass = residual.sum(-1)
+        nothing = mass <= EMPTY_RESIDUAL_MASS
+        residual = torch.where(nothing[:, None], drafts.target[request, row], residual / mass[:, None])
+        ends = usable & is_last[:, node]
+        left[request, row] = torch.where(ends[:, None], residual, own_left)
+        empty[:, node] = ends & nothing & (residual.sum(-1) > 0)
+    return Offers(passes, torch.ones_like(left[..., 0]), left, empty)
+
+
+def runs(drafts: Drafts) -> tuple[Tensor, Tensor]:
+    """Of each node, how many siblings in a row its drafter drew, itself counted, and whether it is the last of them.
+
+    int64 and bool [batch, nodes].
+    """
+    batch, nodes = drafts.tokens.shape
+    request, node = torch.arange(batch, device=drafts.tokens.device), torch.arange(nodes, device=drafts.tokens.device)
+    first = node.expand(batch, -1).clone()  # of the run
+    newest = torch.full((batch, nodes + 1), -1, dtype=torch.int64, device=node.device)  # run of each row
+    for own in range(nodes):
+        row, usable, drafter = drafts.shape.parent_row[:, own], drafts.usable[:, own], drafts.drafters[:, own]
+        run = newest[request, row]
+        goes_on = usable & (run >= 0) & (drafter >= 0) & (drafters_at(drafts, run) == drafter)
+        first[:, own] = torch.where(goes_on, run, own)
+        newest[request, row] = torch.where(usable, first[:, own], run)
+    together = (first[:, :, None] == first[:, None]) & drafts.usable[:, None]
+    return together.sum(2), ~(together & (node > node[:, None])).any(2)
+
+
+def drafters_at(drafts: Drafts, nodes: Tensor) -> Tensor:
+    """Who drew a node of each request [batch]."""
+    return drafts.drafters.gather(1, nodes.clamp(min=0)[:, None])[:, 0]
+
+
+def sequential_ratio(target: Tensor, draft: Tensor, count: Tensor) -> Tensor:
+    """The ratio by which `count` drafts of one distribution are tested, float64 [batch].
+
+    With overlap = sum min(draft, target / ratio), one of them is accepted with probability 1 - (1 - overlap)^count, and
+    what is accepted is distributed as min(draft, target / ratio). So the target is never exceeded where that is at most
+    ratio * overlap; the least such ratio, where they are equal, accepts most. Found by bisection.
+    """
+    count = count.clamp(min=1).to(target.dtype)
+    low, high = torch.ones_like(count), count.clone()
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        overlap = torch.minimum(draft, target / middle[:, None]).sum(-1).clamp(max=1)
+        accepted = -torch.expm1(count * torch.log1p(-overlap))
+        suffices = accepted <= middle * overlap
+        low, high = torch.where(suffices, low, middle), torch.where(suffices, middle, high)
+    return high
+
+
 def first_passing(passes: Tensor, shape: Shape) -> Tensor:
     """int64 [batch]: the row that one comes to from the root, always to the first child that passes."""
     here = torch.zeros_like(shape.depth[:, 0])
@@ -134,7 +208,7 @@ def apply_rule(rule: Rule, drafts: Drafts, greedy: Tensor) -> Acceptance:
         last = longest(typical(drafts, rule), drafts.shape)
         empty = torch.zeros_like(drafts.usable)
         return Acceptance(torch.where(greedy, most_likely, last), drafts.target, empty, False)
-    offers = offer(drafts, rule.kind == RuleKind.TRAVERSAL)
+    offers = offer_runs(drafts) if rule.kind == RuleKind.K_SEQ else offer(drafts, rule.kind == RuleKind.TRAVERSAL)
     if rule.kind == RuleKind.TRAVERSAL:
         last = first_kept(offers.share, drafts)
     else:

@@ -46,6 +46,7 @@ from specens_kernels.parts.target import TargetView, batch_of, target_temperatur
 from specens_kernels.parts.tree import at_row, load_tree, tree_view, with_children
 from specens_kernels.parts.uniforms import RandomView, uniforms_at
 from specens_kernels.rules import RuleKind
+from specens_kernels.values import fail
 
 STREAM_NEXT = tl.constexpr(1)
 WARPS = 8  # a block of 4096 tokens is loaded at once; with more, what several members need does not fit in registers
@@ -267,6 +268,8 @@ def launch(*given_arguments: Any, out: list[Tensor] | None = None, **options: An
     """tokens, num_accepted, num_tokens, next_token, status, path, and reports; see `Verdict`. out: where to."""
     arguments = TreeArguments.of(*given_arguments, **options)
     tree, rule = arguments.tree, arguments.rule
+    if rule.kind == RuleKind.K_SEQ:
+        fail("rule", "one that Triton's kernels judge trees by, such as 'token'; or backend='reference'", "'k_seq'")
     results = empty_verdict(*given_arguments, **options) if out is None else out
     ready, given = ready_for_kernels(arguments.target), ready_for_kernels(arguments.draft)
     parents = tree.parents.to(torch.int64).contiguous()
