@@ -141,7 +141,7 @@ def slices_of(call: Call) -> Slices | None:
         kept = filter_of_draft(call.shard, target, draft, parameters(draft.sampling, call.tokens))
         filtered = not kernels_filter(kept, target.member_logits[0])
     picks = (call.kind.compares or call.by_best) and target.ensemble == EnsembleKind.MIXTURE
-    needed = [*operators_of(call.report), *OPERATORS_OF_RULES.get(call.kind, [])]
+    needed = [*operators_of(call.report, call.kind == RuleKind.GUMBEL), *OPERATORS_OF_RULES.get(call.kind, [])]
     if call.direct or filtered or picks or not kernels_read(call.shard, target, *needed):
         return None
     return Slices(call.shard, target, draft, call.here)

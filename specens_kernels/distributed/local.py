@@ -137,7 +137,6 @@ EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tens
     "gumbel_noise": empty_noise,
     "samples_of_shard": empty_samples,
     "entries_of_shard": empty_entries,
-    "logprobs_of_shard": empty_logprobs,
     "scores_of_shard": empty_scores,
     "top_of_shard": empty_top,
 }
@@ -154,6 +153,7 @@ LAUNCHERS: dict[
     "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
     "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_kept),
     "entropies_of_shard": ("verify_chain.triton_shard", "entropies", empty_scores),
+    "logprobs_of_shard": ("verify_chain.triton_shard", "logprobs", empty_logprobs),
 }
 BY_TRITON: dict[str, str] = {}  # the names of the operators that have Triton's kernels
 

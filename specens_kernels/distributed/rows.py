@@ -97,7 +97,7 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
         slices = None
         best = ["best_kept_of_shard"] if stream.best > 0 else []
         picks = stream.best > 1 or (by_best and target.ensemble == EnsembleKind.MIXTURE)
-        if not picks and kernels_read(shard, target, *operators_of(report), *best):
+        if not picks and kernels_read(shard, target, *operators_of(report, stream.best > 0), *best):
             slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
         parts, reported_slices = [target_steps(shard, target, None, looked, slices=slices)], slices
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):

@@ -171,11 +171,15 @@ def kernels_read(shard: Shard, target: Target, *more: str) -> bool:
     return all(local.operator_for(name, first) is not None for name in ("chain_of_shard", *more))
 
 
-def operators_of(report: Report) -> list[str]:
-    """What a report needs."""
+def operators_of(report: Report, scores: bool) -> list[str]:
+    """What a report needs. scores: of rows that pick the token of the best score."""
     if report.logprobs == NO_LOGPROBS:
         return []
-    return ["logprobs_of_shard", "scores_of_shard", "top_of_shard"]
+    return [
+        "logprobs_of_shard",
+        *(["top_of_shard"] if report.top > 0 else []),
+        *(["scores_of_shard"] if scores else []),
+    ]
 
 
 def no_drafts(target: Target, tokens: Tensor) -> Draft:

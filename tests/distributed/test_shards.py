@@ -147,8 +147,11 @@ def test_random_draws_on_shards_are_those_of_whole_rows():
         assert_equal(results[0], sample(rows, backend="reference", **arguments), seed)
 
 
-def test_the_slices_of_distributions_are_those_of_whole_rows():
-    for seed in range(many(40)):
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+def test_the_slices_of_distributions_are_those_of_whole_rows(backend, monkeypatch):
+    if backend == "triton":
+        by_triton(monkeypatch)
+    for seed in range(many(40 if backend == "cpp" else 6)):
         choice, problem = random.Random(seed), random_problem(seed, VOCABS)
         vocab = widest(problem.logits, {})
         bounds = bounds_of(vocab, choice.choice([1, 2, 3, 4]), choice)
@@ -376,8 +379,9 @@ def of_slices(problem: Problem, choice: random.Random, in_cpp: bool = True) -> P
     rules: list[Any] = ["token", "token", "block", Threshold(0.2), Synthetic(0.6)]
     if choice.random() < 0.4:
         rules = ["typical"]
-    if in_cpp and choice.random() < 0.4:
-        arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": choice.choice([0, 3])}
+    if choice.random() < 0.4:
+        top = choice.choice([0, 3]) if in_cpp else 0
+        arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": top}
     arguments["rule"] = choice.choice(rules)
     if isinstance(arguments["ensemble"], Contrastive):
         arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))

@@ -78,6 +78,8 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     yield from triton_shard.residual_launches(blocks, drawn["subtracts_ptr"], kept, own)
     yield from triton_shard.draw_launches(row, drawn, kept, own)
     yield from triton_shard.entropy_launches(blocks, kept, own)
+    logprobs = shares.new_empty(*rows.shape, own.target.vocab).float()
+    yield from triton_shard.logprob_launches(logprobs, kept, triton_shard.Scale(numbers.sums, numbers.sums), own)
     found = triton_shard_search.Found(blocks, blocks, blocks.long())
     noise = triton_shard_search.Noise(row, rows, shares, 300)
     yield from triton_shard_search.best_launches(found, kept, noise, own)

@@ -35,7 +35,7 @@ from specens_kernels.parts.draw import (
     target_block_masses,
 )
 from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
-from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
+from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale, over_temperature
 from specens_kernels.parts.states import DraftState, TargetState, part_probability
 from specens_kernels.parts.statistics import (
     NOWHERE,
@@ -80,6 +80,13 @@ class ShardPlaces(NamedTuple):
     masses: Tensor  # float64 [batch, steps, parts], the slice's part of the row's; negative: no token, a one-hot draft
     count: int
     least: Tensor | None  # float32 [batch, steps, parts], of the logits that are kept; None: all
+
+
+class Scale(NamedTuple):
+    """What makes log-probabilities of logits, float64 [batch, steps, parts]."""
+
+    largest: Tensor  # the row's largest logit
+    log_totals: Tensor  # the logarithm of its mass, relative to that of the largest
 
 
 @triton.jit
@@ -380,6 +387,51 @@ def _shard_entropy_kernel(
     tl.store(sums_ptr, -tl.sum(masses * tl.log(tl.where(masses > 0, masses, 1.0)), 0).to(tl.float64))
 
 
+@triton.jit
+def _shard_logprobs_kernel(
+    logprobs_ptr,  # float32 [batch, count, vocab], written
+    places,  # ShardPlaces
+    scale,  # Scale
+    statistics,  # Statistics
+    target,  # TargetView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    place = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request = place // places.count
+    step = tl.load(places.rows + place)
+    tokens = tokens_of(statistics, block)
+    logprobs = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    if (step < target.steps) & target_is_valid(target, request):
+        row = request * target.steps + step
+        rate = over_temperature(1.0, target_temperature(target, request))
+        first = row * (statistics.PARTS + 1)
+        total = tl.full([], 0.0, tl.float32)
+        for part in tl.static_range(statistics.PARTS):
+            if target.MIXTURE:
+                alive = tl.load(places.masses + first + part) >= 0
+                total += tl.where(alive, member_weight(target, request, part), 0.0)
+        for part in tl.static_range(statistics.PARTS):
+            logits = part_logits(target, part, request, step, tokens, tokens >= 0, -INFINITY)
+            if places.least is not None:
+                logits = tl.where(logits >= tl.load(places.least + first + part), logits, -INFINITY)
+            largest = tl.load(scale.largest + first + part).to(tl.float32)
+            shift = tl.load(scale.log_totals + first + part).to(tl.float32)
+            alive = tl.load(places.masses + first + part) >= 0
+            if target.MIXTURE:
+                weight = member_weight(target, request, part)
+                alive &= weight > 0
+                shift -= tl.log(tl.where(alive, weight, 1.0)) - tl.log(tl.where(total > 0, total, 1.0))
+            own = (logits - tl.where(alive, largest, 0.0)) * rate - tl.where(alive, shift, 0.0)
+            own = tl.where(alive, own, -INFINITY)
+            larger = tl.maximum(logprobs, own)
+            centre = tl.where(larger > -INFINITY, larger, 0.0)
+            powers = tl.exp(logprobs - centre) + tl.exp(own - centre)
+            logprobs = tl.where(larger > -INFINITY, centre + tl.log(tl.maximum(powers, 1.0)), -INFINITY)
+    tl.store(logprobs_ptr + place * target.vocab + tokens, tl.minimum(logprobs, 0.0), mask=tokens < target.vocab)
+
+
 class Views(NamedTuple):
     """The arguments of a call as kernels take them."""
 
@@ -485,6 +537,34 @@ def entropy_launches(sums: Tensor, places: ShardPlaces, own: Views) -> Iterator[
     yield from edit_launches(own)
     arguments = {"sums_ptr": sums, "places": places, **own._asdict()}
     yield Launch(_shard_entropy_kernel, (sums.shape[0] * sums.shape[1], sums.shape[2]), arguments, BLOCK_WARPS)
+
+
+def logprobs(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    row_of: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    largest: Tensor,
+    log_totals: Tensor,
+    *,
+    least: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """`logprobs_of_shard`."""
+    own = views(member_logits, draft_tokens, options, state)
+    found = masses.new_empty(*row_of.shape, own.target.vocab, dtype=torch.float32)
+    run(logprob_launches(found, places_of(row_of, shares, masses, least), Scale(largest, log_totals), own), found)
+    return found
+
+
+def logprob_launches(found: Tensor, places: ShardPlaces, scale: Scale, own: Views) -> Iterator[Launch]:
+    yield from edit_launches(own)
+    grid = found.shape[0] * found.shape[1], own.statistics.blocks
+    arguments = {"logprobs_ptr": found, "places": places, "scale": scale}
+    arguments |= {"statistics": own.statistics, "target": own.target}
+    yield Launch(_shard_logprobs_kernel, grid, arguments, BLOCK_WARPS)
 
 
 def draw(

@@ -246,13 +246,14 @@ def _best_kept_kernel(
             largest = tl.load(noise.largest + place)
             seed = tl.load(noise.seeds + request)
             position = tl.load(noise.positions + place)
+            rate = 1.0 / temperature.to(tl.float64)
             AT: tl.constexpr = SCORED_AT_ONCE if statistics.BLOCK_VOCAB > SCORED_AT_ONCE else statistics.BLOCK_VOCAB
             for start in range(0, statistics.BLOCK_VOCAB, AT):
                 tokens = block * statistics.BLOCK_VOCAB + start + tl.arange(0, AT)
                 values = part_logits(target, 0, request, step, tokens, tokens >= 0, -INFINITY)
                 kept = (values >= least) & (values > -INFINITY)
                 if tl.max(kept.to(tl.int32), 0) > 0:
-                    scaled = (values.to(tl.float64) - largest) / temperature.to(tl.float64)
+                    scaled = (values.to(tl.float64) - largest) * rate
                     own = scaled - tl.log(token_noise(seed, position, tokens + noise.first_token))
                     own = tl.where(kept, own, -INFINITY)
                     score = tl.max(own, 0)
