@@ -32,12 +32,12 @@ from specens_kernels import (
     Mixture,
     Sampling,
     TokenTree,
-    ops,
     sample,
     target_logprobs,
     verify_chain,
     verify_tree,
 )
+from specens_kernels.backend import READY
 from specens_kernels.ops.sample import triton_kernel as sample_kernel
 from specens_kernels.ops.target_logprobs import triton_kernel as target_logprobs_kernel
 from specens_kernels.ops.verify_chain import triton_kernel as verify_chain_kernel
@@ -280,7 +280,6 @@ def tree_settings(vocab: int) -> list[Setting]:
 
 def count(setting: Setting) -> tuple[Traffic, int]:
     """The traffic of a call, and the bytes of its temporaries: what it allocates, but for its results."""
-    operation = getattr(ops, setting.operation)
     traffic: list[Traffic] = []
     temporaries = []
 
@@ -292,7 +291,7 @@ def count(setting: Setting) -> tuple[Traffic, int]:
         temporaries.append(sum(counts.allocated) - kept)
         return results
 
-    with patch.dict(operation.IMPLEMENTATIONS, {"triton": counting}):
+    with patch.dict(READY, {(setting.operation, "triton", "cpu"): ("triton", counting)}):
         setting.call()
     return traffic[0], temporaries[0]
 

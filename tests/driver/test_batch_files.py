@@ -295,7 +295,7 @@ def test_several_samples_of_one_prompt_are_lines_of_standard_output(models):
     [
         (["--prompt", "w1"], "--prompt: expected none beside --input"),
         (["--json"], "--json: expected none beside --input, --output and --samples"),
-        (["--top-k", "-5"], "top_k: expected an integer"),
+        (["--top-k", "-5"], "--top-k: expected an integer"),
     ],
 )
 def test_wrong_options_are_one_clear_line(models, prompts, tmp_path, arguments, message):

@@ -89,7 +89,7 @@ def test_a_prompt_that_is_longer_than_a_model_is_told_without_negative_numbers(t
     tiny_tokenizer().save_pretrained(tmp_path / "short")
     given = ["generate", tmp_path / "short", "--schedule", "standard", *JOB]
     assert "prompt: expected at most the 32 tokens" in refused(*given, "--prompt", "w5 " * 40)
-    assert "max_new_tokens: expected at most 2 " in refused(*given, "--prompt", "w5 " * 30)
+    assert "--max-new-tokens: expected at most 2 " in refused(*given, "--prompt", "w5 " * 30)
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "w5 " * 40}))
     assert "prompt 1: prompt: expected at most the 32" in refused(*given, "--input", tmp_path / "long.jsonl")
 
@@ -198,7 +198,7 @@ def test_compare_and_plan_sample_as_generate_does(models, command):
     same = values["measured"]["acceptance"] if command == "plan" else [values["rows"][1]["acceptance_rate"]]
     assert all(0 <= rate <= 1 for rate in same)
     for option, value in (("--top-k", "-7"), ("--top-p", "2"), ("--min-p", "nan"), ("--temperature", "inf")):
-        assert option[2:].replace("-", "_") in refused(command, *models, *short, option, value)
+        assert f"{option}: expected" in refused(command, *models, *short, option, value)
 
 
 @pytest.mark.parametrize("command", ["", "generate", "compare", "plan", "show", "methods", "doctor"])
