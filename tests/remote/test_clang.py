@@ -56,16 +56,16 @@ def test_the_operators_of_torch_compile_without_a_warning(tmp_path, compiler):
         pytest.skip("Zig is not in build/zig: make test-arm installs it")
     flags = [
         "-std=c++20",
-        "-fsyntax-only",
+        "-c",  # Zig takes no -fsyntax-only
         "-fvisibility=hidden",
         "-Wall",
         "-Wextra",
         "-Werror",
         "-DTORCH_TARGET_VERSION=0x020b000000000000ULL",
     ]
-    headers = ["-I", ROOT / "csrc", "-isystem", Path(torch.__file__).parent / "include"]
+    headers = ["-DTORCH_STABLE_ONLY", "-I", ROOT / "csrc", "-isystem", Path(torch.__file__).parent / "include"]
     sources = sorted((ROOT / "csrc" / "operators").glob("*.cpp"))
     assert len(sources) >= 8
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [[*command, *flags, "-DTORCH_STABLE_ONLY", *headers, source] for source in sources]
+        runs = [[*command, *flags, *headers, source, "-o", tmp_path / f"{source.stem}.o"] for source in sources]
         list(pool.map(partial(subprocess.run, check=True), runs))
