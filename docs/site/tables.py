@@ -167,18 +167,31 @@ def _ideal(engine: str, runs: list[dict[str, Any]]) -> str:
 
 
 def everyday() -> str:
-    """Engines that users would pick: tokens a second of their texts."""
+    """Engines that users would pick: tokens a second of their texts, what passes outside of forwards, and seeds."""
     runs = [run for run in rows("everyday-cpu.jsonl") if run["kind"] == "text"]
     if not runs:
         return UNMEASURED
     cases = list(dict.fromkeys(run["settings"] for run in runs))
+    alone = {(run["engine"], run["settings"], run["seed"]): run["text"] for run in runs if run["drafts"] == "none"}
     body = []
     for engine, drafts in dict.fromkeys((run["engine"], run["drafts"]) for run in runs):
         own = [run for run in runs if (run["engine"], run["drafts"]) == (engine, drafts)]
-        chosen = [[run for run in own if run["settings"] == case] for case in cases]
-        cells = [f"{median(len(r['text']) / r['seconds'] for r in found):.1f}" if found else None for found in chosen]
-        body.append([engine, drafts, *cells])
-    return f"{table(['engine', 'drafts', *(f'{case}, tokens/s' for case in cases)], body)}\n\n{where(runs[0])}"
+        cells = [_everyday([run for run in own if run["settings"] == case]) for case in cases]
+        plain = engine if any(name == engine for name, *_ in alone) else engine.partition(",")[0]
+        same = [run["text"] == alone[plain, run["settings"], run["seed"]] for run in own]
+        body.append([engine, drafts, *cells, f"{sum(same)} of {len(same)}" if drafts != "none" else None])
+    head = ["engine", "drafts", *(f"{case}, tokens/s" for case in cases), "texts of the seed without drafts"]
+    return (
+        f"{table(head, body)}\n\n{where(runs[0])} In brackets: milliseconds a token outside of forwards, where known."
+    )
+
+
+def _everyday(runs: list[dict[str, Any]]) -> str | None:
+    if not runs:
+        return None
+    outside = [run["outside_ms"] for run in runs if run["outside_ms"] is not None]
+    rate = median(len(run["text"]) / run["seconds"] for run in runs)
+    return f"{rate:.1f}" + (f" ({median(outside):.1f})" if outside else "")
 
 
 def members_apart() -> str:
