@@ -60,7 +60,7 @@ def verify_chain() -> str:
     found = rows("verify-chain-cpu.jsonl")
     shapes = dict.fromkeys((row["table"], row["batch"], row["vocab"]) for row in found if row["table"] in SETTINGS)
     body = [
-        [f"{batch:g}, {vocab:,}", SETTINGS[setting], *(ratios(found, setting, batch, vocab, name) for name in WAYS)]
+        [f"{batch}, {vocab:,}", SETTINGS[setting], *(ratios(found, setting, batch, vocab, name) for name in WAYS)]
         for setting, batch, vocab in shapes
     ]
     return f"{table(['batch, vocabulary', 'settings', *WAYS.values()], body)}\n\n{where(found[0]['environment'])}"

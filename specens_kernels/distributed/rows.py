@@ -20,15 +20,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.distributed.draw import Choice, Noise, Reports, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import (
-    Places,
-    SlicedChoice,
-    SlicedReports,
-    Slices,
-    by_parts,
-    least_of,
-    residuals,
-)
+from specens_kernels.distributed.slices import SlicedChoice, SlicedReports, Slices, residuals
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     Looked,
@@ -40,6 +32,7 @@ from specens_kernels.distributed.target import (
     masses_here,
     no_drafts,
     operators_of,
+    places_of,
     probabilities,
     raw_slices,
     reports_of,
@@ -171,9 +164,7 @@ def sliced_steps(
         best = yield from sliced_best_steps(shard, target, None, noise, rows, slices, of_best)
         return best.tokens, best.logprobs
     own = masses_here(shard, target, rows)
-    first, whole = torch.zeros_like(own, dtype=torch.int64), torch.ones_like(own)
-    least = least_of(rows.parts.least, None, slices.numbers)
-    places = Places(first, whole, by_parts(rows.parts.whole, own[:, :0], -1.0), least)
+    places = places_of(slices, rows.parts, torch.zeros_like(own, dtype=torch.int64))
     never = torch.zeros_like(rows.greedy)
     certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)
     left = residuals(slices, places)[:, 0]

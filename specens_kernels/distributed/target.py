@@ -272,6 +272,13 @@ def parts_of(found: Softmax, count: int) -> Parts:
     return Parts(by_row(found.mass), by_row(found.whole), least, by_row(found.largest), by_row(found.log_total))
 
 
+def places_of(slices: Slices, parts: Parts, rows: Tensor) -> Places:
+    """Of rows int64 [batch, n] that nothing was drafted for."""
+    shares = torch.ones_like(rows, dtype=torch.float64)
+    masses = by_parts(parts.whole, shares[:, :0], -1.0)
+    return Places(rows, shares, masses, least_of(parts.least, None, slices.numbers))
+
+
 def reports_of(shard: Shard, rows: Rows, slices: Slices | None) -> Reports:
     """What is reported of rows. slices: where kernels have read them."""
     if slices is None:
@@ -347,10 +354,7 @@ def sliced_best_steps(
     if rows.parts.least is None or noise.seeds is None or noise.positions is None:
         values, tokens, _ = best_in_parts(shard, target, before, own, noise)
     else:
-        share = torch.ones_like(index, dtype=torch.float64)
-        least = least_of(rows.parts.least, None, numbers)
-        places = Places(index, share, by_parts(rows.parts.whole, share[:, :0], -1.0), least)
-        values, tokens = best_kept(slices, places, noise.seeds, noise.positions)
+        values, tokens = best_kept(slices, places_of(slices, rows.parts, index), noise.seeds, noise.positions)
         values = torch.where(rows.greedy[:, None], numbers.largest[..., 0], values)[..., None]
         tokens = torch.where(rows.greedy[:, None], numbers.tokens, tokens.clamp(min=0))[..., None] + shard.start
     of_tokens = None if reports is None else reports.at(index, shard.own(tokens[..., 0]))[..., None]

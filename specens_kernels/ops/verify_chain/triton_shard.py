@@ -280,6 +280,15 @@ def _is_drawn(places, statistics, request, steps, step):
 
 
 @triton.jit
+def row_at(places, target, place):
+    """The request and step of a place, and whether the target has a distribution there."""
+    request = place // places.count
+    step = tl.load(places.rows + place)
+    usable = (step < target.steps) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
+    return request, step, usable
+
+
+@triton.jit
 def _shard_residual_kernel(
     blocks_ptr,  # float64 [batch, count, blocks], written
     subtracts_ptr,  # int8 [batch], where only rows are written of which nothing is subtracted; None: all, subtracted
@@ -336,10 +345,8 @@ def _shard_draw_kernel(
     DEPENDENT: tl.constexpr,
 ):
     wait_for_launch_before(DEPENDENT)
-    request = tl.program_id(0).to(tl.int64)
-    step = tl.load(places.rows + request)
+    request, step, usable = row_at(places, target, tl.program_id(0).to(tl.int64))
     subtracts = tl.load(subtracts_ptr + request) != 0
-    usable = (step < target.steps) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
     if not usable:
         tl.store(tokens_ptr + request, -1)
         return
@@ -373,10 +380,8 @@ def _shard_entropy_kernel(
     wait_for_launch_before(DEPENDENT)
     place = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    request = place // places.count
-    step = tl.load(places.rows + place)
+    request, step, usable = row_at(places, target, place)
     sums_ptr += place * statistics.blocks + block
-    usable = (step < target.steps) & target_is_valid(target, request) & (target_temperature(target, request) != 0)
     if not usable:
         tl.store(sums_ptr, 0.0)
         return

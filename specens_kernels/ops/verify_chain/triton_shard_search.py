@@ -23,6 +23,7 @@ from specens_kernels.ops.verify_chain.triton_shard import (
     edit_launches,
     keeps_of_block,
     places_of,
+    row_at,
     views,
 )
 from specens_kernels.parts.draft import draft_temperature, drafter_of
@@ -232,10 +233,7 @@ def _best_kept_kernel(
     wait_for_launch_before(DEPENDENT)
     place = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    request = place // places.count
-    step = tl.load(places.rows + place)
-    temperature = target_temperature(target, request)
-    usable = (step < target.steps) & target_is_valid(target, request) & (temperature != 0)
+    request, step, usable = row_at(places, target, place)
     best = tl.full([], -INFINITY, tl.float64)
     logit = best
     token = tl.full([], -1, tl.int64)
@@ -246,7 +244,7 @@ def _best_kept_kernel(
             largest = tl.load(noise.largest + place)
             seed = tl.load(noise.seeds + request)
             position = tl.load(noise.positions + place)
-            rate = 1.0 / temperature.to(tl.float64)
+            rate = 1.0 / target_temperature(target, request).to(tl.float64)
             AT: tl.constexpr = SCORED_AT_ONCE if statistics.BLOCK_VOCAB > SCORED_AT_ONCE else statistics.BLOCK_VOCAB
             for start in range(0, statistics.BLOCK_VOCAB, AT):
                 tokens = block * statistics.BLOCK_VOCAB + start + tl.arange(0, AT)
