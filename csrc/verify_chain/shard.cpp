@@ -1,7 +1,5 @@
 #include "verify_chain/shard.h"
 
-#include "parts/parallel.h"
-
 namespace specens {
 namespace {
 
@@ -119,30 +117,20 @@ int64_t ShardVerifier::draw(const ShardRows& call, const ShardPlaces& places, co
 }
 
 void read_shard(const ShardRows& call, const ShardNumbers& results) {
-    const int64_t steps = call.target.steps;
-    parallel_for(call.target.batch * steps, 1, [&](int64_t begin, int64_t end) {
-        Borrowed<ShardVerifier> verifier(nullptr);
-        for (int64_t index = begin; index < end; ++index) {
-            verifier->read(call, index / steps, index % steps, results);
-        }
+    for_rows(call, call.target.steps, [&](ShardVerifier& verifier, int64_t request, int64_t step, int64_t) {
+        verifier.read(call, request, step, results);
     });
 }
 
 void weigh_shard(const ShardRows& call, const ShardPlaces& places, double* tile_masses) {
-    parallel_for(call.target.batch * places.count, 1, [&](int64_t begin, int64_t end) {
-        Borrowed<ShardVerifier> verifier(nullptr);
-        for (int64_t index = begin; index < end; ++index) {
-            verifier->weigh(call, places, index / places.count, index % places.count, tile_masses + index * call.tiles);
-        }
+    for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
+        verifier.weigh(call, places, request, place, tile_masses + index * call.tiles);
     });
 }
 
 void draw_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t* tokens) {
-    parallel_for(call.target.batch, 1, [&](int64_t begin, int64_t end) {
-        Borrowed<ShardVerifier> verifier(nullptr);
-        for (int64_t request = begin; request < end; ++request) {
-            tokens[request] = verifier->draw(call, places, draws, request);
-        }
+    for_rows(call, 1, [&](ShardVerifier& verifier, int64_t request, int64_t, int64_t) {
+        tokens[request] = verifier.draw(call, places, draws, request);
     });
 }
 

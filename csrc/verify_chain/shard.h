@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "parts/parallel.h"
 #include "sample/block_race.h"
 #include "sample/exact_logits.h"
 #include "verify_chain/arguments.h"
@@ -173,7 +174,7 @@ class ShardVerifier {
         double temperature;
     };
     Scores scores_{};
-    std::vector<std::pair<double, int64_t>> top_;
+    std::vector<Scored> top_;
     ChainEdits edits_;
     TargetRow target_;
     DraftRow draft_;
@@ -184,6 +185,17 @@ class ShardVerifier {
     std::vector<uint32_t> counts_;  // of each key of 16 bits, all 0 between calls
     std::vector<uint32_t> keys_, sorted_;
 };
+
+// Calls run(verifier, request, row, index) for so many rows of each request.
+template <typename Run>
+void for_rows(const ShardRows& call, int64_t rows, const Run& run) {
+    parallel_for(call.target.batch * rows, 1, [&](int64_t begin, int64_t end) {
+        Borrowed<ShardVerifier> verifier(nullptr);
+        for (int64_t index = begin; index < end; ++index) {
+            run(*verifier, index / rows, index % rows, index);
+        }
+    });
+}
 
 void read_shard(const ShardRows& call, const ShardNumbers& results);
 void weigh_shard(const ShardRows& call, const ShardPlaces& places, double* tile_masses);  // [batch, count, tiles]

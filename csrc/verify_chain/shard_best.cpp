@@ -1,4 +1,3 @@
-#include "parts/parallel.h"
 #include "verify_chain/shard.h"
 
 namespace specens {
@@ -64,13 +63,10 @@ Scored ShardVerifier::find_best(const ShardRows& call, const ShardPlaces& places
 
 void find_best_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, double* values,
                         int64_t* tokens) {
-    parallel_for(call.target.batch * places.count, 1, [&](int64_t begin, int64_t end) {
-        Borrowed<ShardVerifier> verifier(nullptr);
-        for (int64_t index = begin; index < end; ++index) {
-            const Scored best = verifier->find_best(call, places, random, index / places.count, index % places.count);
-            values[index] = best.score;
-            tokens[index] = best.token;
-        }
+    for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
+        const Scored best = verifier.find_best(call, places, random, request, place);
+        values[index] = best.score;
+        tokens[index] = best.token;
     });
 }
 

@@ -1,27 +1,12 @@
 #include <cmath>
+#include <functional>
 
-#include "parts/parallel.h"
 #include "verify_chain/shard.h"
 
 namespace specens {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-// By log-probability, the lowest token on a tie.
-bool likelier(const std::pair<double, int64_t>& a, const std::pair<double, int64_t>& b) {
-    return a.first > b.first || (a.first == b.first && a.second < b.second);
-}
-
-template <typename Run>
-void for_places(const ShardRows& call, const ShardPlaces& places, const Run& run) {
-    parallel_for(call.target.batch * places.count, 1, [&](int64_t begin, int64_t end) {
-        Borrowed<ShardVerifier> verifier(nullptr);
-        for (int64_t index = begin; index < end; ++index) {
-            run(*verifier, index / places.count, index % places.count, index);
-        }
-    });
-}
 
 }  // namespace
 
@@ -102,6 +87,7 @@ void ShardVerifier::find_top(const ShardRows& call, const ShardPlaces& places, c
         return;
     }
     top_.clear();
+    const auto better = std::mem_fn(&Scored::better_than);
     const bool mixed = target_.softmax() == nullptr;
     double scores[tile_size];
     for (int64_t tile = 0; tile < target_.tiles(); ++tile) {
@@ -109,27 +95,27 @@ void ShardVerifier::find_top(const ShardRows& call, const ShardPlaces& places, c
         const int64_t first = tile * tile_size, end = std::min(tile_size, target_.vocab() - first);
         for (int64_t in_tile = 0; in_tile < end; ++in_tile) {
             const bool full = static_cast<int64_t>(top_.size()) == count;
-            const double least = full ? top_.front().first : -infinity;
+            const double least = full ? top_.front().score : -infinity;
             if (!(scores[in_tile] > least - (mixed ? margin : 0))) {
                 continue;
             }
             const int64_t token = first + in_tile;
-            const std::pair<double, int64_t> own{mixed ? score(token) : scores[in_tile], token};
-            if (!(own.first > least)) {
+            const Scored own{mixed ? score(token) : scores[in_tile], token};
+            if (!(own.score > least)) {
                 continue;
             }
             if (full) {
-                std::pop_heap(top_.begin(), top_.end(), likelier);
+                std::pop_heap(top_.begin(), top_.end(), better);
                 top_.pop_back();
             }
             top_.push_back(own);
-            std::push_heap(top_.begin(), top_.end(), likelier);
+            std::push_heap(top_.begin(), top_.end(), better);
         }
     }
-    std::sort_heap(top_.begin(), top_.end(), likelier);
+    std::sort_heap(top_.begin(), top_.end(), better);
     for (size_t rank = 0; rank < top_.size(); ++rank) {
-        values[rank] = top_[rank].first;
-        tokens[rank] = top_[rank].second;
+        values[rank] = top_[rank].score;
+        tokens[rank] = top_[rank].token;
     }
 }
 
@@ -139,27 +125,27 @@ double ShardVerifier::score_of(const ShardRows& call, const ShardPlaces& places,
 }
 
 void add_up_entropies(const ShardRows& call, const ShardPlaces& places, double* entropies) {
-    for_places(call, places, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
+    for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
         entropies[index] = verifier.entropy(call, places, request, place);
     });
 }
 
 void write_logprobs_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, float* out) {
-    for_places(call, places, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
+    for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
         verifier.write_logprobs(call, places, scale, request, place, out + index * call.target.vocab);
     });
 }
 
 void score_tokens_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale,
                            const int64_t* tokens, double* scores) {
-    for_places(call, places, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
+    for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
         scores[index] = verifier.score_of(call, places, scale, request, place, tokens[index]);
     });
 }
 
 void find_top_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t count,
                        double* values, int64_t* tokens) {
-    for_places(call, places, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
+    for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
         verifier.find_top(call, places, scale, request, place, count, values + index * count, tokens + index * count);
     });
 }

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <utility>
 
-#include "parts/parallel.h"
 #include "verify_chain/shard.h"
 
 namespace specens {
@@ -104,17 +103,6 @@ double temperature_of(const ShardRows& call, const ShardSearch& search, int64_t 
     const double given =
         search.of_drafts ? call.draft.sampling.temperature(request) : call.target.parameters(request).temperature;
     return given == 0 ? 1 : given;
-}
-
-template <typename Run>
-void for_rows(const ShardRows& call, const ShardSearch& search, const Run& run) {
-    const int64_t rows = search.rows(call);
-    parallel_for(call.target.batch * rows, 1, [&](int64_t begin, int64_t end) {
-        Borrowed<ShardVerifier> verifier(nullptr);
-        for (int64_t index = begin; index < end; ++index) {
-            run(*verifier, index / rows, index % rows, index);
-        }
-    });
 }
 
 }  // namespace
@@ -310,28 +298,28 @@ double ShardVerifier::find_largest(const ShardRows& call, const ShardSearch& sea
 }
 
 void add_up_shard(const ShardRows& call, const ShardSearch& search, const ShardBuckets& buckets, double* sums) {
-    for_rows(call, search, [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t index) {
+    for_rows(call, search.rows(call), [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t index) {
         verifier.add_up(call, search, buckets, request, row, sums + index * shard_buckets);
     });
 }
 
 void take_samples_of_shard(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights,
                            const ShardSamples& samples) {
-    for_rows(call, search, [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t) {
+    for_rows(call, search.rows(call), [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t) {
         verifier.take_samples(call, search, weights, request, row, samples);
     });
 }
 
 void find_entries_of_shard(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights,
                            const ShardEntries& entries) {
-    for_rows(call, search, [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t) {
+    for_rows(call, search.rows(call), [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t) {
         verifier.find_entries(call, search, weights, request, row, entries);
     });
 }
 
 void find_largest_of_shard(const ShardRows& call, const ShardSearch& search, int64_t count, double* values,
                            double* ties) {
-    for_rows(call, search, [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t index) {
+    for_rows(call, search.rows(call), [&](ShardVerifier& verifier, int64_t request, int64_t row, int64_t index) {
         ties[index] = verifier.find_largest(call, search, request, row, count, values + index * count);
     });
 }
