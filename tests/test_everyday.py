@@ -50,7 +50,7 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path):
 
 @pytest.mark.parametrize(("shift", "told"), [(0, "2 of 2"), (1, "0 of 2")])
 def test_a_seed_is_compared_with_its_text_without_drafts(shift, told):
-    text = everyday.table([*fake_runs(False), *fake_runs(True, shift)], {})
+    text = everyday.table([*fake_runs(False), *fake_runs(True, shift)])
     row = next(line for line in text.splitlines() if "lookup" in line and "greedy" in line)
     assert told in row
     assert "2.0" in row  # 4 tokens in 2 seconds
@@ -66,9 +66,21 @@ def test_a_law_is_told_from_another_one():
     assert everyday.judged(drawn[:3], LAW) == "too few samples"
 
 
+def test_laws_are_judged_once_and_told_in_the_table(tmp_path, monkeypatch):
+    path, wanted = tmp_path / "rows.jsonl", [row for row in rows_of("specens", JOB) if row["kind"] == "first"]
+    for row in [*fake_runs(False), *fake_runs(True)]:
+        append(path, row | {"first": [1] * 400} if row["kind"] == "first" else row)
+    monkeypatch.setattr(everyday, "model_law", lambda job: dict.fromkeys(SETTINGS, LAW))  # noqa: ARG005
+    everyday.judge(wanted, JOB, path)
+    monkeypatch.setattr(everyday, "model_law", None)
+    everyday.judge(wanted, JOB, path)
+    assert sum(row["kind"] == "law" for row in read(path)) == len(wanted) == 2
+    assert everyday.table(read(path)).count("another one") == 2
+
+
 def test_an_engine_that_is_not_installed_is_a_row_that_says_so():
     problem = everyday.run_engine(Path("nowhere/python"), {}, Path("rows.jsonl"))
-    assert "not installed: nowhere/python" in everyday.table([{"engine": "vllm", "problem": problem}], {})
+    assert "not installed: nowhere/python" in everyday.table([{"engine": "vllm", "problem": problem}])
 
 
 def test_an_engine_that_takes_too_long_is_a_row_that_says_so(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 
 from bench.end_to_end.everyday_engines import ENGINES, model_law, prompt_ids, rows_of
-from bench.end_to_end.rows import Row, missing, read
+from bench.end_to_end.rows import Row, append, missing, read
 
 HEAD = ("engine", "drafts", "settings", "tokens/s", "outside, ms a token", "seed gives its text", "law of first tokens")
 UNLIKELY = 1e-4  # below this probability a law is told to be another one
@@ -57,8 +57,26 @@ def main(
         problem = run_engine(pythons[ENGINES[name].python], job | {"rows": rows}, json_path) if rows else None
         problems += [] if problem is None else [{"engine": name, "problem": problem}]
     wanted = [row for name in names for row in rows_of(name, job)]
+    judge(wanted, job, json_path)
+    wanted += [law_row(row) for row in wanted if row["kind"] == "first"]
     found = [row for row in read(json_path) if any(one.items() <= row.items() for one in wanted)]
-    print(table([*found, *problems], model_law(job) if samples else {}))
+    print(table([*found, *problems]))
+
+
+def law_row(row: Row) -> Row:
+    """The row that says which law the first tokens of a row have."""
+    return row | {"kind": "law"}
+
+
+def judge(wanted: list[Row], job: Row, path: Path) -> None:
+    """Write, for each row of first tokens that has none yet, a row that says whether they have the model's law."""
+    found = read(path)
+    rows = [row for row in wanted if row["kind"] == "first" and missing([law_row(row)], found)]
+    drawn = [(row, run["first"]) for row in rows for run in found if row.items() <= run.items()]
+    if drawn:
+        law = model_law(job)
+        for row, first in drawn:
+            append(path, law_row(row) | {"told": judged(first, law[row["settings"]])})
 
 
 def run_engine(python: Path, job: Row, out: Path) -> str | None:
@@ -85,7 +103,7 @@ def run_engine(python: Path, job: Row, out: Path) -> str | None:
     return None if done.returncode == 0 else f"ended: {said[-1][:80] if said else done.returncode}"
 
 
-def table(runs: list[Row], law: dict[str, dict[str, float]]) -> str:
+def table(runs: list[Row]) -> str:
     """A table of Markdown: a row for each engine, source of drafts and setting."""
     from rich.console import Console
     from rich.table import Table
@@ -96,7 +114,7 @@ def table(runs: list[Row], law: dict[str, dict[str, float]]) -> str:
         own = [
             run for run in runs if (run["engine"], run.get("drafts"), run.get("settings")) == (engine, drafts, settings)
         ]
-        shown.add_row(engine, drafts, settings, *_cells(own, _texts(runs, engine, settings), law.get(settings, {})))
+        shown.add_row(engine, drafts, settings, *_cells(own, _texts(runs, engine, settings)))
     for run in runs:
         if "problem" in run:
             shown.add_row(run["engine"], run["problem"])
@@ -113,17 +131,17 @@ def _texts(runs: list[Row], engine: str, settings: str) -> dict[int, list[int]]:
     return {run["seed"]: run["text"] for run in found if run["drafts"] == "none"}
 
 
-def _cells(own: list[Row], plain: dict[int, list[int]], law: dict[str, float]) -> list[str]:
+def _cells(own: list[Row], plain: dict[int, list[int]]) -> list[str]:
     texts = [run for run in own if run["kind"] == "text"]
     rate = median(len(run["text"]) / run["seconds"] for run in texts)
     outside = [run["outside_ms"] for run in texts if run["outside_ms"] is not None]
     compared = [run["text"] == plain[run["seed"]] for run in texts if run["seed"] in plain]
-    first = [token for run in own if run["kind"] == "first" for token in run["first"]]
+    laws = [run["told"] for run in own if run["kind"] == "law"]
     return [
         f"{rate:.1f}",
         f"{median(outside):.1f}" if outside else "not known",
         f"{sum(compared)} of {len(compared)}" if compared else "-",
-        judged(first, law) if first and law else "-",
+        ", ".join(laws) or "-",
     ]
 
 

@@ -167,8 +167,9 @@ def _ideal(engine: str, runs: list[dict[str, Any]]) -> str:
 
 
 def everyday() -> str:
-    """Engines that users would pick: tokens a second of their texts, what passes outside of forwards, and seeds."""
-    runs = [run for run in rows("everyday-cpu.jsonl") if run["kind"] == "text"]
+    """Engines that users would pick: tokens a second of their texts, what passes outside of forwards, seeds, laws."""
+    found = rows("everyday-cpu.jsonl")
+    runs = [run for run in found if run["kind"] == "text"]
     if not runs:
         return UNMEASURED
     cases = list(dict.fromkeys(run["settings"] for run in runs))
@@ -179,8 +180,13 @@ def everyday() -> str:
         cells = [_everyday([run for run in own if run["settings"] == case]) for case in cases]
         plain = engine if any(name == engine for name, *_ in alone) else engine.partition(",")[0]
         same = [run["text"] == alone[plain, run["settings"], run["seed"]] for run in own]
-        body.append([engine, drafts, *cells, f"{sum(same)} of {len(same)}" if drafts != "none" else None])
+        laws = [
+            run["told"] for run in found if run["kind"] == "law" and (run["engine"], run["drafts"]) == (engine, drafts)
+        ]
+        seeds = f"{sum(same)} of {len(same)}" if drafts != "none" else None
+        body.append([engine, drafts, *cells, seeds, "; ".join(laws) or None])
     head = ["engine", "drafts", *(f"{case}, tokens/s" for case in cases), "texts of the seed without drafts"]
+    head.append("law of first tokens under each setting that draws")
     return (
         f"{table(head, body)}\n\n{where(runs[0])} In brackets: milliseconds a token outside of forwards, where known."
     )
