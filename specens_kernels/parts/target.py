@@ -40,6 +40,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 NAN_LOGITS = tl.constexpr(int(Status.NAN_LOGITS))
 INFINITE_LOGITS = tl.constexpr(int(Status.INFINITE_LOGITS))
 WEIGHT_TOLERANCE = tl.constexpr(WEIGHT_SUM_TOLERANCE)
+FEW_MIXED = 2  # members of a mixture of logits for which the compiler's own number of registers is enough
 
 
 class TargetView(NamedTuple):
@@ -100,6 +101,11 @@ def target_view(arguments: Target, steps: int, drafts: Tensor | None = None) -> 
 def batch_of(target: TargetView) -> int:
     """The number of requests."""
     return target.logits[0].shape[0] if target.row_offsets is None else target.row_offsets.shape[0] - 1
+
+
+def mixes_many(target: TargetView) -> bool:
+    """Whether logits of so many members are mixed that a launch says how many registers that takes."""
+    return not target.MIXTURE.value and len(target.logits) > FEW_MIXED
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from specens_kernels.parts.score_search import search_scores
 from specens_kernels.parts.scores import ScoreView, score_logits
 from specens_kernels.parts.states import log_probability, target_state
 from specens_kernels.parts.statistics import NOWHERE, Statistics
-from specens_kernels.parts.target import TargetView, batch_of, raw_logits, target_is_valid
+from specens_kernels.parts.target import TargetView, batch_of, mixes_many, raw_logits, target_is_valid
 
 PASS_WARPS, OTHER_PASS_WARPS, SEARCH_WARPS = 4, 8, 8  # 32, 16 and 4 tokens a thread, which is what registers hold
 SEARCH_REGISTERS = 255  # of a thread that holds many: the compiler takes 128 for two programs at once, and spills
@@ -298,11 +298,12 @@ def search_launch(
     kernel: Any, programs: int, arguments: dict[str, Any], scores: ScoreView, target: TargetView, more: bool = False
 ) -> Launch:
     """A kernel that searches: edits are looked up, logarithms of probabilities are sums, and tokens are plausible or
-    not, with many numbers.
+    not, with many numbers, as where many logits are mixed.
 
     more: whether the kernel itself holds many.
     """
-    many = target.edits is not None or target.log_plausibility is not None or not scores.EXACT.value or more
+    many = more or target.edits is not None or target.log_plausibility is not None
+    many = many or not scores.EXACT.value or mixes_many(target)
     return Launch(kernel, (programs,), arguments, SEARCH_WARPS, SEARCH_REGISTERS if many else None)
 
 

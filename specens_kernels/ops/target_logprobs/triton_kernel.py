@@ -34,6 +34,7 @@ from specens_kernels.parts.target import (
     batch_of,
     clean,
     everywhere,
+    mixes_many,
     part_logits,
     raw_logits,
     target_is_valid,
@@ -41,7 +42,6 @@ from specens_kernels.parts.target import (
     target_view,
 )
 
-MOST_MIXED = 2  # members of a mixture of logits whose block takes fewer registers than BLOCK_REGISTERS
 BLOCK_REGISTERS = 128  # of a thread: two programs at once; the compiler's own choice of a number spills a few
 BLOCK_WARPS, HALF_WARPS = 8, 4  # of what reads a block: four loads of 16 bytes a thread, also of half precision
 HALF_REGISTERS = 128  # of its threads, so that a multiprocessor holds four such programs
@@ -202,8 +202,8 @@ def _statistics_launch(statistics: Statistics, target: TargetView, draft: DraftV
         return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS, BLOCK_REGISTERS)
     processed = target.mask is not None or not target.MIXTURE.value
     if processed or len(read) > MOST_HALVES or any(logits.element_size() > 2 for logits in read):
-        many = not target.MIXTURE.value and len(target.logits) > MOST_MIXED
-        return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS, BLOCK_REGISTERS if many else None)
+        limit = BLOCK_REGISTERS if mixes_many(target) else None
+        return Launch(_statistics_kernel, grid, arguments, BLOCK_WARPS, limit)
     limit = HALF_REGISTERS if statistics.cuts is None else None  # the maxima of groups take more
     return Launch(_statistics_kernel, grid, arguments, HALF_WARPS, limit)
 

@@ -56,6 +56,7 @@ from specens_kernels.rules import RuleKind
 STREAM_NEXT = 1
 WALK_WARPS = 4  # a plane's TESTED_NUMBERS are eight a thread
 RESIDUAL_REGISTERS = 64  # of a thread: four programs at once; where no number is told, some releases spill two
+EDITED_RESIDUAL_REGISTERS = 80  # three at once: what edits look up takes up to 76
 DRAW_WARPS = 16  # a block is eight tokens a thread: a program a request leaves room on a multiprocessor
 LARGEST_BLOCK_STEPS, TESTED_NUMBERS = 8, 1024  # draft tokens tested at once, statistics of a plane read for them
 
@@ -228,9 +229,11 @@ def launches(
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
         yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS, BLOCK_REGISTERS)
         weighed = shared | {"masses_ptr": masses}
-        yield Launch(_residual_kernel, (batch, blocks), weighed, BLOCK_WARPS, RESIDUAL_REGISTERS)
+        registers = RESIDUAL_REGISTERS if target.edits is None else EDITED_RESIDUAL_REGISTERS
+        yield Launch(_residual_kernel, (batch, blocks), weighed, BLOCK_WARPS, registers)
     drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}
-    yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS)
+    walks = masses is None  # some releases take half of the registers for that, and spill two
+    yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS, BLOCK_REGISTERS if walks else None)
 
 
 class Call(NamedTuple):
