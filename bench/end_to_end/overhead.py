@@ -17,7 +17,8 @@ import json
 import pstats
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ from torch import Tensor
 
 from specens_kernels import Mixture
 
-VOCAB, NEW_TOKENS, REPEATS, MOST_ROWS = 49152, 96, 5, 64
+VOCAB, NEW_TOKENS, REPEATS = 49152, 96, 5
+NUM_ROWS, STARTS = 128, 16  # of a table: seven for each of sixteen texts, from one of so many rows on
 WAYS = {
     "standard": {"schedule": "standard"},
     "fixed": {"schedule": "fixed", "draft_lens": 4},
@@ -44,21 +46,27 @@ class NoText(Text):
 
 
 class NoContext(Context):
-    """Gives rows of one table, whatever is read."""
+    """Gives rows of a table, whatever is read: as they lie after a real forward of a batch, apart from the last one's.
+
+    tables: two that are equal, in memory of their own.
+    """
 
     num_rows = 0  # that all contexts gave
 
-    def __init__(self, table: Tensor) -> None:
-        self._table = table
+    def __init__(self, tables: Iterable[Tensor]) -> None:
+        self._tables = cycle(tables)
 
     def add(self, prompt: list[int]) -> NoText:  # noqa: ARG002
         """A text."""
         return NoText()
 
     def read(self, reads: Sequence[Read]) -> list[Tensor]:
-        """Rows of the table."""
-        NoContext.num_rows += sum(read.num_rows for read in reads)
-        return [self._table[len(read.sequence) % MOST_ROWS :][: read.num_rows] for read in reads]
+        """As many rows for each text, one after another, of which it is given the last."""
+        num_rows, table = [read.num_rows for read in reads], next(self._tables)
+        most, first = max(num_rows), len(reads[0].sequence) % STARTS
+        NoContext.num_rows += sum(num_rows)
+        ends = range(first + most, NUM_ROWS, most)
+        return [table[end - own : end] for end, own in zip(ends, num_rows, strict=False)]
 
     def holds_tree(self, text: Text, num_tokens: int) -> bool:  # noqa: ARG002
         """Always."""
@@ -73,13 +81,14 @@ class NoEngine(Engine):
 
     def __init__(self, vocab: int, seed: int) -> None:
         self.vocab_size = vocab
-        common = torch.randn(2 * MOST_ROWS, vocab, generator=torch.Generator().manual_seed(0))
-        own = torch.randn(2 * MOST_ROWS, vocab, generator=torch.Generator().manual_seed(1 + seed))
+        common = torch.randn(NUM_ROWS, vocab, generator=torch.Generator().manual_seed(0))
+        own = torch.randn(NUM_ROWS, vocab, generator=torch.Generator().manual_seed(1 + seed))
         self.table = 3 * common + 0.5 * own
+        self._tables = (self.table, self.table.clone())
 
     def open(self, needs: Needs) -> NoContext:  # noqa: ARG002
         """An empty context."""
-        return NoContext(self.table)
+        return NoContext(self._tables)
 
 
 def milliseconds(vocab: int, way: str, batch: int) -> tuple[float, float, float]:
