@@ -30,7 +30,9 @@ CALLS = 5
 BY_SCORES = ("rule gumbel, top-k 50, top-p", "rule gumbel, min-p", "rule gumbel, top-p", "rule gumbel, top-p, float32")
 OF_FILTERS = ("rule token, top-k 50, top-p", "rule token, min-p", "rule token, top-p", "rule block, top-p")
 OF_PROBABILITIES = ("rule token", "rule token, top_logprobs 5", "rule block", "rule typical", "rule token, mixture")
-OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *OF_PROBABILITIES, *OF_FILTERS, "rule token, top-p, float32")
+OF_TREES = ("tree of 9 nodes, chosen", "tree of 9 nodes, drawn")
+BY_TOKEN = (*OF_PROBABILITIES, *OF_FILTERS, "rule token, top-p, float32")
+OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *BY_TOKEN, *OF_TREES)
 
 
 class Counted:

@@ -5,7 +5,7 @@
 #define SPECENS_PLACES \
     "Tensor[] member_logits, Tensor draft_tokens, Tensor row_of, Tensor shares, Tensor masses, Tensor state"
 #define SPECENS_SEARCH "Tensor[] member_logits, Tensor draft_tokens, Tensor masses, Tensor state, bool of_drafts"
-#define SPECENS_SHARD_OPTIONS SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS
+#define SPECENS_SHARD_OPTIONS SPECENS_DRAFT_OPTIONS ", " SPECENS_TARGET_OPTIONS ", Tensor? parents=None"
 
 namespace specens {
 namespace {
@@ -23,14 +23,15 @@ class ShardCall {
   public:
     ShardCall(const Members& member_logits, const TorchTensor& draft_tokens, int64_t drafter,
               const OptionalTensor& drafters, const OptionalTensors& draft_logits, const Numbers& draft_sampling,
-              bool process_drafts, const TargetOptions& options)
+              bool process_drafts, const TargetOptions& options, const OptionalTensor& parents)
         : call_(member_logits, options),
           rows((call_.set_draft(draft_tokens, std::nullopt, drafter, drafters, draft_logits, draft_sampling,
                                 options.rows, process_drafts),
                 &call_.target),
-               call_.draft) {}
+               call_.draft, call_.view(parents)) {}
     ShardPlaces places(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
-                       const TorchTensor& state, const OptionalTensor& least) const {
+                       const TorchTensor& state, const OptionalTensor& least,
+                       const OptionalTensor& offers = std::nullopt) const {
         const int64_t batch = rows.target.batch, all = batch * rows.target.steps * rows.parts;
         require(row_of.dim() == 2 && row_of.size(0) == batch, "rows: expected [batch, n]");
         const int64_t count = row_of.size(1);
@@ -39,7 +40,14 @@ class ShardCall {
                 numbers_of<double>("shares", shares, ScalarType::Double, batch * count),
                 numbers_of<double>("masses", masses, ScalarType::Double, all),
                 numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size()),
-                least ? numbers_of<float>("least", *least, ScalarType::Float, all) : nullptr};
+                least ? numbers_of<float>("least", *least, ScalarType::Float, all) : nullptr,
+                offers ? numbers_of<double>("offers", *offers, ScalarType::Double, batch * rows.draft.draft_len * 2)
+                       : nullptr};
+    }
+    ShardPlaces offered(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                        const TorchTensor& state, const OptionalTensor& least, const OptionalTensor& offers) const {
+        require(offers.has_value() == rows.parents.given, "offers, parents: expected both or neither");
+        return places(row_of, shares, masses, state, least, offers);
     }
     ShardScale scale(const TorchTensor& largest, const TorchTensor& log_totals) const {
         const int64_t all = rows.target.batch * rows.target.steps * rows.parts;
@@ -67,16 +75,16 @@ void chain_of_shard_cpu(Results& results, const Members& member_logits, const To
                         int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                         const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                         const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
-                        const Rows& processing_rows) {
+                        const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const int64_t batch = call.rows.target.batch, steps = call.rows.target.steps, parts = call.rows.parts;
     ShardNumbers found{};
     found.largest = results.add<double>({batch, steps, parts}, ScalarType::Double);
     found.sums = results.add<double>({batch, steps, parts}, ScalarType::Double);
     found.tokens = results.add<int64_t>({batch, steps}, ScalarType::Long);
     found.status = results.add<int32_t>({batch, steps, 2}, ScalarType::Int);
-    found.looked = results.add<double>({batch, call.rows.draft.draft_len, parts}, ScalarType::Double);
+    found.looked = results.add<double>({batch, call.rows.draft.draft_len, call.rows.looked_size()}, ScalarType::Double);
     found.state = results.add<float>({batch, steps, parts, call.rows.state_size()}, ScalarType::Float);
     const TorchThreads threads;
     read_shard(call.rows, found);
@@ -84,14 +92,14 @@ void chain_of_shard_cpu(Results& results, const Members& member_logits, const To
 
 void residual_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                            const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
-                           const TorchTensor& state, const OptionalTensor& least, int64_t drafter,
-                           const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                           const TorchTensor& state, const OptionalTensor& least, const OptionalTensor& offers,
+                           int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                            const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                            const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
-                           const Numbers& processing, const Rows& processing_rows) {
+                           const Numbers& processing, const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
-    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
+    const ShardPlaces places = call.offered(row_of, shares, masses, state, least, offers);
     double* out = results.add<double>({call.rows.target.batch, places.count, call.rows.tiles}, ScalarType::Double);
     const TorchThreads threads;
     weigh_shard(call.rows, places, out);
@@ -100,15 +108,15 @@ void residual_of_shard_cpu(Results& results, const Members& member_logits, const
 void draw_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                        const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
                        const TorchTensor& state, const TorchTensor& block_masses, const TorchTensor& subtracts,
-                       const TorchTensor& goals, const OptionalTensor& least, int64_t drafter,
-                       const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                       const TorchTensor& goals, const OptionalTensor& least, const OptionalTensor& offers,
+                       int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                        const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                        const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
-                       const Rows& processing_rows) {
+                       const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const int64_t batch = call.rows.target.batch;
-    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    const ShardPlaces places = call.offered(row_of, shares, masses, state, least, offers);
     require(places.count == 1, "rows: expected [batch, 1]");
     const ShardDraws draws{
         numbers_of<double>("block_masses", block_masses, ScalarType::Double, batch * call.rows.tiles),
@@ -125,13 +133,31 @@ void entropies_of_shard_cpu(Results& results, const Members& member_logits, cons
                             const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                             const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                             const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
-                            const Numbers& processing, const Rows& processing_rows) {
+                            const Numbers& processing, const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     double* out = results.add<double>({call.rows.target.batch, places.count}, ScalarType::Double);
     const TorchThreads threads;
     add_up_entropies(call.rows, places, out);
+}
+
+void mass_of_drafts_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                                 const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                                 const TorchTensor& state, const OptionalTensor& least, int64_t drafter,
+                                 const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                                 const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                                 const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                                 const Numbers& processing, const Rows& processing_rows,
+                                 const OptionalTensor& parents) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
+    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
+    require(call.rows.parents.given && call.rows.draft.has_distributions(),
+            "parents, drafter: expected those of trees, got none");
+    double* out = results.add<double>({call.rows.target.batch, places.count}, ScalarType::Double);
+    const TorchThreads threads;
+    weigh_drafts_of_shard(call.rows, places, out);
 }
 
 void logprobs_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
@@ -140,9 +166,10 @@ void logprobs_of_shard_cpu(Results& results, const Members& member_logits, const
                            const OptionalTensor& least, int64_t drafter, const OptionalTensor& drafters,
                            const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
                            const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                           const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+                           const Rows& rows, const Numbers& processing, const Rows& processing_rows,
+                           const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     const ShardScale scale = call.scale(largest, log_totals);
     float* out = results.add<float>({call.rows.target.batch, places.count, call.rows.target.vocab}, ScalarType::Float);
@@ -156,9 +183,9 @@ void top_of_shard_cpu(Results& results, const Members& member_logits, const Torc
                       int64_t count, const OptionalTensor& least, int64_t drafter, const OptionalTensor& drafters,
                       const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
                       const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
-                      const Numbers& processing, const Rows& processing_rows) {
+                      const Numbers& processing, const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     require(count > 0, "count: expected at least 1");
     const ShardScale scale = call.scale(largest, log_totals);
@@ -175,9 +202,9 @@ void scores_of_shard_cpu(Results& results, const Members& member_logits, const T
                          const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                          const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                          const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
-                         const Rows& processing_rows) {
+                         const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     const int64_t batch = call.rows.target.batch;
     const ShardScale scale = call.scale(largest, log_totals);
@@ -194,9 +221,9 @@ void best_kept_of_shard_cpu(Results& results, const Members& member_logits, cons
                             const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                             const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                             const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
-                            const Numbers& processing, const Rows& processing_rows) {
+                            const Numbers& processing, const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     const int64_t batch = call.rows.target.batch;
     require(call.rows.target.kind != EnsembleKind::mixture, "ensemble: expected a lone model or a mixture of logits");
@@ -216,9 +243,10 @@ void samples_of_shard_cpu(Results& results, const Members& member_logits, const 
                           int64_t count, int64_t drafter, const OptionalTensor& drafters,
                           const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
                           const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                          const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+                          const Rows& rows, const Numbers& processing, const Rows& processing_rows,
+                          const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardSearch search = call.search(masses, state, of_drafts);
     const int64_t batch = call.rows.target.batch, found = search.rows(call.rows);
     const ShardWeights weights = call.weights(largest, least, counts, batch * found);
@@ -236,9 +264,9 @@ void entries_of_shard_cpu(Results& results, const Members& member_logits, const 
                           const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                           const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                           const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
-                          const Rows& processing_rows) {
+                          const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardSearch search = call.search(masses, state, of_drafts);
     const int64_t batch = call.rows.target.batch, found = search.rows(call.rows), all = batch * found;
     const ShardWeights weights = call.weights(largest, least, counts, all);
@@ -261,9 +289,10 @@ void buckets_of_shard_cpu(Results& results, const Members& member_logits, const 
                           int64_t shift, bool half, bool counts, int64_t drafter, const OptionalTensor& drafters,
                           const OptionalTensors& draft_logits, const Numbers& draft_sampling, bool process_drafts,
                           const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                          const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+                          const Rows& rows, const Numbers& processing, const Rows& processing_rows,
+                          const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardSearch search = call.search(masses, state, of_drafts);
     const int64_t batch = call.rows.target.batch, count = search.rows(call.rows);
     const ShardBuckets buckets{numbers_of<double>("largest", largest, ScalarType::Double, batch * count),
@@ -283,9 +312,9 @@ void largest_of_shard_cpu(Results& results, const Members& member_logits, const 
                           int64_t drafter, const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                           const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                           const Numbers& ensemble, const Numbers& sampling, const Rows& rows, const Numbers& processing,
-                          const Rows& processing_rows) {
+                          const Rows& processing_rows, const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
-                         {allowed, ensemble, sampling, rows, processing, processing_rows});
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     require(count > 0, "count: expected at least 1");
     const ShardSearch search = call.search(masses, state, of_drafts);
     const int64_t batch = call.rows.target.batch, found = search.rows(call.rows);
@@ -301,10 +330,13 @@ void largest_of_shard_cpu(Results& results, const Members& member_logits, const 
 STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
     library.def("chain_of_shard(Tensor[] member_logits, Tensor draft_tokens, *, " SPECENS_SHARD_OPTIONS
                 ") -> Tensor[]");
-    library.def("residual_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def("residual_of_shard(" SPECENS_PLACES
+                ", *, Tensor? least=None, Tensor? offers=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
     library.def("draw_of_shard(" SPECENS_PLACES
                 ", Tensor block_masses, Tensor subtracts, Tensor goals, *, Tensor? "
-                "least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+                "least=None, Tensor? offers=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
+    library.def("mass_of_drafts_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor");
     library.def("entropies_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
     library.def("logprobs_of_shard(" SPECENS_PLACES
                 ", Tensor largest, Tensor log_totals, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
@@ -334,6 +366,8 @@ STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
     library.impl("chain_of_shard", TORCH_BOX(&specens::Operator<&specens::chain_of_shard_cpu>::make));
     library.impl("residual_of_shard", TORCH_BOX(&specens::Operator<&specens::residual_of_shard_cpu>::make_one));
     library.impl("draw_of_shard", TORCH_BOX(&specens::Operator<&specens::draw_of_shard_cpu>::make_one));
+    library.impl("mass_of_drafts_of_shard",
+                 TORCH_BOX(&specens::Operator<&specens::mass_of_drafts_of_shard_cpu>::make_one));
     library.impl("entropies_of_shard", TORCH_BOX(&specens::Operator<&specens::entropies_of_shard_cpu>::make_one));
     library.impl("logprobs_of_shard", TORCH_BOX(&specens::Operator<&specens::logprobs_of_shard_cpu>::make_one));
     library.impl("top_of_shard", TORCH_BOX(&specens::Operator<&specens::top_of_shard_cpu>::make));

@@ -1,4 +1,4 @@
-// Chains of whose rows this is a slice of the vocabulary: numbers that are summed, and compared, elsewhere.
+// Chains and trees of whose rows this is a slice of the vocabulary: numbers that are summed, and compared, elsewhere.
 #pragma once
 
 #include <vector>
@@ -11,20 +11,31 @@
 namespace specens {
 
 // Rows of which nothing is filtered before others have said what is kept. A row's parts: those of the target, then what
-// its draft was drawn from.
+// the draft of its index was drawn from, in a tree at another row.
 struct ShardRows {
     TargetArguments target;
     DraftArguments draft;  // tokens as the slice counts them, outside of it where they lie elsewhere
+    IntegerTable parents;  // [batch, draft_len] of a tree, as `TreeArgument` has them, -2 for padding
     int64_t parts, tiles;
 
-    ShardRows(const specens_target* given, const specens_draft& drafts)
+    ShardRows(const specens_target* given, const specens_draft& drafts, const Tensor* parents_given)
         : target(given),
-          draft(target, &drafts),
+          draft(target, &drafts, parents_given != nullptr ? 1 : 0),
+          parents("parents", parents_given, {target.batch, draft.draft_len}),
           parts((target.kind == EnsembleKind::mixture ? static_cast<int64_t>(target.members.size()) : 1) + 1),
           tiles(tile_count(draft.known_tokens)) {
         require(!target.packed() && !draft.packed, "row_offsets: expected none, got some");
+        require(!parents.given || target.steps == draft.draft_len + 1,
+                "member_logits: expected a row more than nodes, got others");
     }
     int64_t state_size() const { return slice_state(tiles); }
+    // The row that a draft was drawn at, negative for padding.
+    int64_t row_of(int64_t request, int64_t draft_index) const {
+        return parents.given ? parents(request, draft_index) + 1 : draft_index;
+    }
+    // The tokens that are looked up in what a draft was drawn from: its own, or those of all nodes.
+    int64_t looked_in_draft() const { return parents.given ? draft.draft_len : 1; }
+    int64_t looked_size() const { return parts - 1 + looked_in_draft(); }
 };
 
 // What is told of each row, and kept for the operations after. Where a part has no token, or is not looked at, its
@@ -33,8 +44,10 @@ struct ShardNumbers {
     double *largest, *sums;  // [batch, steps, parts]
     int64_t* tokens;         // [batch, steps]: the most likely one, of targets that are one softmax
     int32_t* status;         // [batch, steps, 2], of the target's logits and of the draft's
-    double* looked;          // [batch, draft_len, parts]: the logit of the draft
-    float* state;            // [batch, steps, parts, state_size]
+    // [batch, draft_len, looked_size]: the logit of the draft in the target's parts, then in what it was drawn from, in
+    // a tree those of its siblings there
+    double* looked;
+    float* state;  // [batch, steps, parts, state_size]
 };
 
 // A row of each of `count` places of each request.
@@ -47,6 +60,9 @@ struct ShardPlaces {
     const double* masses;
     const float* state;  // of ShardNumbers
     const float* least;  // [batch, steps, parts], of the logits that are kept; nullptr: of all
+    // [batch, draft_len, 2] of a tree: with which share of what is left of its row a child that was rejected was
+    // offered, negative where it is still there, and what its draft distribution is multiplied with
+    const double* offers;
 };
 
 // What makes log-probabilities of logits, [batch, steps, parts], of the whole row.
@@ -114,14 +130,37 @@ struct ShardDraws {
     const double* goals;        // which the cumulative mass shall exceed
 };
 
+// A slice of what a draft was drawn from.
+class DraftSlice {
+  public:
+    // As `Softmax::resume` takes it. row: where it was drawn.
+    void resume(const TargetArguments& target, const DraftArguments& draft, int64_t request, int64_t index, int64_t row,
+                const RowEdits* target_edits, const float* state, double mass, float least) {
+        LogitRow logits = draft.logits ? draft.logit_row(request, row)
+                                       : target.row(draft.drafter_of(request, index), request, row, nullptr);
+        logits.edits = draft.processed ? target_edits : nullptr;
+        source_.reset(logits);
+        own_.resume(source_, draft.sampling.temperature(request), search_, state, mass, least);
+    }
+    const Softmax& softmax() const { return own_; }
+
+  private:
+    MemberSource source_;
+    Softmax own_;
+    ThresholdSearch search_;
+};
+
 // One row; kept by a thread from call to call.
 class ShardVerifier {
   public:
     void read(const ShardRows& call, int64_t request, int64_t step, const ShardNumbers& results);
-    // To tile_masses [tiles]: what is left of the target where a draft is rejected; 0 after the drafts.
+    // To tile_masses [tiles]: what is left of the target where a draft is rejected, 0 after the drafts; in a tree where
+    // the children of a row are that `offers` names.
     void weigh(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index, double* tile_masses);
     // The first token that exceeds the goal, else one of the last with mass; -1 where none has.
     int64_t draw(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t request);
+    // The slice's part of what siblings before leave of what a node was drawn from; rows: nodes.
+    double mass_of_draft(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
     // The slice's part of the target's entropy, in nats.
     double entropy(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
     // The target's log-probabilities, to `out` [vocab].
@@ -151,11 +190,17 @@ class ShardVerifier {
     // nullptr where there is no token.
     const Softmax* searched(const ShardRows& call, const ShardSearch& search, int64_t request, int64_t row);
     const RowEdits* read_target(const ShardRows& call, int64_t request, int64_t step);
+    void resume_draft(DraftSlice& slice, const ShardRows& call, int64_t request, int64_t index, const RowEdits* edits,
+                      const float* states, double mass, float least) const;
+    void find_children(const ShardRows& call, int64_t request, int64_t row);
     bool resume(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index, bool drafted);
     // Of rows whose log-probabilities are looked at, those of greedy requests too; false where there is no target.
     bool resume_scores(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t request,
                        int64_t index);
     const RowEdits* resume_target(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t step);
+    // `resume` of a row of a tree and of the children that were offered; masses = what these leave, returns their sum.
+    bool resume_offers(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
+    double remainder_tile(int64_t tile, float* masses) const;
     // Log-probabilities of a tile's tokens, to `out` [tile_size]: under a part, and under the target, of a mixture to
     // `margin`. Of one token exactly.
     void write_part(size_t part, int64_t tile, double* out) const;
@@ -173,9 +218,18 @@ class ShardVerifier {
         const double *largest, *log_totals;
         double temperature;
     };
+    struct Offer {
+        int64_t token;
+        double share, scale;
+        const Softmax* draft;  // nullptr: one-hot
+    };
     Scores scores_{};
     std::vector<Scored> top_;
     ChainEdits edits_;
+    RowEdits path_edits_;
+    std::vector<int64_t> path_, children_;
+    std::vector<Offer> offers_;
+    std::vector<DraftSlice> slices_;  // of each drafter
     TargetRow target_;
     DraftRow draft_;
     std::vector<LogitRow> logits_;
@@ -200,7 +254,8 @@ void for_rows(const ShardRows& call, int64_t rows, const Run& run) {
 void read_shard(const ShardRows& call, const ShardNumbers& results);
 void weigh_shard(const ShardRows& call, const ShardPlaces& places, double* tile_masses);  // [batch, count, tiles]
 void draw_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t* tokens);
-void add_up_entropies(const ShardRows& call, const ShardPlaces& places, double* entropies);  // [batch, count]
+void weigh_drafts_of_shard(const ShardRows& call, const ShardPlaces& places, double* masses);  // [batch, count]
+void add_up_entropies(const ShardRows& call, const ShardPlaces& places, double* entropies);    // [batch, count]
 void write_logprobs_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale,
                              float* out);  // [batch, count, vocab]
 void find_top_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t count,

@@ -115,11 +115,16 @@ const Softmax* ShardVerifier::searched(const ShardRows& call, const ShardSearch&
         return nullptr;
     }
     const float* state = search.state + first * call.state_size();
-    const RowEdits* edits = read_target(call, request, step);
     if (search.of_drafts) {
-        draft_.resume(call.target, call.draft, request, step, edits, state + part * call.state_size(), 1, -infinity);
-        return draft_.softmax();
+        const int64_t drawn_at = call.row_of(request, step);
+        if (drawn_at < 0) {
+            return nullptr;
+        }
+        slices_.resize(std::max<size_t>(slices_.size(), 1));
+        resume_draft(slices_[0], call, request, step, read_target(call, request, drawn_at), search.state, 1, -infinity);
+        return &slices_[0].softmax();
     }
+    read_target(call, request, step);
     target_.resume(logits_, call.target.parameters(request), state, call.state_size(), search.masses + first, nullptr);
     return target_.alive() ? &target_.part(part) : nullptr;
 }

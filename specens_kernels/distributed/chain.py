@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import (
-    NO_DRAFTER,
     NO_LOGPROBS,
     ChainArguments,
     Draft,
@@ -38,17 +37,13 @@ from specens_kernels.distributed.target import (
     Rows,
     always_greedy,
     draft_steps,
-    filter_of_draft,
-    has_source,
     invalid_draft,
-    kernels_filter,
-    kernels_read,
+    kernels_verify,
     masses_here,
-    operators_of,
     probabilities,
     scores_need_no_sums,
+    without_source,
 )
-from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
 from specens_kernels.ops.verify_chain.layout import padded
 from specens_kernels.ops.verify_chain.reference import (
@@ -128,23 +123,12 @@ def prepare(shard: Shard, arguments: ChainArguments) -> Call:
     return Call(shard, kind, rule, arguments.report, source, target, draft, tokens, own, end, lens, num_rows, invalid)
 
 
-OPERATORS_OF_RULES = {RuleKind.TYPICAL: ["entropies_of_shard"], RuleKind.GUMBEL: ["best_kept_of_shard"]}
-
-
 def slices_of(call: Call) -> Slices | None:
     """The rows as kernels read them, where these can; None: torch."""
-    target, draft = call.target, call.draft
-    if not call.kind.reads_draft:
-        draft = draft._replace(logits=None, drafters=None, drafter=NO_DRAFTER)
-    filtered = False
-    if has_source(draft):
-        kept = filter_of_draft(call.shard, target, draft, parameters(draft.sampling, call.tokens))
-        filtered = not kernels_filter(kept, target.member_logits[0])
-    picks = (call.kind.compares or call.by_best) and target.ensemble == EnsembleKind.MIXTURE
-    needed = [*operators_of(call.report, call.kind == RuleKind.GUMBEL), *OPERATORS_OF_RULES.get(call.kind, [])]
-    if call.direct or filtered or picks or not kernels_read(call.shard, target, *needed):
+    draft = call.draft if call.kind.reads_draft else without_source(call.draft)
+    if call.direct or not kernels_verify(call.shard, call.target, draft, call.kind, call.report):
         return None
-    return Slices(call.shard, target, draft, call.here)
+    return Slices(call.shard, call.target, draft, call.here)
 
 
 def chain_steps(shard: Shard, arguments: ChainArguments) -> Steps[list[Tensor]]:

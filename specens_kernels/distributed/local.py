@@ -52,7 +52,8 @@ def empty_numbers(member_logits: list[Tensor], draft_tokens: Tensor, **options: 
     shapes = (batch, steps, parts), (batch, steps, parts), (batch, steps), (batch, steps, 2)
     types = torch.float64, torch.float64, torch.int64, torch.int32
     found = [first.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, types)]
-    looked = first.new_empty((batch, draft_tokens.shape[1], parts), dtype=torch.float64)
+    in_draft = 1 if options.get("parents") is None else draft_tokens.shape[1]
+    looked = first.new_empty((batch, draft_tokens.shape[1], parts - 1 + in_draft), dtype=torch.float64)
     sizes = [logits.shape[-1] for logits in (*member_logits, *(options.get("draft_logits") or ()))]
     blocks = -(-max(sizes) // TILE)
     return [*found, looked, first.new_empty((batch, steps, parts, 1 + 2 * blocks), dtype=torch.float32)]
@@ -72,7 +73,7 @@ def empty_logprobs(logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: An
 
 
 def empty_scores(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Of `entropies_of_shard` and `scores_of_shard`."""
+    """Of `entropies_of_shard`, `scores_of_shard` and `mass_of_drafts_of_shard`."""
     return row_of.new_empty(row_of.shape, dtype=torch.float64)
 
 
@@ -137,6 +138,7 @@ EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tens
     "gumbel_noise": empty_noise,
     "samples_of_shard": empty_samples,
     "entries_of_shard": empty_entries,
+    "mass_of_drafts_of_shard": empty_scores,
     "scores_of_shard": empty_scores,
     "top_of_shard": empty_top,
 }

@@ -74,7 +74,7 @@ def read_rows(
         parts.append(drafts)
     reported = slices
     if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-        reported = None if slices is None else raw_slices(shard, target, slices.tokens)
+        reported = None if slices is None else raw_slices(shard, target, slices)
         parts.append(target_steps(shard, raw(target), before, looked, slices=reported))
     rows, *others = yield from together(*parts)
     draft = draft if drafts is None else others.pop(0)

@@ -94,7 +94,7 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
             slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
         parts, reported_slices = [target_steps(shard, target, None, looked, slices=slices)], slices
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-            reported_slices = None if slices is None else raw_slices(shard, target, looked.tokens)
+            reported_slices = None if slices is None else raw_slices(shard, target, slices)
             parts.append(target_steps(shard, raw(target), None, looked, slices=reported_slices))
         rows, *others = yield from together(*parts)
         told_rows, first = others[0] if others else rows, torch.zeros_like(rows.status)

@@ -1,4 +1,4 @@
-"""A chain's slices as C++ and Triton read them: once for what is told, and again only the row of the next token.
+"""Slices of chains and trees as C++ and Triton read them: once for what is told, and again the row of the next token.
 
 What is kept of a pass goes from call to call; nobody but the operators looks into it.
 """
@@ -33,21 +33,29 @@ class Numbers(NamedTuple):
     sums: Tensor  # likewise, of powers relative to the largest
     tokens: Tensor  # int64 [batch, steps], the most likely one, of targets that are one softmax
     status: Tensor  # int32 [batch, steps, 2], of the target's logits and of the draft's
-    looked: Tensor  # float64 [batch, draft_len, parts], the drafts' logits
+    looked: Tensor  # float64 [batch, draft_len, parts], the drafts' logits; of trees all nodes' in a draft's part
     state: Tensor  # float32 [batch, steps, parts, numbers]
 
 
 class Slices:
-    """The rows of a chain, read before they are filtered. tokens: the drafts, int64, as the shard counts them."""
+    """The rows of a chain or a tree, read before they are filtered.
 
-    def __init__(self, shard: Shard, target: Target, draft: Draft, tokens: Tensor) -> None:
+    tokens: the drafts, int64, as the shard counts them. parents: int64 like tokens, of trees; -2 for padding.
+    """
+
+    def __init__(
+        self, shard: Shard, target: Target, draft: Draft, tokens: Tensor, parents: Tensor | None = None
+    ) -> None:
         if target.allowed is not None:
             target = target._replace(allowed=shifted_mask(shard, target.allowed))
         target = target._replace(sampling=without_filters(target.sampling))
         draft = draft._replace(sampling=without_filters(draft.sampling))
         self.temperatures = target.sampling, draft.sampling
         self.start, self.draft_len, self.logits = shard.start, tokens.shape[1], target.member_logits
-        self.tokens, self.options = tokens.contiguous(), local.operator_options(target, draft)
+        self.tokens, self.parents = tokens.contiguous(), parents
+        self.options = local.operator_options(target, draft)
+        if parents is not None:
+            self.options["parents"] = parents
         self.numbers = Numbers(*self.call("chain_of_shard"))
 
     def call(self, name: str, *given: Any, **more: Any) -> Any:
@@ -74,15 +82,16 @@ class Slices:
         """The parts of the target, one after the other: [batch, parts * steps] of each, [batch, parts * drafts]."""
         parts = self.numbers.largest.shape[-1] - 1
         largest, sums, looked = (
-            values[..., :-1].transpose(1, 2).flatten(1)
+            values[..., :parts].transpose(1, 2).flatten(1)
             for values in (self.numbers.largest, self.numbers.sums, self.numbers.looked)
         )
         return Here(largest, self.numbers.tokens.repeat(1, parts), sums, looked)
 
     def of_drafts(self) -> Here:
-        """[batch, drafts] of each."""
+        """[batch, drafts] of each; of trees [batch, drafts * drafts], all nodes in what each was drawn from."""
         found, n = self.numbers, self.draft_len
-        return Here(found.largest[:, :n, -1], found.tokens[:, :n], found.sums[:, :n, -1], found.looked[..., -1])
+        looked = found.looked[..., found.largest.shape[-1] - 1 :].flatten(1)
+        return Here(found.largest[:, :n, -1], found.tokens[:, :n], found.sums[:, :n, -1], looked)
 
 
 class Places(NamedTuple):
@@ -92,10 +101,12 @@ class Places(NamedTuple):
     shares: Tensor  # float64 [batch, n], the target's part in what is left
     masses: Tensor  # float64 [batch, steps, parts], of the slices over that of what is kept of the row; < 0: no token
     least: Tensor | None  # float32 [batch, steps, parts], the logits that are kept; None: all
+    offers: Tensor | None = None  # float64 [batch, drafts, 2] of trees: what `tree.SlicedShares` says of rejected nodes
 
     def call(self, slices: Slices, name: str, *given: Any) -> Any:
-        filtered = {} if self.least is None else {"least": self.least}
-        return slices.call(name, *self[:3], slices.numbers.state, *given, **filtered)
+        more = {"least": self.least, "offers": self.offers}
+        own = {key: value for key, value in more.items() if value is not None}
+        return slices.call(name, *self[:3], slices.numbers.state, *given, **own)
 
 
 def by_parts(target: Tensor, draft: Tensor, fill: float) -> Tensor:
@@ -118,6 +129,12 @@ def least_of(target: Tensor | None, draft: Tensor | None, numbers: Numbers) -> T
 def entropies(slices: Slices, places: Places) -> Tensor:
     """This rank's part of the entropies of the target, float64 [batch, n]."""
     result: Tensor = places.call(slices, "entropies_of_shard")
+    return result
+
+
+def masses_of_drafts(slices: Slices, places: Places) -> Tensor:
+    """This rank's part of what siblings before leave of what nodes were drawn from, float64 [batch, n]; rows: nodes."""
+    result: Tensor = places.call(slices, "mass_of_drafts_of_shard")
     return result
 
 
@@ -165,7 +182,10 @@ class SlicedReports(NamedTuple):
 
 
 def residuals(slices: Slices, places: Places) -> Tensor:
-    """The masses of max(share * target - draft, 0) in blocks of this rank's tokens, float64 [batch, n, blocks]."""
+    """The masses of max(share * target - draft, 0) in blocks of this rank's tokens, float64 [batch, n, blocks].
+
+    Of trees what the rejected children of a row leave of it.
+    """
     result: Tensor = places.call(slices, "residual_of_shard")
     return result
 

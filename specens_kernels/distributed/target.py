@@ -45,6 +45,7 @@ from specens_kernels.ops.target_logprobs.reference import (
     raw,
 )
 from specens_kernels.results import Status
+from specens_kernels.rules import RuleKind
 
 
 class Looked(NamedTuple):
@@ -182,14 +183,33 @@ def operators_of(report: Report, scores: bool) -> list[str]:
     ]
 
 
+OPERATORS_OF_RULES = {RuleKind.TYPICAL: ["entropies_of_shard"], RuleKind.GUMBEL: ["best_kept_of_shard"]}
+
+
+def kernels_verify(shard: Shard, target: Target, draft: Draft, kind: RuleKind, report: Report, *more: str) -> bool:
+    """Whether kernels can read what drafts are verified by. draft: without its distribution where none is looked at."""
+    if has_source(draft):
+        kept = filter_of_draft(shard, target, draft, parameters(draft.sampling, draft.tokens))
+        if not kernels_filter(kept, target.member_logits[0]):
+            return False
+    if kind.picks and target.ensemble == EnsembleKind.MIXTURE:
+        return False
+    needed = [*operators_of(report, kind == RuleKind.GUMBEL), *OPERATORS_OF_RULES.get(kind, []), *more]
+    return kernels_read(shard, target, *needed)
+
+
+def without_source(draft: Draft) -> Draft:
+    return draft._replace(logits=None, drafters=None, drafter=NO_DRAFTER)
+
+
 def no_drafts(target: Target, tokens: Tensor) -> Draft:
     return Draft(tokens, None, None, None, None, NO_DRAFTER, 0, 1, target.sampling)
 
 
-def raw_slices(shard: Shard, target: Target, tokens: Tensor) -> Slices:
-    """The rows of the raw ensemble, of a target that kernels read. tokens: int64 [batch, n], the drafts."""
-    own = raw(target)
-    return Slices(shard, own, no_drafts(own, tokens), tokens)
+def raw_slices(shard: Shard, target: Target, slices: Slices) -> Slices:
+    """The rows of the raw ensemble, of a target that kernels have read."""
+    own, tokens = raw(target), slices.tokens
+    return Slices(shard, own, no_drafts(own, tokens), tokens, slices.parents)
 
 
 def masses_here(shard: Shard, target: Target, rows: Rows) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,16 @@ from specens_kernels.distributed.draw import (
 )
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
+from specens_kernels.distributed.slices import (
+    Places,
+    SlicedChoice,
+    Slices,
+    by_parts,
+    entropies,
+    least_of,
+    masses_of_drafts,
+    residuals,
+)
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     DraftRows,
@@ -39,8 +50,11 @@ from specens_kernels.distributed.target import (
     draft_steps,
     has_source,
     invalid_draft,
+    kernels_verify,
+    masses_here,
     probabilities,
     scores_need_no_sums,
+    without_source,
 )
 from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
 from specens_kernels.ops.tree_mask.reference import descent
@@ -101,6 +115,15 @@ class Seen(NamedTuple):
     picked: Tensor  # int64 [batch, rows]
     of_picked: Tensor | None  # float64 [batch, rows], their reported log-probabilities
     at_target: Tensor  # float64 [batch, nodes], the probability of each node at its parent's row
+    slices: Slices | None  # where kernels read the rows, whose local log-probabilities nobody knows
+
+    def places(self, rows: Tensor, drawn: Tensor | None = None, offers: Tensor | None = None) -> Places:
+        """Of rows int64 [batch, n]. drawn: bool [batch, nodes], False: one-hot; None: as the drafts say."""
+        assert self.slices is not None
+        masses = self.draft.masses if drawn is None else torch.where(drawn, self.draft.masses, -1.0)
+        least = least_of(self.rows.parts.least, self.draft.least, self.slices.numbers)
+        shares = torch.ones_like(rows, dtype=torch.float64)
+        return Places(rows.contiguous(), shares, by_parts(self.rows.parts.whole, masses, -1.0), least, offers)
 
 
 class NodeDrafts(NamedTuple):
@@ -115,7 +138,8 @@ class NodeDrafts(NamedTuple):
 class Accepted(NamedTuple):
     acceptance: Acceptance
     draft_status: Tensor  # int64 [batch, nodes]
-    masses: Masses | None  # of all rows of `acceptance.left`, where ranks have told them
+    masses: Masses | None  # of what is left of all rows, where ranks have told them
+    places: Places | None  # of the last row, where kernels read what is left of it
 
 
 Rounds = list[list[int]]  # the nodes that are offered in each turn
@@ -143,57 +167,93 @@ def prepare(shard: Shard, arguments: TreeArguments) -> Call:
     return Call(shard, kind, rule, report, source, target, draft, arguments.tree, shape, tokens, own, usable)
 
 
+def slices_of(call: Call) -> Slices | None:
+    """The rows as kernels read them, where these can; None: torch."""
+    draft = call.draft if call.offers else without_source(call.draft)
+    follows_paths = call.kind == RuleKind.GUMBEL and call.target.processing.active
+    needed = "mass_of_drafts_of_shard"
+    if call.direct or follows_paths:
+        return None
+    if not kernels_verify(call.shard, call.target, draft, call.kind, call.report, needed):
+        return None
+    parents = torch.where(call.shape.used, call.shape.parent_row - 1, -2)
+    return Slices(call.shard, call.target, draft, call.here, parents)
+
+
 def read_steps(call: Call) -> Steps[Seen]:
     shard, shape, tokens = call.shard, call.shape, call.tokens
     batch, nodes = tokens.shape
-    looked, drafts = Looked(call.here, shape.parent_row), None
+    looked, drafts, slices = Looked(call.here, shape.parent_row), None, slices_of(call)
     if call.offers and has_source(call.draft) and not call.direct:
         node = torch.arange(nodes, device=tokens.device)
         pairs = Looked(call.here.repeat(1, nodes), node.repeat_interleave(nodes).expand(batch, -1))
-        of_nodes, own, above = at_parents(call.target, call.draft, call.here, shape)
+        given = call.target, call.draft, paths(call.here, shape)
+        if slices is None:
+            given = at_parents(call.target, call.draft, call.here, shape)
         greedy = parameters(call.target.sampling, tokens).greedy
-        drafts = draft_steps(shard, of_nodes, own, greedy, above, pairs)
+        drafts = draft_steps(shard, *given[:2], greedy, given[2], pairs, slices)
     before, noise = paths(call.here, shape), noise_at(call.kind, call.random, shape.depth)
-    how: dict[str, Any] = {"direct": call.direct, "drafts": drafts}
+    how: dict[str, Any] = {"direct": call.direct, "drafts": drafts, "slices": slices}
     read = yield from read_rows(shard, call.target, tokens, before, looked, noise, call.kind, call.report, **how)
     rows, above_row = read.rows, shape.parent_row
     at_target = ((tokens == read.picked.gather(1, above_row)) & rows.alive.gather(1, above_row)).double()
     if not call.by_best:
         at_target = torch.where(rows.greedy[:, None], at_target, rows.looked_up.exp())
-    return Seen(*read, at_target)
+    return Seen(*read, at_target, slices)
 
 
 def accept_steps(call: Call, seen: Seen, rounds: Rounds | None) -> Steps[Accepted]:
     """The last accepted row of each request, and the status of the nodes."""
     rows, shape = seen.rows, call.shape
-    target = probabilities(call.shard, rows)
+    target = probabilities(call.shard, rows)  # of no meaning where kernels read the rows
     no_status = torch.zeros_like(call.tokens)
     empty = torch.zeros_like(call.usable)
     most_likely = longest(call.usable & (seen.at_target > 0), shape)
     if call.by_best:
         reads = call.kind != RuleKind.GUMBEL and call.kind != RuleKind.TYPICAL
-        return Accepted(Acceptance(most_likely, target, empty, reads), no_status, None)
+        return Accepted(Acceptance(most_likely, target, empty, reads), no_status, None, None)
     if call.kind == RuleKind.TYPICAL:
-        own, none = target.sum(-1), target.new_zeros(len(target), 0)
-        masses, entropies = yield from mass_steps(call.shard, none, own, entropy(target))
-        limit = typical_limit(entropies, call.rule)
-        passes = call.usable & (seen.at_target > limit.gather(1, shape.parent_row))
+        index = torch.arange(rows.alive.shape[1], device=target.device).expand_as(rows.alive)
+        of_rows = entropy(target) if seen.slices is None else entropies(seen.slices, seen.places(index))
+        own, none = target_masses(call, seen), target.new_zeros(len(target), 0)
+        masses, of_all = yield from mass_steps(call.shard, none, own, of_rows)
+        passes = call.usable & (seen.at_target > typical_limit(of_all, call.rule).gather(1, shape.parent_row))
         last = torch.where(rows.greedy, most_likely, longest(passes, shape))
-        return Accepted(Acceptance(last, target, empty, False), no_status, masses)
+        places = None
+        if seen.slices is not None:
+            places = seen.places(last[:, None], None, nothing_rejected(call))
+        return Accepted(Acceptance(last, target, empty, False), no_status, masses, places)
     uniforms = tested_uniforms(call, rows)
-    offers = yield from offer_steps(call, seen, uniforms, target, rounds)
+    shares = DenseShares(call, seen, target) if seen.slices is None else SlicedShares(call, seen, seen.slices)
+    yield from offer_steps(shares, uniforms, rounds)
     if call.kind == RuleKind.TRAVERSAL:
-        last = first_kept(offers.share, as_drafts(call, uniforms))
+        last = first_kept(shares.share, as_drafts(call, uniforms))
     else:
-        last = first_passing(offers.passes, shape)
-    left = torch.where(rows.greedy[:, None, None], target, offers.left)
+        last = first_passing(shares.passes, shape)
     last = torch.where(rows.greedy, most_likely, last)
-    of_ranks = offers.masses
+    of_ranks = shares.masses
     if of_ranks is not None:
         own = torch.where(rows.greedy[:, None], of_ranks.target, of_ranks.residual)
         of_ranks = of_ranks._replace(residual=own, target=own)
-    acceptance = Acceptance(last, left, offers.empty & ~rows.greedy[:, None], True)
-    return Accepted(acceptance, offers.drafts.status, of_ranks)
+    left, places = target, None
+    if isinstance(shares, DenseShares):
+        left = torch.where(rows.greedy[:, None, None], target, shares.left)
+    else:
+        places = shares.places(last[:, None])
+    acceptance = Acceptance(last, left, shares.empty & ~rows.greedy[:, None], True)
+    return Accepted(acceptance, shares.drafts.status, of_ranks, places)
+
+
+def target_masses(call: Call, seen: Seen) -> Tensor:
+    """This rank's part of every row, float64 [batch, rows]."""
+    if seen.slices is None:
+        return probabilities(call.shard, seen.rows).sum(-1)
+    return masses_here(call.shard, call.target, seen.rows)
+
+
+def nothing_rejected(call: Call) -> Tensor:
+    """`Places.offers` before any child is."""
+    return torch.full((*call.tokens.shape, 2), -1.0, dtype=torch.float64, device=call.tokens.device)
 
 
 def as_drafts(call: Call, uniforms: Tensor) -> Drafts:
@@ -223,41 +283,36 @@ def node_drafts(call: Call, seen: Seen, mass: Tensor) -> NodeDrafts:
     return NodeDrafts(mass, drawn, at, status)
 
 
-def mass_of_drafts(call: Call, seen: Seen) -> Tensor:
-    """This rank's part of the mass that earlier siblings leave of what each node was drawn from, [batch, nodes]."""
-    taken = earlier_siblings(call.shape).double() @ one_hot(call.here, call.shard.width) > 0
-    gone = taken | ~seen.draft.drawn[..., None]
-    return torch.where(gone, 0.0, seen.draft.logprobs.exp()).sum(-1)
+class Shares(ABC):
+    """What is left of every row while its children are offered: what all ranks know, and each rank's part of it."""
 
-
-def node_draft(call: Call, seen: Seen, drafts: NodeDrafts, node: int) -> Tensor:
-    """This rank's part of what a node was drawn from, float64 [batch, width]."""
-    own = one_hot(call.here[:, node], call.shard.width)
-    if not has_source(call.draft):
-        return own
-    probs = seen.draft.logprobs[:, node].exp()
-    if call.tree.without_replacement:
-        shape = call.shape
-        earlier = (shape.parent_row[:, :node] == shape.parent_row[:, node, None]) & shape.used[:, :node]
-        gone = (earlier[..., None] & (one_hot(call.here[:, :node], call.shard.width) > 0)).any(1)
-        probs = torch.where(gone, 0.0, probs) / drafts.mass[:, node, None]
-    return torch.where(drafts.drawn[:, node, None], probs, own)
-
-
-class Shares:
-    """What is left of every row while its children are offered, each rank's part of it, and what all ranks know."""
-
-    def __init__(self, call: Call, seen: Seen, target: Tensor) -> None:
-        self.call, self.seen, self.target = call, seen, target
+    def __init__(self, call: Call, seen: Seen) -> None:
+        self.call, self.seen = call, seen
         self.drafts = node_drafts(call, seen, torch.ones_like(call.tokens, dtype=torch.float64))
-        self.masses: Masses | None = None  # of all ranks: left in each row, and the target's
-        self.request = torch.arange(target.shape[0], device=target.device)
-        self.left = target.clone()  # float64 [batch, rows, width]
+        self.masses: Masses | None = None  # of all ranks: left in each row, in the numbers of `residuals`, and at first
+        self.request = torch.arange(len(call.tokens), device=call.tokens.device)
         self.left_at = seen.at_target.clone()  # float64 [batch, nodes], of the row of each node at its token
-        self.share = torch.ones_like(target[..., 0])  # float64 [batch, rows]
+        self.share = torch.ones_like(seen.rows.best)  # float64 [batch, rows]
+        self.mass = torch.ones_like(self.share)  # of what is left of a row, in the numbers of `residuals`
         self.has_token = seen.rows.alive
         self.passes = torch.zeros_like(call.usable)
         self.empty = torch.zeros_like(call.usable)
+
+    @abstractmethod
+    def target_masses(self) -> Tensor:
+        """This rank's part of every row before anything is offered, float64 [batch, rows]."""
+
+    @abstractmethod
+    def masses_of_drafts(self) -> Tensor:
+        """This rank's part of the mass that earlier siblings leave of what each node was drawn from, [batch, nodes]."""
+
+    @abstractmethod
+    def residuals(self, due: list[int]) -> Tensor:
+        """This rank's part of what each of these nodes leaves of its row if it is rejected, [batch, len(due)]."""
+
+    @abstractmethod
+    def lessen(self, node: int, usable: Tensor, nothing: Tensor) -> None:
+        """Take a rejected node out of its row where it is usable; nothing: the target is back in its place."""
 
     def enter(self, node: int, now: Tensor, uniform: Tensor) -> None:
         """Test a node, and give its row the share that it is offered."""
@@ -270,14 +325,12 @@ class Shares:
             share = torch.where(target_there > 0, target_there / draft_there, 0.0).clamp(max=1)
             self.share[:, node + 1] = torch.where(now, share, self.share[:, node + 1])
 
-    def residual(self, node: int) -> Tensor:
-        """What a node that is rejected leaves of its row, not normalised, float64 [batch, width]."""
-        row = self.call.shape.parent_row[:, node]
-        draft = node_draft(self.call, self.seen, self.drafts, node)
-        return (self.share[self.request, row][:, None] * self.left[self.request, row] - draft).clamp(min=0)
+    def factor(self, row: Tensor) -> Tensor:
+        """What is left of a row [batch] is multiplied with it when a child is offered."""
+        return self.share[self.request, row] / self.mass[self.request, row]
 
     def mass_of_chosen(self, node: int) -> Tensor:
-        """The sum of that over all ranks, of a node that was chosen and not drawn."""
+        """The sum of `residuals` over all ranks, of a node that was chosen and not drawn."""
         row = self.call.shape.parent_row[:, node]
         share = self.share[self.request, row]
         there = share * self.left_at[:, node]
@@ -288,33 +341,113 @@ class Shares:
         """Take a rejected node's part out of its row. mass: the residual's; of_ranks [ranks, batch]: that of each."""
         request, shape = self.request, self.call.shape
         row, usable = shape.parent_row[:, node], self.call.usable[:, node] & now
-        residual, share = self.residual(node), self.share[request, row]
-        rest = mass + 1 - share
         nothing = mass <= EMPTY_RESIDUAL_MASS
+        self.lessen(node, usable, nothing)
+        share = self.share[request, row]
+        rest = mass + 1 - share
         lessened = torch.where(rest > EMPTY_RESIDUAL_MASS, mass / rest, 1.0)
-        residual = torch.where(nothing[:, None], self.target[request, row], residual / mass[:, None])
         in_row = (shape.parent_row == row[:, None]) & usable[:, None]
         left_at = (share[:, None] * self.left_at - self.drafts.at[:, node]).clamp(min=0) / mass[:, None]
         left_at = torch.where(nothing[:, None], self.seen.at_target, left_at)
         self.left_at = torch.where(in_row, left_at, self.left_at)
         self.share[request, row] = torch.where(usable, lessened, share)
-        self.left[request, row] = torch.where(usable[:, None], residual, self.left[request, row])
+        own = torch.where(nothing, 1.0, mass)
+        self.mass[request, row] = torch.where(usable, own, self.mass[request, row])
         self.empty[:, node] |= usable & nothing & self.has_token[request, row]
         if self.masses is not None and of_ranks is not None:
             left, whole = self.masses.residual, self.masses.target[:, request, row]
-            left[:, request, row] = torch.where(
-                usable, torch.where(nothing, whole, of_ranks / mass), left[:, request, row]
-            )
+            own = torch.where(nothing, whole, of_ranks)
+            left[:, request, row] = torch.where(usable, own, left[:, request, row])
 
 
-def offer_steps(call: Call, seen: Seen, uniforms: Tensor, target: Tensor, rounds: Rounds | None) -> Steps[Shares]:
+class DenseShares(Shares):
+    """Of rows that are written down."""
+
+    def __init__(self, call: Call, seen: Seen, target: Tensor) -> None:
+        super().__init__(call, seen)
+        self.target, self.left = target, target.clone()  # float64 [batch, rows, width]
+
+    def target_masses(self) -> Tensor:
+        return self.target.sum(-1)
+
+    def masses_of_drafts(self) -> Tensor:
+        call = self.call
+        taken = earlier_siblings(call.shape).double() @ one_hot(call.here, call.shard.width) > 0
+        gone = taken | ~self.seen.draft.drawn[..., None]
+        return torch.where(gone, 0.0, self.seen.draft.logprobs.exp()).sum(-1)
+
+    def residuals(self, due: list[int]) -> Tensor:
+        return torch.stack([self._residual(node).sum(-1) for node in due], 1)
+
+    def lessen(self, node: int, usable: Tensor, nothing: Tensor) -> None:
+        request, row = self.request, self.call.shape.parent_row[:, node]
+        residual = torch.where(nothing[:, None], self.target[request, row], self._residual(node))
+        self.left[request, row] = torch.where(usable[:, None], residual, self.left[request, row])
+
+    def _residual(self, node: int) -> Tensor:
+        """float64 [batch, width]."""
+        row = self.call.shape.parent_row[:, node]
+        return (self.factor(row)[:, None] * self.left[self.request, row] - self._draft(node)).clamp(min=0)
+
+    def _draft(self, node: int) -> Tensor:
+        """This rank's part of what a node was drawn from, float64 [batch, width]."""
+        call, shape = self.call, self.call.shape
+        own = one_hot(call.here[:, node], call.shard.width)
+        if not has_source(call.draft):
+            return own
+        probs = self.seen.draft.logprobs[:, node].exp()
+        if call.tree.without_replacement:
+            earlier = (shape.parent_row[:, :node] == shape.parent_row[:, node, None]) & shape.used[:, :node]
+            gone = (earlier[..., None] & (one_hot(call.here[:, :node], call.shard.width) > 0)).any(1)
+            probs = torch.where(gone, 0.0, probs) / self.drafts.mass[:, node, None]
+        return torch.where(self.drafts.drawn[:, node, None], probs, own)
+
+
+class SlicedShares(Shares):
+    """Of rows that kernels read: these make what is left of a row anew from the nodes that were rejected.
+
+    Of tokens that siblings took nothing is left to subtract from, so they are not set apart.
+    """
+
+    def __init__(self, call: Call, seen: Seen, slices: Slices) -> None:
+        super().__init__(call, seen)
+        self.slices, self.offers = slices, nothing_rejected(call)
+
+    def target_masses(self) -> Tensor:
+        return target_masses(self.call, self.seen)
+
+    def masses_of_drafts(self) -> Tensor:
+        nodes = torch.arange(self.call.tokens.shape[1], device=self.request.device).expand_as(self.call.tokens)
+        return masses_of_drafts(self.slices, self.seen.places(nodes))
+
+    def places(self, rows: Tensor) -> Places:
+        return self.seen.places(rows, self.drafts.drawn, self.offers.contiguous())
+
+    def enter(self, node: int, now: Tensor, uniform: Tensor) -> None:
+        super().enter(node, now, uniform)
+        scale = torch.where(self.drafts.drawn[:, node], 1 / self.drafts.mass[:, node], 1.0)
+        offer = torch.stack([self.factor(self.call.shape.parent_row[:, node]), scale], -1)
+        now = now & self.call.usable[:, node]
+        self.offers[:, node] = torch.where(now[:, None], offer, self.offers[:, node])
+
+    def residuals(self, due: list[int]) -> Tensor:
+        return residuals(self.slices, self.places(self.call.shape.parent_row[:, due])).sum(-1)
+
+    def lessen(self, node: int, usable: Tensor, nothing: Tensor) -> None:
+        shape = self.call.shape
+        back = (shape.parent_row == shape.parent_row[:, node, None]) & (usable & nothing)[:, None]
+        back[:, node + 1 :] = False
+        self.offers = torch.where(back[..., None], -1.0, self.offers)
+
+
+def offer_steps(shares: Shares, uniforms: Tensor, rounds: Rounds | None) -> Steps[None]:
     """`offer` on a shard. A turn offers one child of every row that is ready, and tells the masses of what is left.
 
     Where children were chosen, their tokens' probabilities say what is left, and nothing is told. Before the first turn
     nobody has siblings before it, so that what these leave of its draft distribution is told in that turn.
     """
+    call = shares.call
     nodes = call.tokens.shape[1]
-    shares = Shares(call, seen, target)
     turns = torch.arange(nodes, device=call.tokens.device).expand_as(call.tokens)
     if rounds is not None:
         turns = offered_at(call.shape.parent_row, call.shape.used, call.kind == RuleKind.TRAVERSAL)
@@ -323,27 +456,26 @@ def offer_steps(call: Call, seen: Seen, uniforms: Tensor, target: Tensor, rounds
             shares.enter(node, turns[:, node] == turn, uniforms[:, node])
         of_ranks = None
         if has_source(call.draft):
-            told = torch.stack([shares.residual(node).sum(-1) for node in due], 1)
-            if turn > 0:
-                of_ranks = yield told
-            else:
-                of_ranks = yield from first_turn(shares, told)
+            told = shares.residuals(due)
+            of_ranks = yield from first_turn(shares, told) if turn == 0 else tell(told)
         for index, node in enumerate(due):
             own = None if of_ranks is None else of_ranks[..., index]
             mass = shares.mass_of_chosen(node) if own is None else own.sum(0)
             shares.leave(node, turns[:, node] == turn, mass, own)
-    return shares
+
+
+def tell(told: Tensor) -> Steps[Tensor]:
+    return (yield told)
 
 
 def first_turn(shares: Shares, told: Tensor) -> Steps[Tensor]:
     """What ranks tell in the first turn, [ranks, batch, n], with the masses of their rows and of what drafts leave."""
-    call, seen = shares.call, shares.seen
-    by_row = shares.target.sum(-1)
-    left = [mass_of_drafts(call, seen)] if call.tree.without_replacement else []
-    masses, mass = yield from mass_steps(call.shard, told, by_row, *left)
+    call = shares.call
+    left = [shares.masses_of_drafts()] if call.tree.without_replacement else []
+    masses, mass = yield from mass_steps(call.shard, told, shares.target_masses(), *left)
     shares.masses = masses._replace(residual=masses.target.clone())
     if left:
-        shares.drafts = node_drafts(call, seen, mass)
+        shares.drafts = node_drafts(call, shares.seen, mass)
     return masses.residual
 
 
@@ -419,7 +551,12 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
         picked = torch.where(seen.rows.alive[request, last], seen.picked[request, last], -1)
         of_picked = None if seen.of_picked is None else seen.of_picked[request, last]
         return (yield from picked_steps(call.shard, picked, of_picked, logprobs))
+    masses, never = None if accepted.masses is None else accepted.masses.at(last), torch.zeros_like(seen.rows.greedy)
+    if seen.slices is not None and accepted.places is not None:
+        blocks = residuals(seen.slices, accepted.places)[:, 0]
+        certain = torch.where(seen.rows.greedy & seen.rows.alive[request, last], seen.picked[request, last], -1)
+        given = accepted.places, blocks, blocks.sum(-1), never, uniform, logprobs, certain
+        return (yield from draw_steps(call.shard, SlicedChoice(seen.slices, *given), masses))
     left = accepted.acceptance.left[request, last]  # so nothing is subtracted any more
-    masses = None if accepted.masses is None else accepted.masses.at(last)
-    choice = Choice(left, left, torch.zeros_like(seen.rows.greedy), uniform, logprobs, call.shard.start)
+    choice = Choice(left, left, never, uniform, logprobs, call.shard.start)
     return (yield from draw_steps(call.shard, choice, masses))

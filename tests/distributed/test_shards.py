@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from packed import packed_arguments, ragged
 from problems import LOGPROBS, Judge, Problem, random_problem
 from shards import assert_alike, bounds_of, in_lockstep, on_shards, slice_of, widest
 from torch import Tensor
-from tree_cases import random_case
+from tree_cases import TreeCase, hangs_on_the_last_bits, random_case
 from trees_of_decisions import random_decision_tree
 
 from bench import distributed as counted
@@ -122,6 +123,64 @@ def test_random_trees_on_shards_get_the_verdict_of_whole_rows():
         results, _ = on_shards(operations.tree_of, *given, bounds=bounds, **arguments)
         assert_alike(results)
         assert_equal(results[0], verify_tree(*given, backend="reference", **arguments), seed)
+
+
+def trees_by_kernels(
+    monkeypatch: Any, seeds: range, vocab: int, choose: Callable[[TreeCase, int], TreeCase]
+) -> tuple[int, int]:
+    """How many trees kernels read of those that are chosen, all of which get the tokens of whole rows; and accepted."""
+    operators, calls, read, accepted = local.operator_for, [], 0, 0
+    monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
+    for seed in seeds:
+        case, choice = choose(random_case(seed, vocabs=(vocab,)), seed), random.Random(seed)
+        given, arguments = (case.member_logits, case.draft_tokens, case.parents), case.arguments
+        bounds = bounds_of(widest(case.member_logits, arguments), choice.choice([1, 2, 3, 4]), choice)
+        calls.clear()
+        results, _ = on_shards(operations.tree_of, *given, bounds=bounds, **arguments)
+        read += "residual_of_shard" in calls
+        assert_alike(results)
+        own, expected = results[0], case.verify("reference")
+        same = (own.tokens == expected.tokens).all(1) & (own.status == expected.status)
+        for request in (~same).nonzero()[:, 0].tolist():
+            assert hangs_on_the_last_bits(case, request, own.tokens[request].tolist()), (seed, request)
+        assert torch.equal(own.path[same], expected.path[same])
+        torch.testing.assert_close(own.logprobs[same], expected.logprobs[same], **LOGPROBS)
+        accepted += int(expected.num_accepted.sum())
+    return read, accepted
+
+
+@pytest.mark.parametrize(("vocab", "rule"), [(90, "token"), (90, "traversal"), (5003, "traversal"), (700, "typical")])
+def test_kernels_read_slices_of_trees_as_torch_does(vocab, rule, monkeypatch):
+    """Children that were drawn, with and without replacement, by one member or several, or chosen."""
+
+    def unfiltered(case: TreeCase, _seed: int) -> TreeCase:
+        arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9)}
+        if arguments.get("draft_sampling") is not None:
+            arguments["draft_sampling"] = Sampling(0.7)
+        return replace(case, arguments=arguments)
+
+    count = many(16 if vocab < 5000 else 6)
+    read, accepted = trees_by_kernels(monkeypatch, range(count), vocab, unfiltered)
+    assert read > count / 2  # not those of a contrastive ensemble's plausibility
+    assert accepted > count
+
+
+@pytest.mark.parametrize("rule", ["token", "traversal", "typical"])
+def test_kernels_filter_slices_of_trees_as_torch_does(rule, monkeypatch):
+    filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.9}, {}]
+
+    def of_members(case: TreeCase, seed: int) -> TreeCase:
+        arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9, **filters[seed % 4])}
+        if isinstance(arguments["ensemble"], Mixture):
+            arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
+        if arguments.get("draft_sampling") is not None:
+            arguments["draft_sampling"] = Sampling(0.7, **filters[(seed + 1) % 4])
+        return replace(case, arguments=arguments)
+
+    count = many(16)
+    read, accepted = trees_by_kernels(monkeypatch, range(count), 700, of_members)
+    assert read > count / 2
+    assert accepted > count
 
 
 def target_of(problem: Problem) -> dict[str, Any]:
@@ -532,6 +591,7 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
     scale = (torch.ones(2, 3, 2).double(), torch.zeros(2, 3, 2).double())
     weighed = (begun[0], begun[1], False)
     where = (torch.zeros(2, 3).double(), torch.zeros(2, 3).long(), torch.full((2, 3), 2**32))
+    parents = torch.tensor([[-1, -1], [-1, 0]])
     calls: list[Any] = [
         (torch.ops.specens.entropies_of_shard.default, (logits, drafts, *places), {"drafter": 0}),
         (torch.ops.specens.logprobs_of_shard.default, (logits, drafts, *places, *scale), {"drafter": 0}),
@@ -554,6 +614,17 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
         (torch.ops.specens.chain_of_shard.default, (logits, drafts), {"drafter": 0}),
         (torch.ops.specens.residual_of_shard.default, (logits, drafts, *places), {"drafter": 0}),
         (torch.ops.specens.draw_of_shard.default, (logits, drafts, *places, *aims), {"drafter": 0}),
+        (torch.ops.specens.chain_of_shard.default, (logits, drafts), {"drafter": 0, "parents": parents}),
+        (
+            torch.ops.specens.residual_of_shard.default,
+            (logits, drafts, *places),
+            {"drafter": 0, "parents": parents, "offers": torch.full((2, 2, 2), 0.5).double()},
+        ),
+        (
+            torch.ops.specens.mass_of_drafts_of_shard.default,
+            (logits, drafts, *places),
+            {"drafter": 0, "parents": parents},
+        ),
         (torch.ops.specens.gumbel_noise.default, (seeds, positions, torch.arange(30).view(2, 3, 5)), {}),
     ]
     for operator, given, own in calls:
