@@ -351,7 +351,7 @@ def select_for(
         name, operator = select(table, backend, like, op_name)
     else:
         name, operator = select(WRITING[op_name], backend, like, op_name + "_out")
-    return name, in_workspace(workspace, name, operator)
+    return name, operator if workspace is None else in_workspace(workspace, name, operator)
 
 
 def run_operator(

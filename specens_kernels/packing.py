@@ -41,7 +41,9 @@ def number_and_rows(value: float | Tensor) -> tuple[float, Tensor | None]:
 
 def whole(argument: str, value: Any) -> int:
     """An integer that a call was given. A truth value, or a tensor of one number, is none."""
-    if type(value) is not int and not is_integer(value):
+    if type(value) is int:
+        return value
+    if not is_integer(value):
         raise ValueError(argument)  # the operation's check says what was expected
     return index(value)
 

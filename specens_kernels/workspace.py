@@ -146,10 +146,8 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def in_workspace(workspace: Workspace | None, backend: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+def in_workspace(workspace: Workspace, backend: str, operator: Callable[..., Any]) -> Callable[..., Any]:
     """The operator, which takes its scratch memory from there. Raises ValueError where it cannot."""
-    if workspace is None:
-        return operator
     if not isinstance(workspace, Workspace):
         fail("workspace", "a Workspace", type(workspace).__name__)
     if backend == "reference":

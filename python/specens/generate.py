@@ -360,7 +360,7 @@ class SpeculativeEnsemble:
             for index, own in enumerate(drafters, len(groups))
         ]
         note_error = None if on_error is None else lambda task, error: on_error(task.index, task.sample, error)
-        return Batch(self.schedule(self.plan), scorers, size, report, outside, note_error)
+        return Batch(self.schedule(self.plan), scorers, size, report if reports else None, outside, note_error)
 
     def _scorer(
         self, index: int, model: Engine, indices: Sequence[int], prompts_of: Sequence[int], size: int, exact: bool

@@ -116,14 +116,17 @@ class Batch:
         self._report()
 
     def _report(self) -> None:
+        if self._on_tokens is None:
+            return
         for request in self.requests:
             events = request.take_new_events()
-            if events and self._on_tokens is not None:
+            if events:
                 self._on_tokens(request, events)
 
     def end_phase(self, name: str, requests: Sequence[Request]) -> None:
         """Book the time since the last one under `propose`, `score` or `verify`, in equal parts for these requests."""
         now = time.perf_counter()
+        name, part = f"{name}_seconds", (now - self._mark) / (len(requests) or 1)
         for request in requests:
-            request.statistics.add_seconds(name, (now - self._mark) / len(requests))
+            vars(request.statistics)[name] += part
         self._mark = now

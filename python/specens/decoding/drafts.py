@@ -26,9 +26,10 @@ class Drafts:
     def __len__(self) -> int:
         return len(self.parents)
 
-    def add(self, parent: int, token: int, proposer: int) -> None:
-        """One more node, after an earlier one."""
+    def add(self, parent: int | None, token: int, proposer: int) -> None:
+        """One more node, after an earlier one, or after the last."""
         node = len(self.parents)
+        parent = node - 1 if parent is None else parent
         self.edges.setdefault((parent, token), node)
         self.is_chain = self.is_chain and parent == node - 1
         self.depths.append(1 + (self.depths[parent] if parent >= 0 else 0))

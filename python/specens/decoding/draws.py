@@ -40,7 +40,8 @@ def draft(
     for group in alike(requests):
         positions = [len(request.sequence) for request in group]
         logits = _rows(group, index, positions)
-        randomness = _randomness(group, [len(request.drafts) for request in group], DRAFT_STREAM, logits.device)
+        steps = [position - request.num_settled for request, position in zip(group, positions, strict=True)]
+        randomness = _randomness(group, steps, DRAFT_STREAM, logits.device)
         draw = sample(
             [logits],
             sampling=sampling_of(group, logits.device),
@@ -80,7 +81,8 @@ def draw(requests: Sequence[Request], kind: str) -> None:
         reports, (tokens, statuses) = told(draw), on_host(draw.tokens, draw.status)
         for index, (request, token, status) in enumerate(zip(group, tokens, statuses, strict=True)):
             request.drawn_at = request.num_settled
-            request.note_status(status, emitted=token >= 0)
+            if status or token < 0:
+                request.note_status(status, emitted=token >= 0)
             request.settle([token], [kind], [OUTSIDE], None if reports is None else [reports[index]])
             request.forget_drafts()
             request.statistics.rounds += kind != "bonus"
@@ -222,19 +224,20 @@ def _rows(requests: Sequence[Request], index: int, positions: Iterable[int]) -> 
 
 
 def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:
-    masks = row_masks(requests, [[position] for position in positions], device)
-    return {"allowed": torch.cat(masks)} if masks else {}
+    if requests[0].task.constraint is None:
+        return {}
+    return {"allowed": torch.cat(row_masks(requests, [[position] for position in positions], device))}
 
 
 def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
     """The seeds and positions that the uniforms of the requests belong to, as arguments of the operations."""
-    seeds = tuple([request.task.seed for request in requests])
-    return _as_seeds(seeds, tuple([request.num_settled for request in requests]), device)
+    return _as_seeds(tuple([(request.task.seed, request.num_settled) for request in requests]), device)
 
 
 @lru_cache(maxsize=8)  # a round asks for the same numbers at each draft and in its test
-def _as_seeds(seeds: tuple[int, ...], positions: tuple[int, ...], device: torch.device) -> dict[str, Any]:
-    return dict(zip(("seeds", "positions"), torch.tensor([seeds, positions], device=device).unbind(), strict=True))
+def _as_seeds(numbers: tuple[tuple[int, int], ...], device: torch.device) -> dict[str, Any]:
+    seeds, positions = torch.tensor(tuple(zip(*numbers, strict=True)), device=device).unbind()
+    return {"seeds": seeds, "positions": positions}
 
 
 def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class LogitRows:
     def forget_before(self, position: int) -> None:
         """Drop the rows of earlier positions."""
         while self._parts and self.start + self._parts[0].shape[0] <= position:
-            self.start += len(self._parts.pop(0))
+            self.start += self._parts.pop(0).shape[0]
         if self._parts and self.start < position:
             self._parts[0] = self._parts[0][position - self.start :]
             self.start = position
@@ -57,7 +56,7 @@ class LogitRows:
         """Drop the rows of a position and those after it."""
         while self._parts and self.end > position:
             last = self._parts.pop()
-            self.end -= len(last)
+            self.end -= last.shape[0]
             if self.end < position:
                 self._parts.append(last[: position - self.end])
                 self.end = position
@@ -82,22 +81,22 @@ class LogitRows:
     def forget_all(self) -> None:
         """Drop every row: the text before them has changed."""
         self.start = self.end = 0
-        self._parts.clear()
+        self._parts = []
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Rows [n, vocab] of all parts: a view, where they lie in one buffer at equal distances, else a copy."""
     if len(parts) == 1:
         return parts[0]
-    size, pointers = parts[0].element_size(), [part.data_ptr() for part in parts]
-    buffers = {at - part.storage_offset() * size for at, part in zip(pointers, parts, strict=True)}
-    shapes, step = [part.shape for part in parts], 0
-    if len(buffers) == 1 and len({width for _, width in shapes}) == 1:
-        steps = {part.stride(0) for part, (rows, _) in zip(parts, shapes, strict=True) if rows > 1}
-        for (one, other), part, (rows, _) in zip(pairwise(pointers), parts, shapes, strict=False):
-            distance, rest = divmod(other - one, size)
-            steps.add(distance - (rows - 1) * part.stride(0) if rest == 0 else 0)
-        step = steps.pop() if len(steps) == 1 else 0
-    if step < shapes[0][1]:
+    first, size, width = parts[0], parts[0].element_size(), parts[0].shape[1]
+    starts, shapes = [part.data_ptr() for part in parts], [part.shape for part in parts]
+    step = first.stride(0) * size if shapes[0][0] > 1 else starts[1] - starts[0]
+    end = starts[0]  # where the next part starts, in bytes, if all lie so
+    for part, start, (rows, own_width) in zip(parts, starts, shapes, strict=True):
+        if start != end or own_width != width or (rows > 1 and part.stride(0) * size != step):
+            return torch.cat(list(parts))
+        end += rows * step
+    buffer = first.untyped_storage()
+    if step < width * size or step % size or end - step + width * size > buffer.data_ptr() + buffer.nbytes():
         return torch.cat(list(parts))
-    return parts[0].as_strided((sum(rows for rows, _ in shapes), shapes[0][1]), (step, 1))
+    return first.as_strided((sum([rows for rows, _ in shapes]), width), (step // size, 1))

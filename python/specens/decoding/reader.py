@@ -11,6 +11,8 @@ from specens.decoding.statistics import Statistics
 from specens.engines.checks import add_text, open_context
 from specens.engines.protocol import Context, Engine, Needs, Text, check_tokens
 
+Known = tuple[Sequence[Tensor], Sequence[Tensor]]  # logits and hidden states of each text
+NOTHING: Known = ((), ())
 COUNTING = Lock()  # statistics are a request's, whose members may be read at the same time
 
 
@@ -42,7 +44,7 @@ class Reader:
         self._vocab_size = vocab_size
         self._prompt_lens = [len(prompt) for prompt in prompts]
         self._prompt_read = False
-        self._last: tuple[Sequence[Tensor], Sequence[Tensor]] = ((), ())  # last logits and hidden states
+        self._last: Known = NOTHING  # the logits and hidden states of the last read
 
     def close(self) -> None:
         """Forget the texts."""
@@ -58,7 +60,7 @@ class Reader:
         for text in self.texts:
             text.roll_back(length)
         if length < self.num_read or self.num_nodes:
-            self._last = ((), ())
+            self._last = NOTHING
         self.num_read, self.num_nodes = min(self.num_read, length), 0
 
     def settle(self, length: int) -> None:
@@ -73,7 +75,7 @@ class Reader:
         if self.num_nodes:
             for text in self.texts:
                 text.keep_nodes(nodes)
-            self.num_nodes, self._last = sum(node < self.num_nodes for node in nodes), ((), ())
+            self.num_nodes, self._last = sum(node < self.num_nodes for node in nodes), NOTHING
         elif self.num_read > first + _num_same(nodes):
             self.roll_back(first)
 
@@ -82,8 +84,8 @@ class Reader:
         if self.num_nodes:
             for text in self.texts:
                 text.keep_path(path)
-            kept = sum(node < self.num_nodes for node in path)
-            self.num_read, self.num_nodes, self._last = self.num_read + kept, 0, ((), ())
+            kept = sum([node < self.num_nodes for node in path])
+            self.num_read, self.num_nodes, self._last = self.num_read + kept, 0, NOTHING
         elif self.num_read > first + _num_same(path):  # of drafts that it read as a chain
             self.roll_back(first + _num_same(path))
 
@@ -94,20 +96,18 @@ class Reader:
 
     def check(self, tokens: Sequence[int]) -> None:
         """Raise ValueError where the engine cannot read one of these, a sequence and nodes, that is new to it."""
-        check_tokens(tokens[self.num_read + self.num_nodes :], self._vocab_size, f"member {self.indices[0]}")
+        new = tokens[self.num_read + self.num_nodes :]
+        if new and max(new) >= self._vocab_size:
+            check_tokens(new, self._vocab_size, f"member {self.indices[0]}")
 
-    def num_new(self, num_tokens: int) -> list[tuple[int, int]]:
-        """How many tokens each text, named by its identity, reads, of so many generated ones and nodes."""
+    def add_new(self, num_tokens: int, counts: dict[int, int]) -> None:
+        """Add how many tokens each text, named by its identity, reads, of so many generated ones and nodes."""
         new = num_tokens - self.num_read - self.num_nodes
-        if self._prompt_read:
-            return [(key, new) for key in self._keys]
-        return [(key, new + own) for key, own in zip(self._keys, self._prompt_lens, strict=True)]
+        for key, own in zip(self._keys, self._prompt_lens, strict=True):
+            counts[key] = new if self._prompt_read else new + own
 
-    def known(self, num_tokens: int, num_rows: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Logits and hidden states that are among so many wanted rows, and need no forward: of the last token read."""
-        asks_for_known = self._prompt_read and num_rows > num_tokens - self.num_read - self.num_nodes
-        if not asks_for_known:
-            return (), ()
+    def known(self) -> Known:
+        """Logits and hidden states after the last token read, of each text, if there are any: they need no forward."""
         logits, hidden = self._last
         return [rows[-1] for rows in logits], [rows[-1] for rows in hidden]
 
@@ -116,7 +116,7 @@ class Reader:
 
         tokens: how many it read of each text, by the text's identity.
         """
-        counts = {index: tokens[key] for index, key in zip(self.indices, self._keys, strict=True) if key in tokens}
+        counts = [(index, tokens[key]) for index, key in zip(self.indices, self._keys, strict=True) if key in tokens]
         if counts:
             with COUNTING:
                 self._statistics.count_forward(counts, seconds / len(tokens), reads_prompt=not self._prompt_read)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specens.decoding.reader import Reader
+from specens.decoding.reader import NOTHING, Known, Reader
 from specens.engines.checks import read_logits
 from specens.engines.protocol import Read
 
@@ -20,77 +20,85 @@ def read(reader: Reader, tokens: Sequence[int], num_rows: int, parents: Sequence
     Raises ValueError where the engine has no embedding for a token.
     """
     reader.check(tokens)
-    return read_together([reader], [tokens], [num_rows], [parents])[0]
+    return read_together([Ask(reader, tokens, len(tokens), num_rows, parents)])[0]
 
 
 @dataclass
-class _Part:
-    """What one reader is to read: generated tokens, and nodes after them."""
+class Ask:
+    """What one reader is to read, and the rows of logits that are wanted, of which the last is after the last token.
+
+    tokens: all generated tokens and drafts, length: how many. parents: of the drafts, where they are or may become the
+    nodes of a tree: -1 for the last token before them. known: the first of the rows, where it needs no forward.
+    """
 
     reader: Reader
-    sequence: Sequence[int]
-    nodes: Sequence[int]
-    parents: Sequence[int]
-    num_rows: int
+    tokens: Sequence[int]
     length: int
+    num_rows: int
+    parents: Sequence[int] = ()
+    known: Known = NOTHING
 
 
-def read_together(
-    readers: Sequence[Reader],
-    tokens: Sequence[Sequence[int]],
-    num_rows: Sequence[int],
-    parents: Sequence[Sequence[int]],
-) -> list[list[Tensor]]:
+def read_together(asked: Sequence[Ask]) -> list[list[Tensor]]:
     """Of each of some readers of one context, the logits [num_rows, vocab] of its texts: of all from one `read`.
 
-    tokens: all generated tokens and drafts of each. parents: of the drafts, where they are or may become the nodes of a
-    tree: -1 for the last token before them. Trees are read path by path where the engine does not hold them.
+    Trees are read path by path where the engine does not hold them.
     """
-    found: dict[int, list[Tensor]] = {}
-    parts: dict[int, _Part] = {}
-    for index, (reader, own, above, rows) in enumerate(zip(readers, tokens, parents, num_rows, strict=True)):
-        if above:
-            split = len(own) - len(above)
-            is_chain = list(above) == list(range(-1, len(above) - 1))
-            if not is_chain and reader.num_read > split:  # drafts that it has as a chain, of which a tree became
+    paths: dict[int, list[Tensor]] = {}
+    for index, own in enumerate(asked):
+        if not own.parents:
+            continue
+        reader, split = own.reader, own.length - len(own.parents)
+        is_chain = list(own.parents) == list(range(-1, len(own.parents) - 1))
+        if not is_chain and reader.num_read > split:  # drafts that it has as a chain, of which a tree became
+            reader.roll_back(split)
+        if reader.num_read > split or not reader.holds_tree(own.length):
+            if not is_chain:
+                paths[index] = _read_paths(reader, own.tokens[:split], own.tokens[split:], own.parents, own.num_rows)
+                continue
+            if reader.num_nodes:  # held as a tree as long as it was smaller
                 reader.roll_back(split)
-            if reader.num_read > split or not reader.holds_tree(len(own)):
-                if not is_chain:
-                    found[index] = _read_paths(reader, own[:split], own[split:], above, rows)
-                    continue
-                if reader.num_nodes:  # held as a tree as long as it was smaller
-                    reader.roll_back(split)
-                above = ()  # a chain is read as one, and may stay
-        sequence, nodes = (own[:split], own[split:]) if above else (own, ())
-        parts[index] = _Part(reader, sequence, nodes, above, rows, len(own))
-    found |= dict(zip(parts, _read(list(parts.values())), strict=True))
-    return [found[index] for index in range(len(readers))]
+            own.parents = ()  # a chain is read as one, and may stay
+    if not paths:
+        return _read(asked)
+    found = _read([own for index, own in enumerate(asked) if index not in paths])
+    for index, logits in paths.items():  # in the order of what was asked
+        found.insert(index, logits)
+    return found
 
 
-def _read(parts: list[_Part]) -> list[list[Tensor]]:
-    known = [part.reader.known(part.length, part.num_rows) for part in parts]
+def _read(asked: Sequence[Ask]) -> list[list[Tensor]]:
     reads: list[Read] = []
-    read_parts = [part for part, (rows, _) in zip(parts, known, strict=True) if part.num_rows > bool(rows)]
-    for part, (rows, _) in zip(parts, known, strict=True):
-        if wanted := part.num_rows - bool(rows):
-            for text in part.reader.texts:
-                reads.append(Read(text, part.sequence, wanted, part.nodes, part.parents))
-    logits, hidden = _forward(read_parts, reads) if reads else ([], [])
+    for own in asked:
+        reader, tokens = own.reader, own.tokens
+        if own.num_rows > own.length - reader.num_read - reader.num_nodes:
+            own.known = reader.known()
+        if wanted := own.num_rows - bool(own.known[0]):
+            nodes: Sequence[int] = ()
+            if own.parents:
+                split = own.length - len(own.parents)
+                tokens, nodes = tokens[:split], tokens[split:]
+            for text in reader.texts:
+                reads.append(Read(text, tokens, wanted, nodes, own.parents))
+    reading = [own for own in asked if own.num_rows > bool(own.known[0])]
+    logits, hidden = _forward(reading, reads) if reads else ([], [])
     found, first = [], 0
-    for part, (rows, states) in zip(parts, known, strict=True):
-        last = first + len(part.reader.texts) if part.num_rows > bool(rows) else first
+    for own in asked:
+        rows, states = own.known
+        last = first + len(own.reader.texts) if own.num_rows > bool(rows) else first
         all_rows, all_states = logits[first:last], hidden[first:last]
         if rows:
             all_rows, all_states = _joined(rows, all_rows), _joined(states, all_states)
-        part.reader.keep(part.length - len(part.nodes), len(part.nodes), all_rows, all_states)
+        num_nodes = len(own.parents)
+        own.reader.keep(own.length - num_nodes, num_nodes, all_rows, all_states)
         found.append(all_rows)
         first = last
     return found
 
 
-def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor], Sequence[Tensor]]:
+def _forward(asked: Sequence[Ask], reads: Sequence[Read]) -> tuple[list[Tensor], Sequence[Tensor]]:
     """What the context gives, and the forwards of it booked."""
-    context, started = parts[0].reader.context, time.perf_counter()
+    context, started = asked[0].reader.context, time.perf_counter()
     logits = read_logits(context, reads)
     seconds = time.perf_counter() - started
     forwards = [
@@ -98,10 +106,12 @@ def _forward(parts: Sequence[_Part], reads: Sequence[Read]) -> tuple[list[Tensor
         for forward in context.forwards
     ]
     if not forwards:  # all of it was one
-        forwards.append((dict([new for part in parts for new in part.reader.num_new(part.length)]), seconds))
+        forwards = [({}, seconds)]
+        for own in asked:
+            own.reader.add_new(own.length, forwards[0][0])
     for tokens, spent in forwards:
-        for part in parts:
-            part.reader.count(tokens, spent)
+        for own in asked:
+            own.reader.count(tokens, spent)
     return logits, context.hidden or ()
 
 

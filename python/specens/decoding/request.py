@@ -43,7 +43,7 @@ class RequestError(Exception):
         self.request, self.error = request, error
 
 
-Tested = tuple[Sequence[int], Sequence[int | None], Collection[int], Sequence[int] | None]  # of `note_tested`
+Tested = tuple[Sequence[int], Sequence[int], Collection[int], Sequence[int] | None]  # of `note_tested`
 NOTHING_TESTED: Tested = ((), (), (), None)
 Told = tuple[float, list[tuple[int, float]] | None]  # of an emitted token: logprob and top_logprobs of its event
 
@@ -151,7 +151,9 @@ class Request:
 
     sequence: the settled tokens, then the drafts, in the order of their nodes. counted: the members with
     a part in the target, target: their ensemble, kind: what is one for requests that go into
-    one call. rows: for each member the logits that its member has computed after the settled tokens: the
+    one call. is_greedy: the most likely token is taken, at temperature 0. draws_by_gumbel: tokens are those of the best
+    Gumbel scores, so that a seed is a text. has_processors: functions edit logits before anything is drawn.
+    rows: for each member the logits that its member has computed after the settled tokens: the
     row at index `num_settled` is after them, the next ones after each draft; and of outside drafters, `rows[OUTSIDE]`
     and those before it. So what is said of an index below holds of a chain's positions and of a tree's nodes.
     drawn_at: the index that the last token was drawn at. readers: how each scorer reads it
@@ -175,6 +177,9 @@ class Request:
         self.counted = counted_indices(task.ensemble, num_indices)
         self.target = target_of(task.ensemble, self.counted)
         self.kind = kind_of(task, self.counted)
+        self.is_greedy = float(task.sampling.temperature) == 0.0
+        self.draws_by_gumbel = bool(task.rule == "gumbel")
+        self.has_processors = bool(task.model_processors or task.logits_processors)
         self.readers: dict[int, Reader] = {}
         self.drafter_state: Any = None
         self.measured: dict[int, Any] = {}
@@ -216,7 +221,7 @@ class Request:
     @property
     def can_draft(self) -> bool:
         """Whether a token after the last one could ever be used."""
-        return self.can_draft_after(len(self.drafts) - 1)
+        return self.can_draft_after(len(self.drafts.parents) - 1)
 
     def can_draft_after(self, node: int) -> bool:
         """Whether a token after a draft, or after the settled text, could ever be used."""
@@ -255,16 +260,6 @@ class Request:
         first = self.num_settled
         return [self.sequence[first + node] for node in self.drafts.path(index - first - 1)]
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is taken, at temperature 0."""
-        return float(self.task.sampling.temperature) == 0.0
-
-    @property
-    def has_processors(self) -> bool:
-        """Whether logits are edited by functions before anything is drawn from them."""
-        return bool(self.task.model_processors or self.task.logits_processors)
-
     def processors(self, prompt_len: int) -> Sequence[LogitsProcessor]:
         """The logits processors of a member whose prompt has so many tokens."""
         make = self.task.model_processors
@@ -273,11 +268,6 @@ class Request:
         if prompt_len not in self._processors:
             self._processors[prompt_len] = make(prompt_len)
         return self._processors[prompt_len]
-
-    @property
-    def draws_by_gumbel(self) -> bool:
-        """Whether tokens are those of the best Gumbel scores, so that a seed is a text."""
-        return self.task.rule == "gumbel"
 
     def ends_at(self, token: int) -> bool:
         """Whether a text stops with this token."""
@@ -290,7 +280,7 @@ class Request:
             return True
         is_chain = self.drafts.is_chain
         path = range(first, index) if is_chain else [first + node for node in self.drafts.path(index - first - 1)]
-        if not self._excluded.isdisjoint(path):
+        if self._excluded and not self._excluded.isdisjoint(path):
             return False
         if self._masks is not None:
             return self._masks.at(index, self) is not None
@@ -330,7 +320,7 @@ class Request:
         """
         if row is not None:
             self.rows[proposer].add(len(self.sequence), row[None])
-        self.drafts.add(len(self.drafts) - 1 if parent is None else parent, token, proposer)
+        self.drafts.add(parent, token, proposer)
         self.sequence.append(token)
         self.statistics.drafted[max(proposer, OUTSIDE)] += 1
 
@@ -384,31 +374,28 @@ class Request:
         dropped.
         """
         first, last, is_tree = self.num_settled, path[-1] if path else ROOT, not self.drafts.is_chain
-        proposers = self.drafts.proposers[:num_tested]
+        num_accepted, proposers = len(path), self.drafts.proposers[:num_tested]
         self.note_tested(
-            self.sequence[first:][:num_tested],
-            [None if who < 0 else who for who in proposers],
-            path,
-            self.drafts.parents if is_tree else None,
+            self.sequence[first : first + num_tested], proposers, path, self.drafts.parents if is_tree else None
         )
         accepted = [proposers[node] for node in path]
         rejected = [proposers[node] for node in self.drafts.children(last) if node < num_tested][:1]
+        num_next = len(tokens) - num_accepted
         self.drawn_at = first + 1 + last
         if is_tree:
-            for rows in self.rows:
-                rows.move(self.drawn_at, first + len(path))
+            for rows in self.rows if not num_next else ():
+                rows.move(self.drawn_at, first + num_accepted)
             self._reduce(path)
         for reader in self.readers.values():
             if is_tree or reader.num_nodes:  # which a chain has too, where trees are drafted
                 reader.keep_path(first, path)
-        known = first + len(path) - self.is_unreadable(len(path) - 1)
-        left = self.sequence[first + len(path) :]
-        num_next = len(tokens) - len(path)
-        kinds = ["draft accepted"] * len(path) + ["recovered" if rejected else "bonus"] * num_next
+        known = first + num_accepted - self.is_unreadable(num_accepted - 1)
+        left = self.sequence[first + num_accepted :]
+        kinds = ["draft accepted"] * num_accepted + ["recovered" if rejected else "bonus"] * num_next
         settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], told)
-        for proposer in accepted[:settled] + (rejected if settled > len(path) else []):
+        for proposer in accepted[:settled] + (rejected if settled > num_accepted else []):
             self.statistics.tested[max(proposer, OUTSIDE)] += 1
-        if num_next or self.finished or known < first + len(path):
+        if num_next or self.finished or known < first + num_accepted:
             self.forget_drafts()
             for reader in self.readers.values():
                 reader.roll_back(min(known, self.num_settled))
@@ -430,15 +417,14 @@ class Request:
         if self._masks is not None:
             self._masks.keep(self.num_settled)
         for rows in self.rows:
-            rows.forget_all()
+            if rows.end:
+                rows.forget_all()
 
     def settle(self, tokens: list[int], kinds: list[str], proposers: list[int], told: Sequence[Told] | None) -> int:
         """Append tokens to the settled ones, up to the end of the text; how many there were until then."""
         drafts = self.sequence[self.num_settled :]
         del self.sequence[self.num_settled :]
         for index, (token, kind, proposer) in enumerate(zip(tokens, kinds, proposers, strict=True)):
-            if self.finished:
-                return index
             if self._masks is not None and drafts[index : index + 1] != [token]:
                 self._masks.keep(self.num_settled)
             self.sequence.append(token)
@@ -446,9 +432,11 @@ class Request:
             text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
             owner = None if proposer < 0 else proposer
             self.events.append(Event(token, kind, owner, text, *(told[index] if told is not None else ())))
-            self._count(kind, proposer)
+            if kind != "standard":
+                self._count(kind, proposer)
             if self.finished:
                 self.events[-1].text += self._text.finish()
+                return index + 1
         return len(tokens)
 
     def _count(self, kind: str, proposer: int) -> None:
@@ -475,7 +463,7 @@ class Request:
     def note_tested(
         self,
         tokens: Sequence[int],
-        proposers: Sequence[int | None],
+        proposers: Sequence[int],
         accepted: Collection[int],
         parents: Sequence[int] | None = None,
     ) -> None:
@@ -487,7 +475,8 @@ class Request:
         (tokens, proposers, accepted, parents), self._tested = self._tested, NOTHING_TESTED
         above = [None] * len(tokens) if parents is None else parents
         verdicts = [index in accepted for index in range(len(tokens))]
-        tested = [Draft(*draft) for draft in zip(tokens, proposers, verdicts, above, strict=True)]
+        members = [None if proposer < 0 else proposer for proposer in proposers]
+        tested = [Draft(*draft) for draft in zip(tokens, members, verdicts, above, strict=True)]
         return tested, any(draft.parent is not None for draft in tested)
 
     def note_status(self, status: int, *, emitted: bool) -> None:

@@ -6,28 +6,20 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from specens.decoding.processors import process
 from specens.decoding.reader import Reader
-from specens.decoding.reads import read_together
+from specens.decoding.reads import Ask, read_together
 from specens.decoding.request import Request, RequestError
 from specens.engines.checks import open_context
 from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
 
-
-@dataclass(frozen=True)
-class Asked:
-    """What is to be read together, of requests as they were when it was asked for: arguments of `read_together`."""
-
-    requests: list[Request]
-    tokens: list[list[int]]
-    num_rows: list[int]
-    parents: list[list[int]]
+Asked = list[tuple[Request, Ask]]  # what is to be read together, of requests as they were when it was asked for
 
 
 class Scorer:
@@ -55,6 +47,8 @@ class Scorer:
         self._engine = engine
         self._needs = replace(needs, num_texts=len(indices)) if exact else needs
         self._exact = exact
+        self.runs_elsewhere = engine.runs_elsewhere  # whether scoring mostly waits for another process
+        self._serves = frozenset(indices)
         self._context = None if exact or engine.is_part else open_context(engine, needs)
 
     def admit(self, request: Request) -> None:
@@ -75,14 +69,9 @@ class Scorer:
         """Forget a request."""
         request.readers.pop(self.index).close()
 
-    @property
-    def runs_elsewhere(self) -> bool:
-        """Whether scoring mostly waits for another process."""
-        return self._engine.runs_elsewhere
-
     def counts_for(self, request: Request) -> bool:
         """Whether a member that it serves has a part in the request's target."""
-        return not set(self.indices).isdisjoint(request.counted)
+        return not self._serves.isdisjoint(request.counted)
 
     def score(self, requests: Sequence[Request]) -> None:
         """Read what is new to the engine, so that every request has its logits after its last token."""
@@ -91,67 +80,66 @@ class Scorer:
 
     def ask(self, requests: Sequence[Request]) -> list[Asked]:
         """What `score` reads: nothing of it changes while the requests do."""
-        asked = [own for request in requests if (own := self._asked_of(request)) is not None]
-        together = [[own] for own in asked] if self._exact else [asked] * bool(asked)
-        return [Asked(*map(list, zip(*own, strict=True))) for own in together]
+        asked = [(request, own) for request in requests if (own := self._ask_for(request)) is not None]
+        return [[own] for own in asked] if self._exact else [asked] * bool(asked)
 
     def read(self, asked: Asked) -> list[list[Tensor]]:
         """The logits of each request, a tensor a member. It touches no more of a request than this scorer's reader."""
-        readers = [request.readers[self.index] for request in asked.requests]
-        return read_together(readers, asked.tokens, asked.num_rows, asked.parents)
+        return read_together([own for _, own in asked])
 
-    def keep(self, asked: Asked, logits: Sequence[Sequence[Tensor]]) -> None:
-        """Hand requests what was read."""
-        for request, tokens, rows in zip(asked.requests, asked.tokens, logits, strict=True):
-            self._keep(request, len(tokens) + 1, rows)
+    def keep(self, asked: Asked, logits: Sequence[list[Tensor]]) -> None:
+        """Hand requests what was read, [rows, vocab] of each member, as the request's processors leave it."""
+        for (request, own), rows in zip(asked, logits, strict=True):
+            first = own.length + 1 - own.num_rows
+            for index, states in zip(self.indices, own.reader.hidden, strict=False):
+                request.hidden[index] = (first, states)
+            if request.has_processors:
+                with request.failing_alone():
+                    of_all = zip(self.indices, self._prompts(request), rows, strict=True)
+                    rows = [_processed(request, *of_one, first) for of_one in of_all]
+            for index, of_member in zip(self.indices, rows, strict=True):
+                request.rows[index].add(first, of_member)
 
     def _prompts(self, request: Request) -> list[list[int]]:
         return [request.task.prompts[index] for index in self._prompts_of]
 
-    def _asked_of(self, request: Request) -> tuple[Request, list[int], int, list[int]] | None:
-        """The request, its sequence as the engine reads it, the rows of logits that it lacks, of which the last one is
-        after its last token, or node, and where its drafts may become a tree the parents of those that are read.
+    def _ask_for(self, request: Request) -> Ask | None:
+        """The request's sequence as the engine reads it, the rows of logits that it lacks, and where its drafts may
+        become a tree the parents of those that are read.
 
         None where it lacks none. A token that the engine has no embedding for fails the request.
         """
         tokens = request.readable
-        num_rows = len(tokens) + 1 - max(request.rows[self.indices[0]].end, request.num_settled)
+        length = len(tokens)
+        num_rows = length + 1 - max(request.rows[self.indices[0]].end, request.num_settled)
         if not num_rows:
             return None
+        reader = request.readers[self.index]
         if self._is_outside and self._engine.vocab_size < request.num_readable:
             tokens = list(map(self._readable, tokens))
         else:
             tokens = list(tokens)
             try:
-                request.readers[self.index].check(tokens)
+                reader.check(tokens)
             except ValueError as error:
                 raise RequestError(request, error) from error
-        parents = request.drafts.parents[: len(tokens) - request.num_settled] if self._needs.trees else []
-        return request, tokens, num_rows, parents
+        parents = request.drafts.parents[: length - request.num_settled] if self._needs.trees else []
+        return Ask(reader, tokens, length, num_rows, parents)
 
     def _readable(self, token: int) -> int:
         """A token; of one that an outside drafter has no embedding for, its last: its drafts are tested anyway."""
         return min(token, self._engine.vocab_size - 1) if self._is_outside else token
 
-    def _keep(self, request: Request, end: int, logits: Sequence[Tensor]) -> None:
-        """Keep logits [rows, vocab] of each member before `end`, as the request's processors leave them."""
-        hidden = request.readers[self.index].hidden
-        for index, rows in zip(self.indices, hidden, strict=False):
-            request.hidden[index] = (end - len(rows), rows)
-        if request.has_processors:
-            with request.failing_alone():
-                of_all = zip(self.indices, self._prompts(request), logits, strict=True)
-                logits = [_processed(request, *of_one, end - len(of_one[-1])) for of_one in of_all]
-        for index, rows in zip(self.indices, logits, strict=True):
-            request.rows[index].add(end - rows.shape[0], rows)
-
 
 def score_all(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> None:
     """Have each scorer score its requests: those whose engines run elsewhere beside the others, at the same time."""
-    with scoring([own for own in work if own[0].runs_elsewhere]):
-        for scorer, requests in work:
-            if not scorer.runs_elsewhere:
-                scorer.score(requests)
+    elsewhere = [own for own in work if own[0].runs_elsewhere]
+    if elsewhere:
+        with scoring(elsewhere):
+            score_all([own for own in work if not own[0].runs_elsewhere])
+        return
+    for scorer, requests in work:
+        scorer.score(requests)
 
 
 @contextmanager
@@ -164,7 +152,7 @@ def scoring(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> Iterator[None]:
     if not waiting:
         yield
         return
-    requests = {id(request): request for _, own in waiting for asked in own for request in asked.requests}.values()
+    requests = {id(request): request for _, own in waiting for asked in own for request, _ in asked}.values()
     before, started = [request.statistics.all_forward_seconds for request in requests], time.perf_counter()
     with ThreadPoolExecutor(len(waiting)) as pool:
         reads = [pool.submit(_read_all, scorer, own) for scorer, own in waiting]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specens_kernels import Status
@@ -87,13 +87,13 @@ class Statistics:
         later = sum(self.forwards) - len(self.forwards)
         return (sum(self.forward_seconds) - self.prompt_seconds) / later if later > 0 else 0.0
 
-    def count_forward(self, num_tokens: Mapping[int, int], seconds: float, *, reads_prompt: bool) -> None:
-        """Book a forward that read so many tokens for each of these members, or for an outside drafter alone.
+    def count_forward(self, counts: Sequence[tuple[int, int]], seconds: float, *, reads_prompt: bool) -> None:
+        """Book a forward of some members, or of an outside drafter alone. counts: who read how many tokens.
 
         seconds: the part of it of each.
         """
         self.model_calls += 1
-        for index, num_read in num_tokens.items():
+        for index, num_read in counts:
             if index < 0:
                 self.drafter_forwards += 1
                 self.drafter_tokens_fed += num_read
@@ -103,10 +103,6 @@ class Statistics:
             self.forwards[index] += 1
             self.tokens_fed[index] += num_read
             self.forward_seconds[index] += seconds
-
-    def add_seconds(self, phase: str, seconds: float) -> None:
-        """Book time under `propose`, `score` or `verify`."""
-        vars(self)[f"{phase}_seconds"] += seconds
 
     def to_dict(self) -> dict:
         """Everything as plain values for JSON."""

@@ -23,7 +23,7 @@ TREE_RULES = ("traversal", "k_seq")  # which a chain is tested by as a tree
 
 def num_scored(request: Request) -> int:
     """How many positions after the settled tokens have been scored by all members that have a weight."""
-    return max(min(request.rows[index].end for index in request.counted) - request.num_settled, 0)
+    return max(min([request.rows[index].end for index in request.counted]) - request.num_settled, 0)
 
 
 def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
@@ -84,7 +84,7 @@ def _verify_trees(group: list[Request]) -> None:
         ),
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
         parents=padded([request.drafts.parents for request in group], PADDING, device),
-        max_levels=max(max(request.drafts.depths) for request in group),
+        max_levels=max([max(request.drafts.depths) for request in group]),
         **_on_device(origin, device),
         **edits(group, device),
         **seeds_of_uniforms(group, device),
@@ -114,7 +114,9 @@ def _settle(
     (status, tokens), reports = read, told(verdict)
     for row, (request, path, count) in enumerate(zip(group, paths, counts, strict=True)):
         emitted = [token for token in tokens[row] if token >= 0]
-        request.note_status(status[row], emitted=len(path) == ends[row] or len(emitted) > len(path))
+        is_whole = len(path) == ends[row] or len(emitted) > len(path)
+        if status[row] or not is_whole:
+            request.note_status(status[row], emitted=is_whole)
         if path and (request.is_unreadable(path[-1]) or num_scored(request) < path[-1] + 2):
             del emitted[len(path) :]  # not all members have scored the place after it
         request.statistics.rounds += 1
@@ -123,24 +125,20 @@ def _settle(
 
 def _tree_rows(group: list[Request], index: int) -> Tensor:
     """Logits [requests, nodes + 1, vocab] of a member after the text and all nodes, 0 where it has read none."""
-    found = [_rows_after(request, index) for request in group]
-    like = next(rows for rows in found if rows is not None)
-    rows = [
-        like.new_zeros(len(request.drafts) + 1, like.shape[-1]) if own is None else own
-        for request, own in zip(group, found, strict=True)
-    ]
-    if len({len(own) for own in rows}) == 1:
-        return joined(rows).unflatten(0, (len(rows), -1))
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    spans = [(request.rows[index], request.num_settled, len(request.sequence) + 1) for request in group]
+    lines = [rows.pieces(first, min(rows.end, last)) if rows.end > first else [] for rows, first, last in spans]
+    like = next(line[0] for line in lines if line)
+    for line, (rows, first, last) in zip(lines, spans, strict=True):
+        if rows.end < last:
+            line.append(like.new_zeros(last - max(rows.end, first), like.shape[1]))
+    return _stacked(lines)
 
 
-def _rows_after(request: Request, index: int) -> Tensor | None:
-    first, last = request.num_settled, len(request.sequence) + 1
-    if request.rows[index].end <= first:
-        return None
-    rows = request.rows[index].take(first, min(request.rows[index].end, last))
-    missing = last - first - len(rows)
-    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+def _stacked(lines: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Rows [requests, most, vocab] that each request has in pieces, with 0 after those that are fewer."""
+    if len({sum([piece.shape[0] for piece in line]) for line in lines}) == 1:
+        return joined([piece for line in lines for piece in line]).view(len(lines), -1, lines[0][0].shape[1])
+    return torch.nn.utils.rnn.pad_sequence([joined(line) for line in lines], batch_first=True)
 
 
 def _tree_origin(group: list[Request]) -> tuple[list[int], dict[str, Any]]:
@@ -200,10 +198,10 @@ def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
         own = request.rows[line[0]]
         start, end = request.num_settled, request.num_settled + len(line)
         if len(set(line)) == 1 and (line[0] != OUTSIDE or own.start <= start < end <= own.end):
-            lines.append(own.take(start, end))
+            lines.append(own.pieces(start, end))
         else:
-            lines.append(torch.cat([_draft_row(request, start + step, who) for step, who in enumerate(line)]))
-    return lines[0][None] if len(lines) == 1 else torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+            lines.append([_draft_row(request, start + step, who) for step, who in enumerate(line)])
+    return _stacked(lines)
 
 
 def _draft_row(request: Request, position: int, proposer: int) -> Tensor:

@@ -37,15 +37,14 @@ class MemberDrafter(Drafter):
         hands_over: bool = False,
     ) -> None:
         """Append up to so many draft tokens to each request, none after one less probable than `min_probability`."""
-        left = dict(zip(requests, draft_lens, strict=True))
+        left, most = list(requests), dict(zip(requests, draft_lens, strict=True))
         for step in range(max(draft_lens, default=0)):
-            left = {request: most for request, most in left.items() if most > step and request.can_draft}
+            left = [request for request in left if most[request] > step and request.can_draft]
             if not left:
                 return
-            self.read(batch, list(left))
+            self.read(batch, left)
             # An improbable draft itself stays: to take it back for what it is would bias the text.
-            sure = draft(list(left), self.proposer, min_probability=min_probability, hands_over=hands_over)
-            left = {request: left[request] for request in sure}
+            left = draft(left, self.proposer, min_probability=min_probability, hands_over=hands_over)
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Append a tree of its distributions to each request, one forward for each level."""

@@ -82,13 +82,17 @@ class TreePlan:
         return TokenTree.branching(self.branches) if self.shape is None else self.shape
 
     @cached_property
+    def ranks(self) -> list[int]:
+        """Of each node of the shape, which of its parent's children it is."""
+        return self.tree.child_ranks.tolist()
+
+    @cached_property
     def families(self) -> dict[int, list[int]]:
         """The children of each node of the shape, in the order of their ranks."""
         own: dict[int, list[int]] = {}
-        ranks = self.tree.child_ranks.tolist()
         for node, parent in enumerate(self.tree.parents.tolist()):
             own.setdefault(parent, []).append(node)
-        return {parent: sorted(nodes, key=lambda node: ranks[node]) for parent, nodes in own.items()}
+        return {parent: sorted(nodes, key=self.ranks.__getitem__) for parent, nodes in own.items()}
 
     @property
     def most_levels(self) -> int:

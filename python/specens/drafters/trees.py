@@ -60,10 +60,10 @@ def _fertile(request: Request, nodes: Iterable[int], made: dict[int, int], plan:
 
 def _fill_level(index: int, request: Request, nodes: list[int], made: dict[int, int], plan: TreePlan) -> list[int]:
     """Give the children of some nodes of the shape their tokens; those that have got one."""
-    ranks = plan.tree.child_ranks.tolist()
+    ranks = plan.ranks
     families = [plan.families[node] for node in nodes]
     after = [made[node] for node in nodes]
-    most = 1 + max(ranks[child] for family in families for child in family)
+    most = 1 + max([ranks[child] for family in families for child in family])
     if request.drafts.siblings is not None:
         rows = draft_logprobs(request, index, after)
         for parent, row, family in zip(after, rows, families, strict=True):

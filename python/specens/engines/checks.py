@@ -43,29 +43,30 @@ def add_text(context: Context, prompt: list[int]) -> Text:
 def read_logits(context: Context, reads: Sequence[Read]) -> list[Tensor]:
     """What a context reads. Raises ValueError where it is not as `Context.read` and `Context.hidden` say."""
     logits = context.read(reads)
-    wanted = [[read.num_rows] for read in reads]
-    _check_rows(context, "read", logits, wanted, "logits [rows, vocab]")
+    _check_rows(context, "read", logits, reads, "logits [rows, vocab]")
     if context.hidden is not None:
-        _check_rows(context, "hidden", context.hidden, wanted, "hidden states [rows, width]")
+        _check_rows(context, "hidden", context.hidden, reads, "hidden states [rows, width]")
     for rows in logits:
         kind = rows.dtype, rows.device, rows.shape[1]
         context.kind = context.kind or kind
-        if rows.dtype not in LOGIT_DTYPES:
-            raise _wrong(context, "read", "logits in float32, bfloat16 or float16", rows.dtype)
-        if rows.stride(1) != 1:
-            raise _wrong(context, "read", "logits with a contiguous vocabulary", f"a stride of {rows.stride(1)}")
         if kind != context.kind:
             raise _wrong(context, "read", f"logits of one kind, {_kind(context.kind)},", _kind(kind))
+        if rows.stride(1) != 1:
+            raise _wrong(context, "read", "logits with a contiguous vocabulary", f"a stride of {rows.stride(1)}")
+    if context.kind is not None and context.kind[0] not in LOGIT_DTYPES:
+        raise _wrong(context, "read", "logits in float32, bfloat16 or float16", context.kind[0])
     return logits
 
 
-def _check_rows(context: Context, name: str, values: Any, wanted: list[list[int]], what: str) -> None:
-    if not isinstance(values, Sequence) or not all(isinstance(value, Tensor) for value in values):
-        kinds = f" of {[type(value).__name__ for value in values]}" if isinstance(values, Sequence) else ""
+def _check_rows(context: Context, name: str, values: Any, reads: Sequence[Read], what: str) -> None:
+    listed = isinstance(values, (list, Sequence))  # a list is told at once
+    if not listed or [value for value in values if not isinstance(value, Tensor)]:
+        kinds = f" of {[type(value).__name__ for value in values]}" if listed else ""
         raise _wrong(context, name, f"a list of tensors of {what}, one for each text,", type(values).__name__ + kinds)
-    shapes = [list(rows.shape) for rows in values]
-    if [shape[:-1] for shape in shapes] != wanted or not all(map(all, shapes)):
-        raise _wrong(context, name, f"{[count for (count,) in wanted]} rows of {what}", shapes)
+    shapes = [rows.shape for rows in values]
+    if [(*shape[:-1], shape[-1:] > (0,)) for shape in shapes] != [(read.num_rows, True) for read in reads]:
+        expected = f"{[read.num_rows for read in reads]} rows of {what}"
+        raise _wrong(context, name, expected, list(map(list, shapes)))
 
 
 def _wrong(context: Context, name: str, expected: str, got: object) -> ValueError:

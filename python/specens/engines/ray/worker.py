@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specens.decoding.reader import Reader
-from specens.decoding.reads import read_together
+from specens.decoding.reads import Ask, read_together
 from specens.decoding.statistics import Statistics
 from specens.engines.protocol import Context, Engine, Needs
 
@@ -102,9 +102,12 @@ class _Texts:
         readers = [self._readers[each.text] for each in reads]
         for reader in readers:
             reader.forwards = forwards
-        tokens = [[*each.sequence, *each.nodes] for each in reads]
+        asked = [
+            Ask(reader, tokens := [*each.sequence, *each.nodes], len(tokens), each.num_rows, each.parents)
+            for reader, each in zip(readers, reads, strict=True)
+        ]
         with self._engine.running():
-            logits = read_together(readers, tokens, [each.num_rows for each in reads], [each.parents for each in reads])
+            logits = read_together(asked)
         numbers = {id(reader.texts[0]): number for number, reader in self._readers.items()}
         booked = [([numbers[text] for text in new], list(new.values()), seconds) for new, seconds in forwards]
         return Answer([rows.cpu() for (rows,) in logits], booked)
