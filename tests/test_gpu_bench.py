@@ -31,11 +31,12 @@ def test_verification_and_draws_read_the_logits_as_seldom_as_the_bars_say(bar):
     assert [line for setting in counted for line in traffic.add_row(table, setting)] == []
 
 
-@pytest.mark.parametrize("name", ["chosen children", "drawn children"])
+@pytest.mark.parametrize("name", ["chosen children", "drawn children", "drawn children, k_seq"])
 def test_a_tree_costs_one_read_and_one_of_a_row_for_each_rejected_child_that_was_drawn(name):
+    """By k_seq five at most of a row whose three children are rejected alike."""
     setting = next(setting for setting in traffic.tree_settings(VOCAB // 4) if setting.name == name)
     assert traffic.add_row(Table(*"abcdef"), setting) == []
-    assert setting.reads < 1.6
+    assert setting.reads < 1.85
 
 
 def test_a_missed_bar_is_told():

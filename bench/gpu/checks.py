@@ -154,6 +154,8 @@ def cases() -> Iterator[Case]:
     outside = partial(tree, siblings="without_replacement", drafter=0)
     for rule in ("token", "traversal"):
         yield Case(f"verify_tree: rule {rule}, drawn", "verify_tree", partial(outside, rule=rule))
+    alike = partial(tree, siblings="with_replacement", drafter=0, rule="k_seq")
+    yield Case("verify_tree: rule k_seq, drawn", "verify_tree", alike)
     for rule in ("token", "typical", "gumbel"):
         yield Case(f"verify_tree: rule {rule}, chosen", "verify_tree", partial(tree, rule=rule))
     yield Case("verify_tree: filters", "verify_tree", partial(with_filters, tree))

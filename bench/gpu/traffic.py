@@ -56,6 +56,7 @@ GUMBEL_READS, GUMBEL_LAUNCHES = 1.1, 2  # the blocks that are looked at are read
 TREE = TokenTree.branching([3, 2])
 REJECTED = 3  # siblings: where they were drawn, so many rows are read once more
 TREE_READS, TREE_LAUNCHES = 1.1, 2  # and a block for each rejected sibling that was chosen, and that of the next token
+K_SEQ_REREADS = 5  # of a row whose children are rejected alike: up to 4 for their ratio, one for what they leave
 FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES = 1.4, 3
 TEMPORARIES = 0.02  # of the logits; of filtered ones the maxima of groups of 128 take .8 %, and the lists as much
 FILTERED = Sampling(temperature=0.7, top_k=50, top_p=0.95)
@@ -242,7 +243,7 @@ def settings(vocab: int = VOCAB) -> list[Setting]:
 
 
 def tree_settings(vocab: int) -> list[Setting]:
-    """Trees of which two of the three children of the root are rejected, and then one of two.
+    """Trees of which two of the three children of the root are rejected, and then one of two; by k_seq all three are.
 
     Logits handed in are those of all rows, and the draft logits of the rows with children.
     """
@@ -252,6 +253,7 @@ def tree_settings(vocab: int) -> list[Setting]:
     parents = torch.from_numpy(TREE.parents)[None]
     inner = sorted({int(parent) + 1 for parent in TREE.parents})
     ranked = target.float().argsort(-1, descending=True)[:, parents[0] + 1]  # [batch, nodes, vocab]
+    alike, likely = outside.clone(), ranked[:, torch.arange(nodes), torch.tensor([0, 1, 2] + [0, 1] * 3)]
     rank = torch.tensor([vocab - 1, vocab - 2, 0] + [vocab - 1, 0] * 3)
     tokens = ranked[:, torch.arange(nodes), rank]
     for node in (rank > 0).nonzero()[:, 0].tolist():
@@ -263,9 +265,13 @@ def tree_settings(vocab: int) -> list[Setting]:
     bars = (TREE_READS, TREE_LAUNCHES)
     filtered = (FILTERED_TREE_READS, FILTERED_TREE_LAUNCHES)
     with_drafts = [target, outside[:, inner]]
+    drawn_alike = {"draft_logits": alike, "siblings": "with_replacement", "rule": "k_seq", "draft_tokens": likely}
+    last = {"uniforms": torch.full((BATCH, nodes + 1), 0.99, dtype=torch.float64)}
+    reread = 2 * K_SEQ_REREADS / (nodes + 1 + len(inner))
 
     def setting(name: str, logits: list[Tensor], bars: tuple, **arguments: Any) -> Setting:
-        call = lambda: verify_tree(target, tokens, parents, backend="triton", **arguments)  # noqa: E731
+        given = {"draft_tokens": tokens, "parents": parents, "backend": "triton"} | arguments
+        call = lambda: verify_tree(target, **given)  # noqa: E731
         return Setting("verify_tree", name, logits, call, *bars)
 
     return [
@@ -274,6 +280,7 @@ def tree_settings(vocab: int) -> list[Setting]:
         setting("chosen children, gumbel", [target], bars, rule="gumbel", **keys),
         setting("chosen children, filtered", [target], filtered, sampling=FILTERED, **random_numbers),
         setting("drawn children", with_drafts, (TREE_READS + rejected, TREE_LAUNCHES), **drawn),
+        setting("drawn children, k_seq", with_drafts, (TREE_READS + reread, TREE_LAUNCHES), **drawn_alike, **last),
         setting("drawn children, traversal", with_drafts, (None, TREE_LAUNCHES), rule="traversal", **drawn),
     ]
 

@@ -169,7 +169,7 @@ def _several_sources(call, row, left, tokens, wanted):
 
 
 @triton.jit
-def _left_of_block(call, row, left, block, last, wanted):
+def left_of_block(call, row, left, block, last, wanted):
     """The BlockLeft of a block, with the draft `wanted` and the children up to `last`."""
     tokens = tokens_of(call.statistics, block)
     if call.tree.SOURCES == 1:
@@ -199,7 +199,7 @@ def weigh(call, row, left, first, end, last, wanted):
         mass = tl.full([], 0.0, tl.float32)
         cut = block_is_cut(call.statistics, row.request * call.target.steps + row.row, block)
         if (wanted >= 0) | (cut == 0):
-            of_block = _left_of_block(call, row, left, block, last, wanted)
+            of_block = left_of_block(call, row, left, block, last, wanted)
             mass = tl.sum(of_block.rest, 0)
             drafted_mass += tl.sum(of_block.draft, 0).to(tl.float64)
         masses = tl.where(index == block, mass.to(tl.float64), masses)
@@ -210,7 +210,7 @@ def weigh(call, row, left, first, end, last, wanted):
 def draw_left(call, row, left, masses, uniform):
     """A token of what all children leave, int32, by its masses, which are known."""
     block, amount = choose_block(masses, uniform * tl.sum(masses, 0))
-    of_block = _left_of_block(call, row, left, block, call.tree.ROWS, NO_DRAFTER)
+    of_block = left_of_block(call, row, left, block, call.tree.ROWS, NO_DRAFTER)
     tokens = tokens_of(call.statistics, block)
     likely = first_of(of_block.target, tl.max(of_block.target, 0), tokens)
     token = first_exceeding(of_block.rest.to(tl.float64), amount, tokens)

@@ -45,6 +45,8 @@ def variants() -> list[Launch]:
     edits = edited.edits._replace(parents=_example_parents(), num_drafts=lone.steps - 1)
     edited = edited._replace(row_offsets=None, logits=(rows,), strides_batch=(rows.stride(0),), edits=edits)
     found += _example_launches(edited, example_draft(edited, 2), RuleKind.TOKEN, False)[1:]
+    for target, index in ((lone, 2), (mixture, 1)):
+        found += _example_launches(target, example_draft(target, index), RuleKind.K_SEQ, False)[-1:]
     return found
 
 

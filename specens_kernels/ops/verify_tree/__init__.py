@@ -87,8 +87,8 @@ def verify_tree(
         independently of the others, so a token may come twice. "without_replacement": each without the tokens of the
         siblings before it. What is said here must be true, else the text is biased; for chains both are.
     rule: "token": from the root down, child after child. "k_seq": likewise, but children that one drafter drew with
-        replacement are tested alike, against one target (SpecTr); Triton has no kernel for it. "traversal": from the
-        leaves to the root, whole paths are tested: longer accepted paths, as lossless, but more rows are read.
+        replacement are tested alike, against one target (SpecTr): more are accepted. "traversal": from the leaves to
+        the root, whole paths are tested: longer accepted paths, as lossless, but more rows are read.
         "gumbel": the path of the tokens of the best scores, as in `verify_chain`: a seed is a text, whatever the tree
         is. Children drawn by `sample` with method="gumbel" and count are accepted most often; how they were drawn plays
         no part, so drafter, draft_logits, draft_sampling, siblings and uniforms must be None. "typical", or a Typical

@@ -150,15 +150,15 @@ def sequential_ratio(target: Tensor, draft: Tensor, count: Tensor) -> Tensor:
 
     With overlap = sum min(draft, target / ratio), one of them is accepted with probability 1 - (1 - overlap)^count, and
     what is accepted is distributed as min(draft, target / ratio). So the target is never exceeded where that is at most
-    ratio * overlap; the least such ratio, where they are equal, accepts most. Found by bisection.
+    ratio * overlap; the least such ratio, where they are equal, accepts most. Found by bisection, of the two numbers'
+    differences to 1, which are told apart where nearly all drafts are accepted: left = 1 - ratio * overlap is a sum.
     """
     count = count.clamp(min=1).to(target.dtype)
     low, high = torch.ones_like(count), count.clone()
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        overlap = torch.minimum(draft, target / middle[:, None]).sum(-1).clamp(max=1)
-        accepted = -torch.expm1(count * torch.log1p(-overlap))
-        suffices = accepted <= middle * overlap
+        left = (target - middle[:, None] * draft).clamp(min=0).sum(-1)
+        suffices = left <= (1 - (1 - left) / middle).clamp(min=0) ** count
         low, high = torch.where(suffices, low, middle), torch.where(suffices, middle, high)
     return high
 

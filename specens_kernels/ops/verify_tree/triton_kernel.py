@@ -46,7 +46,6 @@ from specens_kernels.parts.target import TargetView, batch_of, target_temperatur
 from specens_kernels.parts.tree import at_row, load_tree, tree_view, with_children
 from specens_kernels.parts.uniforms import RandomView, uniforms_at
 from specens_kernels.rules import RuleKind
-from specens_kernels.values import fail
 
 STREAM_NEXT = tl.constexpr(1)
 WARPS = 8  # a block of 4096 tokens is loaded at once; with more, what several members need does not fit in registers
@@ -215,7 +214,7 @@ def as_parts(draft: DraftView) -> DraftView:
 
 
 def weighing_launches(found: Found, call: TreeCall, apart: TargetView | None, kind: int) -> Iterator[Launch]:
-    """The rules token, traversal and typical. apart: as `drafters_apart` gives it."""
+    """The rules token, k_seq, traversal and typical. apart: as `drafters_apart` gives it."""
     target, draft = call.target, call.draft
     own = draft_of_rows(draft, apart)
     yield from statistics_launches(call.statistics, target, own)
@@ -268,8 +267,6 @@ def launch(*given_arguments: Any, out: list[Tensor] | None = None, **options: An
     """tokens, num_accepted, num_tokens, next_token, status, path, and reports; see `Verdict`. out: where to."""
     arguments = TreeArguments.of(*given_arguments, **options)
     tree, rule = arguments.tree, arguments.rule
-    if rule.kind == RuleKind.K_SEQ:
-        fail("rule", "one that Triton's kernels judge trees by, such as 'token'; or backend='reference'", "'k_seq'")
     results = empty_verdict(*given_arguments, **options) if out is None else out
     ready, given = ready_for_kernels(arguments.target), ready_for_kernels(arguments.draft)
     parents = tree.parents.to(torch.int64).contiguous()
@@ -278,7 +275,9 @@ def launch(*given_arguments: Any, out: list[Tensor] | None = None, **options: An
     if target.edits is not None:
         target = target._replace(edits=target.edits._replace(parents=parents, num_drafts=nodes))
     draft = draft_view(target, given)._replace(parents=parents)
-    if rule.kind not in (RuleKind.TOKEN, RuleKind.TRAVERSAL) or not has_draft_distribution(target, draft):
+    if rule.kind not in (RuleKind.TOKEN, RuleKind.K_SEQ, RuleKind.TRAVERSAL) or not has_draft_distribution(
+        target, draft
+    ):
         draft = without_distribution(draft)
     if draft.drafters is not None and len(target.logits) == 1:
         draft = draft._replace(drafter=0)

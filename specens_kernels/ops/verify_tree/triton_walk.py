@@ -9,6 +9,7 @@ import triton.language as tl
 
 from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT
 from specens_kernels.ops.verify_tree.rules import RuleKind
+from specens_kernels.ops.verify_tree.triton_k_seq import end_of_run, sequential_ratio
 from specens_kernels.parts.draft import NO_DRAFTER, draft_temperature, drafter_logits, drafter_of
 from specens_kernels.parts.draw import EMPTY_RESIDUAL, target_block_masses
 from specens_kernels.parts.rules import SMALLEST_RESIDUAL, typical_probability
@@ -24,6 +25,7 @@ from specens_kernels.parts.uniforms import STREAM_ACCEPT, uniforms_at
 TRAVERSAL = tl.constexpr(int(RuleKind.TRAVERSAL))
 TYPICAL = tl.constexpr(int(RuleKind.TYPICAL))
 GUMBEL = tl.constexpr(int(RuleKind.GUMBEL))
+K_SEQ = tl.constexpr(int(RuleKind.K_SEQ))
 SMALLEST_DRAFT = tl.constexpr(LEAST_MASS_LEFT)
 
 
@@ -118,11 +120,11 @@ def _refill(call, row, left, child, token, drawn, wanted):
 
 
 @triton.jit
-def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
+def offer_children(call, row, alive, share, shares, marks, RULE: tl.constexpr):
     """Offer a row its children, one after the other.
 
-    Returns the one that is accepted, which is none unless STOPS; the share that is left to the row, and those of its
-    children among `shares`; status bits of the children among `marks`; `Left`.
+    Returns the one that is accepted, which is none by the rule traversal; the share that is left to the row, and those
+    of its children among `shares`; status bits of the children among `marks`; `Left`.
     """
     lanes = tl.arange(0, call.tree.ROWS)
     members = tl.arange(0, call.tree.LANES)
@@ -134,6 +136,9 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
     since = tl.full([], 0, tl.int32)
     weighed = since
     accepted = since + call.tree.ROWS
+    begin = since  # of the children that are tested alike; others are such a run of their own
+    end = since
+    ratio = tl.full([], 1.0, tl.float64)  # of a run; 0 until it is needed
     child = first_row(row.children, 0)
     while child < call.tree.ROWS:
         token = at_row(row.tokens, child)
@@ -141,7 +146,13 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
         offer = _offer(call, row, child, tokens)
         status = offer.status
         drawn = offer.drawn
-        same = tl.max(tl.where(row.children & (lanes < child) & (row.tokens == token), lanes, 0), 0)
+        if RULE != K_SEQ:
+            begin = child
+        elif child >= end:
+            begin = child
+            end = end_of_run(call, row, child, drawn)
+            ratio = tl.where(first_row(row.children, child) < end, 0.0, 1.0).to(tl.float64)
+        same = tl.max(tl.where(row.children & (lanes < begin) & (row.tokens == token), lanes, 0), 0)
         scale = tl.full([], 1.0, tl.float64)
         drafted = tl.exp(offer.log)
         if call.tree.WITHOUT_REPLACEMENT:
@@ -158,13 +169,22 @@ def offer_children(call, row, alive, share, shares, marks, STOPS: tl.constexpr):
         node = tokens * 0 + child - 1
         uniform = tl.max(uniforms_at(call.random, call.draft, row.request, node, node, STREAM_ACCEPT, node >= 0), 0)
         following = first_row(row.children, child)
-        if STOPS and uniform * drafted < own:
+        if RULE == K_SEQ and call.drafts.DRAFT_PLANE >= 0:
+            count = tl.sum((row.children & (lanes >= begin) & (lanes < end)).to(tl.int32), 0)
+            tried = uniform * drafted
+            # most children need no ratio: they are accepted by the largest, or rejected by the least
+            if (ratio == 0) & (tried * count >= own) & ((tried < own) | (following >= end)):
+                left = Left(rate, rates, since, masses, weighed)
+                ratio = sequential_ratio(call, row, left, total, begin - 1, offer.source, count)
+            scale = tl.maximum(ratio, 1.0)
+            drafted *= scale
+        if RULE != TRAVERSAL and uniform * drafted < own:
             accepted = child
             following = accepted * 0 + call.tree.ROWS
-        else:
-            ratio = own / tl.where(drafted > 0, drafted, 1.0)
-            ratio = tl.where(own > 0, tl.where(drafted > 0, tl.minimum(ratio, 1.0), 1.0), 0.0)
-            shares = tl.where(lanes == child, ratio, shares)
+        elif RULE != K_SEQ or following >= end:
+            passed = own / tl.where(drafted > 0, drafted, 1.0)
+            passed = tl.where(own > 0, tl.where(drafted > 0, tl.minimum(passed, 1.0), 1.0), 0.0)
+            shares = tl.where(lanes == child, passed, shares)
             factor = tl.where(drawn, share / total, 1.0)
             rate *= factor
             rates = rates * factor + tl.where((members == offer.source) & everywhere(drawn, members), scale, 0.0)
@@ -197,7 +217,7 @@ def row_status(call, row, status):
 
 @triton.jit
 def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
-    """By the rules token, from the root down, and traversal, from the leaves to the root.
+    """By the rules token and k_seq, from the root down, and traversal, from the leaves to the root.
 
     Returns the last accepted row, its depth, status bits of all rows and of all nodes, and what is left of that row: as
     `offer_children` does.
@@ -225,7 +245,7 @@ def walk_tree(call, request, above, tokens, RULE: tl.constexpr):
             row, status = row_of(call, request, here, children, tokens)
             alive = (status & NO_TOKEN) == 0
             accepted, share, shares, marks, left = offer_children(
-                call, row, alive, at_row(shares, here), shares, marks, RULE != TRAVERSAL
+                call, row, alive, at_row(shares, here), shares, marks, RULE
             )
             rate, rates, since, masses, weighed = left
             bits = tl.where(lanes == here, row_status(call, row, status), bits)
