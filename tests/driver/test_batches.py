@@ -51,9 +51,10 @@ def test_a_batch_writes_the_texts_that_its_requests_write_alone(members, name, n
     lens = lens[:num_members] if isinstance(lens, tuple) else lens
     how = {"draft_lens": lens} if tree is None else {"tree": tree}
     ensemble = SpeculativeEnsemble(members[:num_members], schedule=name.split(",")[0], **how)
-    alone, together = alone_and_together(ensemble, JOBS, sampling=sampling, logprobs=True)
+    jobs = JOBS if FULL else JOBS[:5]
+    alone, together = alone_and_together(ensemble, jobs, sampling=sampling, logprobs=True)
     assert [text.tokens for text in together] == [text.tokens for text in alone]
-    assert [len(text.tokens) for text in together] == [job.max_new_tokens for job in JOBS]
+    assert [len(text.tokens) for text in together] == [job.max_new_tokens for job in jobs]
     for own, other in zip(alone, together, strict=True):
         assert own.seed == other.seed
         torch.testing.assert_close(torch.tensor(own.logprobs), torch.tensor(other.logprobs), rtol=1e-3, atol=1e-3)

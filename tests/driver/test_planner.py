@@ -259,10 +259,10 @@ def test_the_forwards_of_sampled_texts_are_predicted_within_some_percent():
     for num_members in (2, 3):
         chosen = [one for one in SETTINGS.values() if len(one.draft_lens) == num_members and one.schedule != "standard"]
         chosen = chosen[1::2]
-        measured = measure_all(members[:num_members], chosen, 5, SAMPLING, max_new_tokens=500)
+        measured = measure_all(members[:num_members], chosen, 25, SAMPLING, max_new_tokens=100)
         for candidate in chosen:
-            settings = {"sampling": SAMPLING, "max_new_tokens": 500}
-            found = statistics_of(ensemble_of(members[:num_members], candidate), PROMPT, 5, **settings)
+            settings = {"sampling": SAMPLING, "max_new_tokens": 100}
+            found = statistics_of(ensemble_of(members[:num_members], candidate), PROMPT, 25, **settings)
             prediction = predict(measured, candidate)
             forwards = [sum(one.forwards[index] - 1 for one in found) for index in range(num_members)]
             assert sum(prediction.forwards) == pytest.approx(sum(forwards) / 2500, rel=0.04)

@@ -45,9 +45,9 @@ def test_greedy_trees_write_the_text_of_standard(shallow, tokenizer, weights):
         assert result.statistics.forwards[0] <= 12  # two tokens or more for a forward of the target
 
 
-def test_sampled_text_is_reproduced_by_its_seed_and_streams_as_it_reads(smollm2, expert, tokenizer):
+def test_sampled_text_is_reproduced_by_its_seed_and_streams_as_it_reads(shallow, tokenizer):
     pieces = []
-    ensemble = SpeculativeEnsemble([expert, smollm2], tokenizer)
+    ensemble = SpeculativeEnsemble(shallow, tokenizer)
     job = {"prompt": QUESTION, "chat": True, "max_new_tokens": LENGTH, "seed": 7}
     first = ensemble.generate(**job, on_tokens=lambda events: pieces.extend(event.text for event in events))
     assert "".join(pieces) == first.text == tokenizer.decode(first.tokens, skip_special_tokens=True)
