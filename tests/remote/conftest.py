@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import shutil
@@ -50,7 +51,22 @@ def program() -> list[str]:
     emulator = [] if NATIVE else [_tool("qemu-aarch64", "qemu-aarch64-static")]
     options = {"CMAKE_CXX_COMPILER": compiler, "SPECENS_SANITIZE": SANITIZER or ""}
     options |= {} if NATIVE else {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": "aarch64"}
-    folder = build_library(ROOT / "build" / f"remote-{SANITIZER or 'aarch64'}", options)
+    folder = ROOT / "build" / f"remote-{SANITIZER or 'aarch64'}"
+    folder.mkdir(parents=True, exist_ok=True)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    with (folder / "lock").open("a+") as lock:  # the first worker of a run builds it, and leaves the run's name
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if not run or lock.read() != run:
+            _build_server(compiler, folder, options)
+            lock.truncate(0)
+            lock.write(run)
+    return [*emulator, str(folder / "server")]
+
+
+def _build_server(compiler: str, folder: Path, options: dict[str, str]) -> None:
+    """With the library in it, in this folder."""
+    build_library(folder, options)
     (folder / "functions.inc").write_text(
         "".join(f"SPECENS_FUNCTION({name})\n" for name in c_abi.FUNCTIONS)
         + "".join(f"SPECENS_ROW_KERNEL({name})\n" for name, _ in RowKernels._fields_)
@@ -60,7 +76,6 @@ def program() -> list[str]:
     server = str(folder / "server")
     source, library = str(Path(__file__).with_name("server.cpp")), str(folder / "libspecens.a")
     subprocess.run([compiler, *flags, source, library, "-o", server], check=True)
-    return [*emulator, server]
 
 
 @pytest.fixture(scope="session", params=SETS)
