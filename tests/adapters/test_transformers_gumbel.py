@@ -17,14 +17,14 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def target():
-    model = tiny_llama(0, num_hidden_layers=4)
+    model = tiny_llama(0, num_hidden_layers=3)
     model.generation_config.assistant_confidence_threshold = 0.0
     return model
 
 
 def text(model, seed, **arguments):
     transformers.set_seed(seed)
-    settings = {"max_new_tokens": 20, "do_sample": True, "pad_token_id": 0}
+    settings = {"max_new_tokens": 20 if FULL else 14, "do_sample": True, "pad_token_id": 0}
     return model.generate(arguments.pop("input_ids", IDS), **(settings | arguments))
 
 

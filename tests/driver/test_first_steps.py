@@ -74,9 +74,9 @@ def test_a_package_shows_what_it_has_and_its_version(package):
 
 
 def test_samples_of_neighbouring_seeds_have_no_text_in_common(pair):
-    ensemble = SpeculativeEnsemble(pair)
+    ensemble, job = SpeculativeEnsemble(pair), {"samples": 4, "max_new_tokens": 20}
     texts = {
-        seed: {tuple(text.tokens) for text in ensemble.generate_many([PROMPT, PROMPT], samples=4, seed=seed)}
+        seed: {tuple(text.tokens) for text in ensemble.generate_many([PROMPT, PROMPT], seed=seed, **job)}
         for seed in range(3)
     }
     assert [len(own) for own in texts.values()] == [8] * 3
