@@ -57,12 +57,13 @@ def build(name, family):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_method_writes_the_greedy_text_of_its_target(family, name):
+    length = 40 if name == "self-speculation" else 24  # its drafts are rarely right
     ensemble = build(name, family)
-    result = ensemble.generate(PROMPT, max_new_tokens=40, sampling=GREEDY)
-    assert len(result.tokens) == 40
+    result = ensemble.generate(PROMPT, max_new_tokens=length, sampling=GREEDY)
+    assert len(result.tokens) == length
     if PRESETS[name].lossless:
         plain = SpeculativeEnsemble(ensemble.models, ensemble=ensemble.ensemble, schedule="standard")
-        assert result.tokens == plain.generate(PROMPT, max_new_tokens=40, sampling=GREEDY).tokens
+        assert result.tokens == plain.generate(PROMPT, max_new_tokens=length, sampling=GREEDY).tokens
     if ensemble.schedule.speculates:
         assert sum(result.statistics.tested) > 0
         assert sum(result.statistics.accepted) > 0 or name in UNTRAINED
@@ -71,8 +72,8 @@ def test_a_method_writes_the_greedy_text_of_its_target(family, name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_method_reports_probabilities_of_its_target(family, name):
     ensemble = build(name, family)
-    result = ensemble.generate(PROMPT, max_new_tokens=30, seed=1, logprobs=True)
-    again = ensemble.generate(PROMPT, max_new_tokens=30, seed=1)
+    result = ensemble.generate(PROMPT, max_new_tokens=20, seed=1, logprobs=True)
+    again = ensemble.generate(PROMPT, max_new_tokens=20, seed=1)
     assert result.tokens == again.tokens
     values = torch.tensor(result.logprobs)
     assert (values <= 1e-5).all()

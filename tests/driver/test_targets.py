@@ -69,12 +69,12 @@ def test_greedy_speculation_of_a_dense_target_writes_the_tokens_of_standard(name
     first = tiny_llama(0)
     pair = [first, relative_of(first, 1, noise=0.2)]
     expected = SpeculativeEnsemble(pair, ensemble=TARGETS[name], schedule="standard").generate(
-        PROMPT, max_new_tokens=40, sampling=GREEDY
+        PROMPT, max_new_tokens=24, sampling=GREEDY
     )
     for schedule, draft_lens in (("fixed", 3), ("alternate", 1), ("alternate", (1, 3))):
         ensemble = SpeculativeEnsemble(pair, ensemble=TARGETS[name], schedule=schedule, draft_lens=draft_lens)
-        assert ensemble.generate(PROMPT, max_new_tokens=40, sampling=GREEDY).tokens == expected.tokens
-        many = ensemble.generate_many([PROMPT] * 3, max_new_tokens=40, sampling=GREEDY)
+        assert ensemble.generate(PROMPT, max_new_tokens=24, sampling=GREEDY).tokens == expected.tokens
+        many = ensemble.generate_many([PROMPT] * 3, max_new_tokens=24, sampling=GREEDY)
         assert [text.tokens for text in many] == [expected.tokens] * 3
 
 
