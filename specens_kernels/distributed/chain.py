@@ -293,7 +293,7 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
     else:
         places = Places(num_accepted[:, None], accepted.share[:, None].contiguous(), *seen.of_places)
         own = pick_row(target_masses(call, seen)[..., None], num_accepted)[:, 0]
-        left = residuals(seen.slices, places)[:, 0]
+        left = residuals(seen.slices, places)[:, 0] if call.kind.subtracts else seen.slices.nothing_left
         certain = torch.where(rows.greedy, picked, -1)
         sliced = SlicedChoice(seen.slices, places, left, own, subtracts, uniform, logprobs, certain)
         drawn = yield from draw_steps(call.shard, sliced, masses)

@@ -136,11 +136,6 @@ def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
 HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
 EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tensors of the shapes of their results
     "gumbel_noise": empty_noise,
-    "samples_of_shard": empty_samples,
-    "entries_of_shard": empty_entries,
-    "mass_of_drafts_of_shard": empty_scores,
-    "scores_of_shard": empty_scores,
-    "top_of_shard": empty_top,
 }
 for _name, _empty in EMPTY.items() if HAS_OPERATORS else ():
     OPERATORS.trace(_name, _empty)
@@ -152,9 +147,14 @@ LAUNCHERS: dict[
     "residual_of_shard": ("verify_chain.triton_shard", "residual", empty_blocks),
     "draw_of_shard": ("verify_chain.triton_shard", "draw", empty_draw),
     "buckets_of_shard": ("verify_chain.triton_shard_search", "buckets", empty_buckets),
+    "samples_of_shard": ("verify_chain.triton_shard_search", "samples", empty_samples),
+    "entries_of_shard": ("verify_chain.triton_shard_search", "entries", empty_entries),
     "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
     "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_kept),
+    "mass_of_drafts_of_shard": ("verify_chain.triton_shard", "draft_masses", empty_scores),
     "entropies_of_shard": ("verify_chain.triton_shard", "entropies", empty_scores),
+    "scores_of_shard": ("verify_chain.triton_shard", "scores", empty_scores),
+    "top_of_shard": ("verify_chain.triton_shard", "top", empty_top),
     "logprobs_of_shard": ("verify_chain.triton_shard", "logprobs", empty_logprobs),
 }
 BY_TRITON: dict[str, str] = {}  # the names of the operators that have Triton's kernels
@@ -173,6 +173,11 @@ for _name, (_module, _launcher, _empty) in LAUNCHERS.items() if HAS_OPERATORS el
 def has_operators(like: Tensor) -> bool:
     """Whether the C++ is there for a tensor like this."""
     return HAS_OPERATORS and like.is_cpu
+
+
+def takes_a_drafter_a_node(like: Tensor) -> bool:
+    """Whether the operators read trees of which several members drafted nodes."""
+    return has_operators(like)
 
 
 def operator_for(name: str, like: Tensor) -> Callable[..., Any] | None:

@@ -20,7 +20,7 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.distributed.draw import Choice, Noise, Reports, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import SlicedChoice, SlicedReports, Slices, residuals
+from specens_kernels.distributed.slices import SlicedChoice, SlicedReports, Slices
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
     Looked,
@@ -167,8 +167,6 @@ def sliced_steps(
     places = places_of(slices, rows.parts, torch.zeros_like(own, dtype=torch.int64))
     never = torch.zeros_like(rows.greedy)
     certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)
-    left = residuals(slices, places)[:, 0]
-    drawn = yield from draw_steps(
-        shard, SlicedChoice(slices, places, left, own[:, 0], never, uniform, logprobs, certain)
-    )
+    given = places, slices.nothing_left, own[:, 0], never, uniform, logprobs, certain
+    drawn = yield from draw_steps(shard, SlicedChoice(slices, *given))
     return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]

@@ -69,6 +69,13 @@ class Slices:
         return self.numbers.largest.new_full((*self.numbers.tokens.shape, 1), -math.inf)
 
     @property
+    def nothing_left(self) -> Tensor:
+        """The `residuals` of a row of each request that nothing is subtracted from, [batch, blocks]."""
+        state = self.numbers.state  # in Triton [rows, planes, blocks]
+        blocks = state.shape[-1] // 2 if state.dim() == 4 else state.shape[-1]
+        return state.new_zeros(len(self.tokens), blocks, dtype=torch.float64)
+
+    @property
     def status(self) -> Tensor:
         """int64 [batch, steps], of the target's slices."""
         return self.numbers.status[..., 0].long()

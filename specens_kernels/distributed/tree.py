@@ -18,6 +18,7 @@ from specens_kernels.arguments import (
     Tree,
     TreeArguments,
 )
+from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import (
     Choice,
     Drawn,
@@ -172,7 +173,9 @@ def slices_of(call: Call) -> Slices | None:
     draft = call.draft if call.offers else without_source(call.draft)
     follows_paths = call.kind == RuleKind.GUMBEL and call.target.processing.active
     needed = "mass_of_drafts_of_shard"
-    if call.direct or follows_paths:
+    members = call.target.member_logits
+    several = draft.drafters is not None and len(members) > 1
+    if call.direct or follows_paths or (several and not local.takes_a_drafter_a_node(members[0])):
         return None
     if not kernels_verify(call.shard, call.target, draft, call.kind, call.report, needed):
         return None

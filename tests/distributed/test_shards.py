@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,15 +124,19 @@ def test_random_trees_on_shards_get_the_verdict_of_whole_rows():
         assert_equal(results[0], verify_tree(*given, backend="reference", **arguments), seed)
 
 
-def trees_by_kernels(
-    monkeypatch: Any, seeds: range, vocab: int, choose: Callable[[TreeCase, int], TreeCase]
-) -> tuple[int, int]:
-    """How many trees kernels read of those that are chosen, all of which get the tokens of whole rows; and accepted."""
+def trees_by_kernels(monkeypatch: Any, backend: str, cases: list[TreeCase]) -> tuple[int, int]:
+    """How many trees kernels have read, all of which get the tokens of whole rows; and of accepted tokens."""
+    if backend == "triton":
+        by_triton(monkeypatch)
+        monkeypatch.setattr(local, "takes_a_drafter_a_node", lambda _: False)
     operators, calls, read, accepted = local.operator_for, [], 0, 0
     monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
-    for seed in seeds:
-        case, choice = choose(random_case(seed, vocabs=(vocab,)), seed), random.Random(seed)
-        given, arguments = (case.member_logits, case.draft_tokens, case.parents), case.arguments
+    for seed, case in enumerate(cases):
+        given, arguments, choice = (
+            (case.member_logits, case.draft_tokens, case.parents),
+            case.arguments,
+            random.Random(seed),
+        )
         bounds = bounds_of(widest(case.member_logits, arguments), choice.choice([1, 2, 3, 4]), choice)
         calls.clear()
         results, _ = on_shards(operations.tree_of, *given, bounds=bounds, **arguments)
@@ -149,38 +152,52 @@ def trees_by_kernels(
     return read, accepted
 
 
-@pytest.mark.parametrize(("vocab", "rule"), [(90, "token"), (90, "traversal"), (5003, "traversal"), (700, "typical")])
-def test_kernels_read_slices_of_trees_as_torch_does(vocab, rule, monkeypatch):
+def some_trees(backend: str, count: int, vocab: int) -> list[TreeCase]:
+    """Of Triton, in its interpreter, a few small ones: chosen children, and such drawn without replacement."""
+    if backend == "triton":
+        return [random_case(seed, (2,), (vocab,), (3, 6)) for seed in (6, 10, 13)]
+    return [random_case(seed, vocabs=(vocab,)) for seed in range(many(count))]
+
+
+def of_members(case: TreeCase, rule: str, filters: tuple[dict[str, Any], ...] = ({}, {})) -> TreeCase:
+    """The same under a rule, filtered by members. filters: of the target and of its drafts."""
+    arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9, **filters[0])}
+    if isinstance(arguments["ensemble"], Contrastive):
+        arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
+    if isinstance(arguments["ensemble"], Mixture):
+        arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
+    if arguments.get("draft_sampling") is not None:
+        arguments["draft_sampling"] = Sampling(0.7, **filters[1])
+    return replace(case, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("backend", "vocab", "rule"),
+    [
+        *(("cpp", 90, "token"), ("cpp", 90, "traversal"), ("cpp", 5003, "traversal"), ("cpp", 700, "typical")),
+        *(("triton", 90, "token"), ("triton", 40, "traversal"), ("triton", 90, "typical")),
+    ],
+)
+def test_kernels_read_slices_of_trees_as_torch_does(backend, vocab, rule, monkeypatch):
     """Children that were drawn, with and without replacement, by one member or several, or chosen."""
-
-    def unfiltered(case: TreeCase, _seed: int) -> TreeCase:
-        arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9)}
-        if arguments.get("draft_sampling") is not None:
-            arguments["draft_sampling"] = Sampling(0.7)
-        return replace(case, arguments=arguments)
-
-    count = many(16 if vocab < 5000 else 6)
-    read, accepted = trees_by_kernels(monkeypatch, range(count), vocab, unfiltered)
-    assert read > count / 2  # not those of a contrastive ensemble's plausibility
-    assert accepted > count
+    cases = [of_members(case, rule) for case in some_trees(backend, 16 if vocab < 5000 else 6, vocab)]
+    read, accepted = trees_by_kernels(monkeypatch, backend, cases)
+    assert read > len(cases) / 2
+    assert accepted > (len(cases) if backend == "cpp" else 0)
 
 
-@pytest.mark.parametrize("rule", ["token", "traversal", "typical"])
-def test_kernels_filter_slices_of_trees_as_torch_does(rule, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "rule"), [("cpp", "token"), ("cpp", "traversal"), ("cpp", "typical"), ("triton", "token")]
+)
+def test_kernels_filter_slices_of_trees_as_torch_does(backend, rule, monkeypatch):
     filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.9}, {}]
-
-    def of_members(case: TreeCase, seed: int) -> TreeCase:
-        arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9, **filters[seed % 4])}
-        if isinstance(arguments["ensemble"], Mixture):
-            arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
-        if arguments.get("draft_sampling") is not None:
-            arguments["draft_sampling"] = Sampling(0.7, **filters[(seed + 1) % 4])
-        return replace(case, arguments=arguments)
-
-    count = many(16)
-    read, accepted = trees_by_kernels(monkeypatch, range(count), 700, of_members)
-    assert read > count / 2
-    assert accepted > count
+    cases = [
+        of_members(case, rule, (filters[index % 4], filters[(index + 1) % 4]))
+        for index, case in enumerate(some_trees(backend, 16, 700 if backend == "cpp" else 90))
+    ]
+    read, accepted = trees_by_kernels(monkeypatch, backend, cases)
+    assert read > len(cases) / 2
+    assert accepted > (len(cases) if backend == "cpp" else 0)
 
 
 def target_of(problem: Problem) -> dict[str, Any]:
@@ -432,15 +449,14 @@ def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backe
             assert_equal(on_random_shards(case, choice), expected, seed)
 
 
-def of_slices(problem: Problem, choice: random.Random, in_cpp: bool = True) -> Problem:
+def of_slices(problem: Problem, choice: random.Random) -> Problem:
     """The same unfiltered, under a rule that kernels weigh the slices for; of mixtures no request is greedy."""
     arguments = {name: value for name, value in problem.arguments.items() if name not in ("logprobs", "top_logprobs")}
     rules: list[Any] = ["token", "token", "block", Threshold(0.2), Synthetic(0.6)]
     if choice.random() < 0.4:
         rules = ["typical"]
     if choice.random() < 0.4:
-        top = choice.choice([0, 3]) if in_cpp else 0
-        arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": top}
+        arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": choice.choice([0, 3])}
     arguments["rule"] = choice.choice(rules)
     if isinstance(arguments["ensemble"], Contrastive):
         arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
@@ -463,21 +479,22 @@ def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch
     judge, drawn = Judge(), 0
     for seed in range(many(30 if backend == "cpp" else 2)):
         choice = random.Random(seed)
-        case = of_slices(random_problem(seed, (vocab,)), choice, backend == "cpp")
+        case = of_slices(random_problem(seed, (vocab,)), choice)
         if always_greedy(case):
             continue
         before = len(calls)
         result, expected = on_random_shards(case, choice), case.verify("reference")
         assert "chain_of_shard" in calls[before:], case.arguments
+        assert case.arguments["rule"] in ("token", "block") or "residual_of_shard" not in calls[before:]
         judge.compare(case, result, expected, seed)
         drawn += int((expected.next_token >= 0).sum())
     assert drawn > 0
     judge.finish(at_least=2)
 
 
-def filtered(problem: Problem, choice: random.Random, by_digits: bool = False) -> Problem:
-    """A problem `of_slices` with filters, of a mixture's members. by_digits: mostly of 16-bit logits as they are."""
-    dtype = choice.choice([torch.bfloat16, torch.float16, *([] if by_digits else [torch.float32])])
+def filtered(problem: Problem, choice: random.Random) -> Problem:
+    """A problem `of_slices` with filters, of a mixture's members."""
+    dtype = choice.choice([torch.bfloat16, torch.float16, torch.float32])
     batch, arguments = len(problem.tokens), dict(problem.arguments)
     top_ps = torch.tensor([choice.choice([0.3, 0.9, 1.0]) for _ in range(batch)])
     filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}]
@@ -490,14 +507,14 @@ def filtered(problem: Problem, choice: random.Random, by_digits: bool = False) -
         arguments["draft_sampling"] = replace(arguments["draft_sampling"], **own)
     if isinstance(arguments["ensemble"], Mixture):
         arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
-    if by_digits or choice.random() < 0.5:
+    if choice.random() < 0.5:
         arguments["processing"] = None  # so that 16-bit logits are searched as such
     if arguments.get("draft_logits") is not None:
         arguments["draft_logits"] = arguments["draft_logits"].to(dtype)
     return replace(problem, logits=[own.to(dtype) for own in problem.logits], arguments=arguments)
 
 
-@pytest.mark.parametrize(("backend", "vocab"), [("cpp", 90), ("cpp", 5003), ("triton", 90), ("triton", 700)])
+@pytest.mark.parametrize(("backend", "vocab"), [("cpp", 90), ("cpp", 5003), ("triton", 90)])
 def test_kernels_filter_slices_of_chains_as_torch_does(backend, vocab, monkeypatch):
     if backend == "triton":
         by_triton(monkeypatch)
@@ -506,8 +523,8 @@ def test_kernels_filter_slices_of_chains_as_torch_does(backend, vocab, monkeypat
     judge, weighed, count = Judge(), 0, many(30 if backend == "cpp" else 4)
     for seed in range(count):
         choice = random.Random(seed)
-        problem = of_slices(random_problem(seed, (vocab,)), choice, backend == "cpp")
-        case = filtered(problem, choice, by_digits=backend == "triton")
+        problem = of_slices(random_problem(seed, (vocab,)), choice)
+        case = filtered(problem, choice)
         if always_greedy(case):
             continue
         before = len(calls)
@@ -518,22 +535,20 @@ def test_kernels_filter_slices_of_chains_as_torch_does(backend, vocab, monkeypat
     judge.finish(at_least=count / 2)
 
 
-@pytest.mark.parametrize(("backend", "vocab"), [("cpp", 90), ("cpp", 5003), ("triton", 700)])
+@pytest.mark.parametrize(("backend", "vocab"), [("cpp", 90), ("cpp", 5003), ("triton", 90)])
 def test_kernels_find_the_best_scores_of_filtered_slices(backend, vocab, monkeypatch):
     if backend == "triton":
         by_triton(monkeypatch)
     operators, calls = local.operator_for, []
     monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
-    found, count = 0, many(20 if backend == "cpp" else 8)
+    found, count = 0, many(20 if backend == "cpp" else 4)
     for seed in range(count):
         choice = random.Random(seed)
         problem = random_problem(seed, (vocab,))
         ensemble = LogitMixture((1.0, -0.3, 0.6)[: len(problem.logits)]) if len(problem.logits) > 1 else None
         problem = replace(problem, arguments=problem.arguments | {"ensemble": ensemble})
-        case = of_gumbel(filtered(of_slices(problem, choice), choice, by_digits=backend == "triton"), seed)
-        if backend == "triton":
-            case = replace(case, arguments=case.arguments | {"logprobs": False, "top_logprobs": 0})
-        elif choice.random() < 0.5:
+        case = of_gumbel(filtered(of_slices(problem, choice), choice), seed)
+        if choice.random() < 0.5:
             case = replace(case, arguments=case.arguments | {"top_logprobs": 3 if case.arguments["logprobs"] else 0})
         if always_greedy(case):
             continue

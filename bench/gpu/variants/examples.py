@@ -97,6 +97,12 @@ def edited_target() -> TargetView:
     return target_view(target, STEPS, _tensor(BATCH, STEPS - 1, dtype=torch.int64))
 
 
+def edited_dense_target() -> TargetView:
+    """The same, in dense rows."""
+    target, rows = edited_target(), _tensor(BATCH, STEPS, VOCAB, dtype=torch.bfloat16)
+    return target._replace(row_offsets=None, logits=(rows,), strides_batch=(rows.stride(0),))
+
+
 def packed_draft(target: TargetView, outside: bool) -> DraftView:
     """Packed drafts of unedited logits: from slots, or drawn by a member a token."""
     drafts = BATCH * (STEPS - 1)

@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 
 from bench.gpu.variants.examples import (
+    edited_dense_target,
     edited_target,
     example_draft,
     example_random,
@@ -58,7 +59,9 @@ def variants() -> list[Launch]:
     found += [masses, walked, residual, draw, *_other_launches()]
     for target in (*example_targets()[::2], edited_target(), lone, mixture):
         found += _example_score_launches(target)
-    return found + [launch for index in (0, 2) for launch in _shard_launches(example_targets()[index], index)]
+    found += [launch for index in (0, 2) for launch in _shard_launches(example_targets()[index], index)]
+    trees = (edited_dense_target(), example_targets()[0], example_targets()[2])
+    return found + [launch for index, target in enumerate(trees) for launch in _shard_tree_launches(target, index)]
 
 
 def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
@@ -79,7 +82,11 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     yield from triton_shard.draw_launches(row, drawn, kept, own)
     yield from triton_shard.entropy_launches(blocks, kept, own)
     logprobs = shares.new_empty(*rows.shape, own.target.vocab).float()
-    yield from triton_shard.logprob_launches(logprobs, kept, triton_shard.Scale(numbers.sums, numbers.sums), own)
+    scale = triton_shard.Scale(numbers.sums, numbers.sums)
+    yield from triton_shard.logprob_launches(logprobs, kept, scale, own)
+    likeliest = shares.new_empty(*rows.shape, own.statistics.blocks, 5)
+    yield from triton_shard.top_launches(likeliest, likeliest.long(), kept, scale, own)
+    yield from triton_shard.score_launches(shares, rows, kept, scale, own)
     found = triton_shard_search.Found(blocks, blocks, blocks.long())
     noise = triton_shard_search.Noise(row, rows, shares, 300)
     yield from triton_shard_search.best_launches(found, kept, noise, own)
@@ -91,8 +98,31 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
         half, counts = tl.constexpr(of_drafts), tl.constexpr(not of_drafts)
         weights = triton_shard_search.Weights(of_rows, of_rows.float(), of_rows.long(), 8, half, counts)
         yield from triton_shard_search.bucket_launches(sums, searched, weights, own)
+        logits = shares.new_empty(*shape[:2], own.target.vocab).float()
+        yield from triton_shard_search.searched_launches(logits, of_rows.float(), searched, own)
         lasts, rests = sums[..., 0].contiguous().float(), sums[..., 0].contiguous()
         yield from triton_shard_search.largest_launches(largest, lasts, rests, searched, own)
+
+
+def _shard_tree_launches(target: TargetView, index: int) -> Iterator[Launch]:
+    """Of a slice of trees: what is told, searched and left."""
+    drafts = example_draft(target, (0, 3, 2)[index])
+    parents = torch.empty(batch_of(target), drafts.draft_len, dtype=torch.int64, device=target.logits[0].device)
+    own = triton_shard.with_statistics(*triton_shard.along_paths(target, drafts, parents))
+    numbers, row = triton_shard.new_numbers(own), example_random(0).seeds
+    assert row is not None
+    offers, shares = parents[..., None].double().expand(-1, -1, 2), row[:, None].double()
+    blocks = shares.new_empty(len(row), 1, own.statistics.blocks)
+    yield list(triton_shard.read_launches(numbers, own))[-1]
+    for least in (None, numbers.sums.float()):
+        places = triton_shard.places_of(row[:, None], shares, numbers.sums, least, offers)
+        yield from triton_shard.left_launches(blocks, places, own)
+        yield from triton_shard.draw_left_launches(row, blocks, row.double(), places, own)
+        yield from triton_shard.draft_mass_launches(blocks, places, own)
+    searched = triton_shard_search.searched_of(own, numbers.sums, True)
+    largest = shares.new_empty(len(row), searched.rows, own.statistics.blocks, 50).float()
+    lasts, rests = largest[..., 0].contiguous(), largest[..., 0].double().contiguous()
+    yield from triton_shard_search.largest_launches(largest, lasts, rests, searched, own)
 
 
 def _example_score_launches(target: TargetView) -> list[Launch]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.variants.examples import (
-    edited_target,
+    edited_dense_target,
     example_draft,
     example_random,
     example_targets,
@@ -40,10 +40,8 @@ def variants() -> list[Launch]:
         *_example_launches(filtered, example_draft(filtered, 3), RuleKind.TOKEN, False)[-1:],
         *_example_launches(lone, example_draft(lone, 3), RuleKind.GUMBEL, False),
     ]
-    edited = edited_target()
-    rows = torch.empty(*lone.logits[0].shape, dtype=torch.bfloat16, device="meta")
-    edits = edited.edits._replace(parents=_example_parents(), num_drafts=lone.steps - 1)
-    edited = edited._replace(row_offsets=None, logits=(rows,), strides_batch=(rows.stride(0),), edits=edits)
+    edited = edited_dense_target()
+    edited = edited._replace(edits=edited.edits._replace(parents=_example_parents(), num_drafts=lone.steps - 1))
     found += _example_launches(edited, example_draft(edited, 2), RuleKind.TOKEN, False)[1:]
     for target, index in ((lone, 2), (mixture, 1)):
         found += _example_launches(target, example_draft(target, index), RuleKind.K_SEQ, False)[-1:]

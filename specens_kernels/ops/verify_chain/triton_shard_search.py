@@ -1,6 +1,7 @@
 """What filters search the slices of rows for on a GPU: the largest logits, and sums over tokens of a prefix of a key.
 
-Each program reads a block of tokens of a row once; what blocks have found comes together in torch.
+Each program reads a block of tokens of a row once; what blocks have found comes together in torch. Where keys of 32
+bits are searched, a launch writes down the logits that are, as float32, and torch sorts them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specens_kernels.arguments import draft_of, target_of
+from specens_kernels.distributed.search import OF_FLOAT32, Bracket
+from specens_kernels.distributed.search import Searched as Tokens
+from specens_kernels.ops.target_logprobs.reference import parameters
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS
 from specens_kernels.ops.verify_chain.triton_shard import (
     ShardPlaces,
     Views,
     block_maximum,
     draft_values,
+    drafted_at,
     edit_launches,
     keeps_of_block,
     places_of,
@@ -79,8 +85,8 @@ class Found(NamedTuple):
 
 
 @triton.jit
-def _place(searched, statistics, target):
-    """The request, part and step of a program's row, and whether it has a token."""
+def _place(searched, statistics, target, draft):
+    """The request, part and step of a program's row, and whether it has a token. A draft's step: where it was drawn."""
     index = tl.program_id(0).to(tl.int64)
     request = index // searched.rows
     row = index % searched.rows
@@ -91,6 +97,10 @@ def _place(searched, statistics, target):
         step = row
     place = (request * target.steps + step) * (statistics.PARTS + 1) + part
     there = (tl.load(searched.masses + place) >= 0) & target_is_valid(target, request)
+    if searched.OF_DRAFTS:
+        step = drafted_at(draft, request, step)
+        there &= step >= 0
+        step = tl.maximum(step, 0)
     return request, part, step, there
 
 
@@ -146,7 +156,7 @@ def _buckets_kernel(
     wait_for_launch_before(DEPENDENT)
     index = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    request, part, step, there = _place(searched, statistics, target)
+    request, part, step, there = _place(searched, statistics, target, draft)
     bucket = tl.arange(0, BUCKETS)
     sums = tl.zeros([BUCKETS], tl.float64)
     least = tl.load(weights.least + index)
@@ -189,7 +199,7 @@ def _largest_kernel(
     wait_for_launch_before(DEPENDENT)
     index = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    request, part, step, there = _place(searched, statistics, target)
+    request, part, step, there = _place(searched, statistics, target, draft)
     place = index * statistics.blocks + block
     slot = tl.arange(0, statistics.BLOCK_VOCAB)
     if not there:
@@ -219,6 +229,31 @@ def _largest_kernel(
     tl.store(values_ptr + place * count + slot, none, mask=(slot >= num_stored) & (slot < count))
     tl.store(lasts_ptr + place, last)
     tl.store(rests_ptr + place, (num_above + tl.sum(equal.to(tl.int32), 0) - num_stored).to(tl.float64))
+
+
+@triton.jit
+def _searched_logits_kernel(
+    logits_ptr,  # float32 [batch, rows, width], written: -inf where there is none, or it is below the least
+    least_ptr,  # float32 [batch, rows]
+    width,
+    searched,  # Searched
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    index = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request, part, step, there = _place(searched, statistics, target, draft)
+    least = tl.load(least_ptr + index)
+    there &= _reaches(searched, statistics, target, draft, request, part, step, block, least)
+    tokens = tokens_of(statistics, block)
+    values = tl.zeros(tokens.shape, tl.float32) - INFINITY
+    if there:
+        values = _values(searched, statistics, target, draft, request, part, step, tokens)
+        values = tl.where(values >= least, values, -INFINITY)
+    tl.store(logits_ptr + index * width + tokens, values, mask=tokens < width)
 
 
 @triton.jit
@@ -283,7 +318,7 @@ def best_kept(
 ) -> list[Tensor]:
     """`best_kept_of_shard`, of a lone model or a mixture of logits that is filtered."""
     own = views(member_logits, draft_tokens, options, state)
-    planes = own.statistics.numbers.view(*masses.shape[:2], -1, own.statistics.blocks)
+    planes = own.statistics.numbers.view(*masses.shape[:2], *own.statistics.numbers.shape[1:])
     largest = planes[:, :, 0].amax(-1).double().gather(1, row_of).clamp(min=-torch.finfo(torch.float32).max)
     shape = (*row_of.shape, own.statistics.blocks)
     found = Found(masses.new_empty(shape), masses.new_empty(shape), row_of.new_empty(shape))
@@ -333,6 +368,52 @@ def bucket_launches(sums: Tensor, searched: Searched, weights: Weights, own: Vie
     grid = batch_of(own.target) * searched.rows, own.statistics.blocks
     arguments = {"sums_ptr": sums, "searched": searched, "weights": weights, **own._asdict()}
     yield Launch(_buckets_kernel, grid, arguments, BLOCK_WARPS)
+
+
+def searched_tokens(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    of_drafts: bool,
+    largest: Tensor,
+    least: Tensor,
+    counts: bool,
+    options: dict[str, Any],
+) -> Tokens:
+    """Tokens of keys of 32 bits, as `samples_of_shard` and `entries_of_shard` look at them."""
+    own = views(member_logits, draft_tokens, options, state)
+    width = max(own.target.vocab, own.draft.vocab)
+    logits = torch.empty(*largest.shape, width, dtype=torch.float32, device=largest.device)
+    run(searched_launches(logits, least, searched_of(own, masses, of_drafts), own), logits)
+    keys = OF_FLOAT32.of(logits)
+    if counts:
+        return Tokens(keys, (logits > -math.inf).double(), None, None)
+    given = target_of(member_logits, options)
+    sampling = draft_of(draft_tokens, given, options).sampling if of_drafts else given.sampling
+    temperature = parameters(sampling, draft_tokens).temperature
+    scaled = (logits.double() - largest[..., None]) / temperature[:, None, None]
+    return Tokens(keys, torch.where(logits > -math.inf, scaled.exp(), 0.0), temperature, largest)
+
+
+def searched_launches(logits: Tensor, least: Tensor, searched: Searched, own: Views) -> Iterator[Launch]:
+    yield from edit_launches(own)
+    grid = logits.shape[0] * logits.shape[1], own.statistics.blocks
+    arguments = {"logits_ptr": logits, "least_ptr": least, "width": logits.shape[2]}
+    yield Launch(_searched_logits_kernel, grid, {**arguments, "searched": searched, **own._asdict()}, BLOCK_WARPS)
+
+
+def samples(*given: Any, **options: Any) -> list[Tensor]:
+    """`samples_of_shard`."""
+    *searched, octaves, count = given
+    return searched_tokens(*searched, options).samples(octaves, count)
+
+
+def entries(*given: Any, **options: Any) -> list[Tensor]:
+    """`entries_of_shard`."""
+    *searched, octave, low, high, count = given
+    found = searched_tokens(*searched, options).entries(Bracket(octave, low, high, octave, octave), count)
+    return [part.contiguous() for part in found]
 
 
 def largest(
