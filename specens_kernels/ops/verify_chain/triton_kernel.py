@@ -55,6 +55,7 @@ from specens_kernels.rules import RuleKind
 
 STREAM_NEXT = 1
 WALK_WARPS = 4  # a plane's TESTED_NUMBERS are eight a thread
+MIXED_WALK_REGISTERS = 168  # of a thread: three programs at once; each member has planes, which take up to 151
 RESIDUAL_REGISTERS = 64  # of a thread: four programs at once; where no number is told, some releases spill two
 EDITED_RESIDUAL_REGISTERS = 80  # three at once: what edits look up takes up to 76
 DRAW_WARPS = 16  # a block is eight tokens a thread: a program a request leaves room on a multiprocessor
@@ -227,10 +228,12 @@ def launches(
     if outcome.kinds is not None:
         planes = 1 + (statistics.TARGET_SLOTS.value > 0)
         masses = torch.empty(batch, planes, blocks, dtype=torch.float32, device=outcome.tokens.device)
-        yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS, BLOCK_REGISTERS)
+        mixed = target.MIXTURE.value and len(target.logits) > 1
+        limit = MIXED_WALK_REGISTERS if mixed else BLOCK_REGISTERS
+        yield Launch(_walk_kernel, (batch,), walked, WALK_WARPS, limit)
         weighed = shared | {"masses_ptr": masses}
-        registers = RESIDUAL_REGISTERS if target.edits is None else EDITED_RESIDUAL_REGISTERS
-        yield Launch(_residual_kernel, (batch, blocks), weighed, BLOCK_WARPS, registers)
+        limit = RESIDUAL_REGISTERS if target.edits is None else EDITED_RESIDUAL_REGISTERS
+        yield Launch(_residual_kernel, (batch, blocks), weighed, BLOCK_WARPS, limit)
     drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}
     walks = masses is None  # some releases take half of the registers for that, and spill two
     yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS, BLOCK_REGISTERS if walks else None)
