@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import specens.engines.transformers.contexts
 import torch
-from driver.lean_llama import LlamaForCausalLM
 from specens.engines.transformers.member import Member
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PROMPT = [5, 3, 8, 1]
 

@@ -41,7 +41,7 @@ def sequential_ratio(call, row, left, total, last, source, count):
     low = tl.full([], 1.0, tl.float64)
     high = low * count
     index = tl.arange(0, RATIOS)
-    while high - low > CLOSE * low:
+    while high - low > low * CLOSE:
         between = (high - low) / (RATIOS - 1)
         ratios = low + between * index
         masses, drafted = _weigh_ratios(call, row, left, total, last, source, low, between)
