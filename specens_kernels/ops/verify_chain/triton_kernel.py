@@ -235,8 +235,7 @@ def launches(
         limit = RESIDUAL_REGISTERS if target.edits is None else EDITED_RESIDUAL_REGISTERS
         yield Launch(_residual_kernel, (batch, blocks), weighed, BLOCK_WARPS, limit)
     drawn = walked | {"masses_ptr": masses, "first_step": first_step, "uniform_stream": stream}
-    walks = masses is None  # some releases take half of the registers for that, and spill two
-    yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS, BLOCK_REGISTERS if walks else None)
+    yield Launch(_next_token_kernel, (batch,), drawn, DRAW_WARPS, BLOCK_REGISTERS)
 
 
 class Call(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import draft_of, ready_for_kernels, target_of
 from specens_kernels.ops.target_logprobs.triton_edits import edit_launch
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_kernel import DRAW_WARPS
 from specens_kernels.parts.chain import drafted_logits, load_draft_tokens
 from specens_kernels.parts.draft import (
@@ -64,6 +64,7 @@ from specens_kernels.parts.target import (
 from specens_kernels.values import fail
 
 TOLD_WARPS = 4  # of the widest vocabularies a number of a plane a thread
+RESIDUAL_REGISTERS = 80  # of a thread: three programs at once; where no number is told, some releases spill two
 
 
 class ShardNumbers(NamedTuple):
@@ -779,7 +780,8 @@ def residual(
 def left_launches(blocks: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
     yield from edit_launches(own)
     arguments = {"blocks_ptr": blocks, "places": places, **own._asdict()}
-    yield Launch(_shard_left_kernel, (blocks.shape[0] * blocks.shape[1], blocks.shape[2]), arguments, BLOCK_WARPS)
+    grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
+    yield Launch(_shard_left_kernel, grid, arguments, BLOCK_WARPS, BLOCK_REGISTERS)
 
 
 def edit_launches(own: Views) -> Iterator[Launch]:
@@ -791,7 +793,7 @@ def residual_launches(blocks: Tensor, subtracts: Tensor | None, places: ShardPla
     yield from edit_launches(own)
     grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
     arguments = {"blocks_ptr": blocks, "subtracts_ptr": subtracts, "places": places, **own._asdict()}
-    yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS)
+    yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS, RESIDUAL_REGISTERS)
 
 
 def draft_masses(
@@ -962,7 +964,7 @@ def draw(
 def draw_launches(tokens: Tensor, drawn: dict[str, Tensor], places: ShardPlaces, own: Views) -> Iterator[Launch]:
     yield from edit_launches(own)
     arguments = {"tokens_ptr": tokens, **drawn, "places": places, **own._asdict()}
-    yield Launch(_shard_draw_kernel, (len(tokens),), arguments, DRAW_WARPS)
+    yield Launch(_shard_draw_kernel, (len(tokens),), arguments, DRAW_WARPS, BLOCK_REGISTERS)
 
 
 def draw_left_launches(
@@ -970,4 +972,4 @@ def draw_left_launches(
 ) -> Iterator[Launch]:
     yield from edit_launches(own)
     arguments = {"tokens_ptr": tokens, "blocks_ptr": blocks, "goals_ptr": goals, "places": places, **own._asdict()}
-    yield Launch(_shard_draw_left_kernel, (len(tokens),), arguments, DRAW_WARPS)
+    yield Launch(_shard_draw_left_kernel, (len(tokens),), arguments, DRAW_WARPS, BLOCK_REGISTERS)
