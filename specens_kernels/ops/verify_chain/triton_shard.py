@@ -523,7 +523,7 @@ def _shard_draw_left_kernel(
 
 
 @triton.jit
-def _draft_masses_kernel(
+def draft_masses_kernel(
     sums_ptr,  # float64 [batch, count, blocks], written
     places,  # ShardPlaces, whose rows are nodes
     statistics,  # Statistics
@@ -556,7 +556,7 @@ def _draft_masses_kernel(
 
 
 @triton.jit
-def _shard_entropy_kernel(
+def shard_entropy_kernel(
     sums_ptr,  # float64 [batch, count, blocks], written
     places,  # ShardPlaces
     statistics,  # Statistics
@@ -796,7 +796,8 @@ def residual_launches(blocks: Tensor, subtracts: Tensor | None, places: ShardPla
     yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS, RESIDUAL_REGISTERS)
 
 
-def draft_masses(
+def _sums(
+    kernel: Any,
     member_logits: list[Tensor],
     draft_tokens: Tensor,
     row_of: Tensor,
@@ -807,41 +808,27 @@ def draft_masses(
     least: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
+    """What a kernel adds up at each place."""
+    own = views(member_logits, draft_tokens, options, state)
+    sums = masses.new_empty(*row_of.shape, own.statistics.blocks)
+    run(sum_launches(kernel, sums, places_of(row_of, shares, masses, least), own), sums)
+    return sums.sum(-1)
+
+
+def draft_masses(*given: Any, **options: Any) -> Tensor:
     """`mass_of_drafts_of_shard`."""
-    own = views(member_logits, draft_tokens, options, state)
-    sums = masses.new_empty(*row_of.shape, own.statistics.blocks)
-    run(draft_mass_launches(sums, places_of(row_of, shares, masses, least), own), sums)
-    return sums.sum(-1)
+    return _sums(draft_masses_kernel, *given, **options)
 
 
-def draft_mass_launches(sums: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
-    yield from edit_launches(own)
-    arguments = {"sums_ptr": sums, "places": places, **own._asdict()}
-    yield Launch(_draft_masses_kernel, (sums.shape[0] * sums.shape[1], sums.shape[2]), arguments, BLOCK_WARPS)
-
-
-def entropies(
-    member_logits: list[Tensor],
-    draft_tokens: Tensor,
-    row_of: Tensor,
-    shares: Tensor,
-    masses: Tensor,
-    state: Tensor,
-    *,
-    least: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
+def entropies(*given: Any, **options: Any) -> Tensor:
     """`entropies_of_shard`."""
-    own = views(member_logits, draft_tokens, options, state)
-    sums = masses.new_empty(*row_of.shape, own.statistics.blocks)
-    run(entropy_launches(sums, places_of(row_of, shares, masses, least), own), sums)
-    return sums.sum(-1)
+    return _sums(shard_entropy_kernel, *given, **options)
 
 
-def entropy_launches(sums: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
+def sum_launches(kernel: Any, sums: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
     yield from edit_launches(own)
     arguments = {"sums_ptr": sums, "places": places, **own._asdict()}
-    yield Launch(_shard_entropy_kernel, (sums.shape[0] * sums.shape[1], sums.shape[2]), arguments, BLOCK_WARPS)
+    yield Launch(kernel, (sums.shape[0] * sums.shape[1], sums.shape[2]), arguments, BLOCK_WARPS)
 
 
 def logprobs(
