@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -137,3 +140,15 @@ def test_bad_words_and_grammars_are_kept(texts, smollm2):
     assert len(set(written[:6])) > 1
     for text in written[6:]:
         assert "cd" not in text
+
+
+def test_each_process_that_has_the_plug_in_says_so():
+    code = "import logging, vllm.plugins as plugins; logging.basicConfig(level=20); plugins.load_general_plugins()"
+    switches = {"VLLM_PLUGINS": "specens", "SPECENS_VLLM_RULE": "gumbel"}
+    for switch, number in (("1", 1), ("0", 0)):
+        variables = os.environ | switches | {"SPECENS_VLLM": switch}
+        done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+        told = (done.stdout + done.stderr).count(
+            "specens-kernels verifies drafts, by the rule 'gumbel' where none is set"
+        )
+        assert told == number

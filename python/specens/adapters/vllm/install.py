@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from specens.adapters.vllm.ensemble_settings import ARCHITECTURE
 from specens.adapters.vllm.replacements import replace_all
 from specens.adapters.vllm.versions import check_version
@@ -24,3 +26,5 @@ def install(rule: str) -> None:
     replace_all([*v1.replacements(rule), *v2.replacements(rule), *v2_ensemble.replacements(rule)])
     vllm.ModelRegistry.register_model(ARCHITECTURE, SpecensEnsemble)
     MODELS_CONFIG_MAP[ARCHITECTURE] = EnsembleConfig
+    # A name below vLLM's own, whose handler shows what it says.
+    logging.getLogger("vllm.specens").info("specens-kernels verifies drafts, by the rule %r where none is set", rule)
