@@ -73,7 +73,7 @@ void ShardVerifier::read(const ShardRows& call, int64_t request, int64_t step, c
         call.target.parameters(request).temperature == 0) {
         return;
     }
-    const auto part_of = [&](int64_t child) { return (first_row + child + 1) * call.parts - 1; };
+    const auto part_of = [&](int64_t child) { return call.draft_part(request, child); };
     for (const int64_t child : children_) {
         const auto same = std::find_if(children_.begin(), children_.end(), [&](int64_t other) {
             return call.draft.drafter_of(request, other) == call.draft.drafter_of(request, child);
@@ -103,9 +103,8 @@ void ShardVerifier::read(const ShardRows& call, int64_t request, int64_t step, c
 // states: of all parts.
 void ShardVerifier::resume_draft(DraftSlice& slice, const ShardRows& call, int64_t request, int64_t index,
                                  const RowEdits* edits, const float* states, double mass, float least) const {
-    const int64_t part = (request * call.target.steps + index + 1) * call.parts - 1;
     slice.resume(call.target, call.draft, request, index, call.row_of(request, index), edits,
-                 states + part * call.state_size(), mass, least);
+                 states + call.draft_part(request, index) * call.state_size(), mass, least);
 }
 
 const RowEdits* ShardVerifier::resume_target(const ShardRows& call, const ShardPlaces& places, int64_t request,
@@ -127,9 +126,9 @@ bool ShardVerifier::resume(const ShardRows& call, const ShardPlaces& places, int
     }
     const RowEdits* edits = resume_target(call, places, request, step);
     if (drafted) {
-        const int64_t last = (request * call.target.steps + step + 1) * call.parts - 1;
-        draft_.resume(call.target, call.draft, request, step, edits, places.state + last * call.state_size(),
-                      places.masses[last], places.least != nullptr ? places.least[last] : -infinity);
+        const int64_t part = call.draft_part(request, step);
+        draft_.resume(call.target, call.draft, request, step, edits, places.state + part * call.state_size(),
+                      places.masses[part], places.least_of(part));
     }
     return target_.alive();
 }
@@ -156,7 +155,6 @@ bool ShardVerifier::resume_offers(const ShardRows& call, const ShardPlaces& plac
         return false;
     }
     find_children(call, request, places.rows[request * places.count + index]);
-    const int64_t first_row = request * call.target.steps;
     slices_.resize(std::max(slices_.size(), call.target.members.size()));
     offers_.clear();
     for (const int64_t child : children_) {
@@ -164,7 +162,7 @@ bool ShardVerifier::resume_offers(const ShardRows& call, const ShardPlaces& plac
         if (!(offer[0] >= 0)) {
             continue;
         }
-        const int64_t part = (first_row + child + 1) * call.parts - 1;
+        const int64_t part = call.draft_part(request, child);
         const Softmax* draft = nullptr;
         if (places.masses[part] >= 0) {
             DraftSlice& slice = slices_[std::max<int64_t>(call.draft.drafter_of(request, child), 0)];
@@ -173,7 +171,7 @@ bool ShardVerifier::resume_offers(const ShardRows& call, const ShardPlaces& plac
             if (std::none_of(offers_.begin(), offers_.end(), uses)) {
                 const RowEdits* edits = call.target.edited() ? &path_edits_ : nullptr;  // those of this row
                 resume_draft(slice, call, request, child, edits, places.state, places.masses[part],
-                             places.least != nullptr ? places.least[part] : -infinity);
+                             places.least_of(part));
             }
         }
         offers_.push_back({call.draft.token(request, child), offer[0], offer[1], draft});
@@ -202,13 +200,12 @@ double ShardVerifier::remainder_tile(int64_t tile, float* masses) const {
 
 double ShardVerifier::mass_of_draft(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index) {
     const int64_t node = places.rows[request * places.count + index], row = call.row_of(request, node);
-    const int64_t part = (request * call.target.steps + node + 1) * call.parts - 1;
+    const int64_t part = call.draft_part(request, node);
     if (row < 0 || !call.target.valid(request) || !(places.masses[part] >= 0)) {
         return 0;
     }
-    slices_.resize(std::max<size_t>(slices_.size(), 1));
     resume_draft(slices_[0], call, request, node, read_target(call, request, row), places.state, places.masses[part],
-                 places.least != nullptr ? places.least[part] : -infinity);
+                 places.least_of(part));
     find_children(call, request, row);
     const Softmax& draft = slices_[0].softmax();
     double sum = 0;

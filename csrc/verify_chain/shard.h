@@ -1,6 +1,7 @@
 // Chains and trees of whose rows this is a slice of the vocabulary: numbers that are summed, and compared, elsewhere.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "parts/parallel.h"
@@ -33,6 +34,10 @@ struct ShardRows {
     int64_t row_of(int64_t request, int64_t draft_index) const {
         return parents.given ? parents(request, draft_index) + 1 : draft_index;
     }
+    // Of all rows' parts, that of what a draft was drawn from.
+    int64_t draft_part(int64_t request, int64_t draft_index) const {
+        return (request * target.steps + draft_index + 1) * parts - 1;
+    }
     // The tokens that are looked up in what a draft was drawn from: its own, or those of all nodes.
     int64_t looked_in_draft() const { return parents.given ? draft.draft_len : 1; }
     int64_t looked_size() const { return parts - 1 + looked_in_draft(); }
@@ -63,6 +68,10 @@ struct ShardPlaces {
     // [batch, draft_len, 2] of a tree: with which share of what is left of its row a child that was rejected was
     // offered, negative where it is still there, and what its draft distribution is multiplied with
     const double* offers;
+
+    float least_of(int64_t part) const {
+        return least != nullptr ? least[part] : -std::numeric_limits<float>::infinity();
+    }
 };
 
 // What makes log-probabilities of logits, [batch, steps, parts], of the whole row.
@@ -229,7 +238,7 @@ class ShardVerifier {
     RowEdits path_edits_;
     std::vector<int64_t> path_, children_;
     std::vector<Offer> offers_;
-    std::vector<DraftSlice> slices_;  // of each drafter
+    std::vector<DraftSlice> slices_ = std::vector<DraftSlice>(1);  // of each drafter, or that of a lone one
     TargetRow target_;
     DraftRow draft_;
     std::vector<LogitRow> logits_;

@@ -120,7 +120,6 @@ const Softmax* ShardVerifier::searched(const ShardRows& call, const ShardSearch&
         if (drawn_at < 0) {
             return nullptr;
         }
-        slices_.resize(std::max<size_t>(slices_.size(), 1));
         resume_draft(slices_[0], call, request, step, read_target(call, request, drawn_at), search.state, 1, -infinity);
         return &slices_[0].softmax();
     }

@@ -59,11 +59,17 @@ def empty_numbers(member_logits: list[Tensor], draft_tokens: Tensor, **options: 
     return [*found, looked, first.new_empty((batch, steps, parts, 1 + 2 * blocks), dtype=torch.float32)]
 
 
+def num_blocks(state: Tensor) -> int:
+    """In how many blocks of tokens a slice was read, of what `chain_of_shard` keeps of it."""
+    in_cpp = state.dim() == 4  # [batch, steps, parts, 1 + 2 * blocks]; in Triton [rows, planes, blocks]
+    return state.shape[-1] // 2 if in_cpp else state.shape[-1]
+
+
 def empty_blocks(
     _logits: list[Tensor], _tokens: Tensor, row_of: Tensor, _shares: Tensor, _masses: Tensor, state: Tensor, **_: Any
 ) -> Tensor:
     """Of `residual_of_shard`."""
-    return state.new_empty((*row_of.shape, state.shape[-1] // 2), dtype=torch.float64)
+    return state.new_empty((*row_of.shape, num_blocks(state)), dtype=torch.float64)
 
 
 def empty_logprobs(logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -71,9 +71,8 @@ class Slices:
     @property
     def nothing_left(self) -> Tensor:
         """The `residuals` of a row of each request that nothing is subtracted from, [batch, blocks]."""
-        state = self.numbers.state  # in Triton [rows, planes, blocks]
-        blocks = state.shape[-1] // 2 if state.dim() == 4 else state.shape[-1]
-        return state.new_zeros(len(self.tokens), blocks, dtype=torch.float64)
+        state = self.numbers.state
+        return state.new_zeros(len(self.tokens), local.num_blocks(state), dtype=torch.float64)
 
     @property
     def status(self) -> Tensor:

@@ -460,15 +460,14 @@ def offer_steps(shares: Shares, uniforms: Tensor, rounds: Rounds | None) -> Step
         of_ranks = None
         if has_source(call.draft):
             told = shares.residuals(due)
-            of_ranks = yield from first_turn(shares, told) if turn == 0 else tell(told)
+            if turn > 0:
+                of_ranks = yield told
+            else:
+                of_ranks = yield from first_turn(shares, told)
         for index, node in enumerate(due):
             own = None if of_ranks is None else of_ranks[..., index]
             mass = shares.mass_of_chosen(node) if own is None else own.sum(0)
             shares.leave(node, turns[:, node] == turn, mass, own)
-
-
-def tell(told: Tensor) -> Steps[Tensor]:
-    return (yield told)
 
 
 def first_turn(shares: Shares, told: Tensor) -> Steps[Tensor]:

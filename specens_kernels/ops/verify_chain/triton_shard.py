@@ -524,7 +524,7 @@ def _shard_draw_left_kernel(
 
 @triton.jit
 def draft_masses_kernel(
-    sums_ptr,  # float64 [batch, count, blocks], written
+    blocks_ptr,  # float64 [batch, count, blocks], written
     places,  # ShardPlaces, whose rows are nodes
     statistics,  # Statistics
     target,  # TargetView
@@ -552,12 +552,12 @@ def draft_masses_kernel(
                 token = tl.max(load_draft_tokens(draft, request, other, other >= 0), 0)
                 masses = tl.where((tokens == token) & (token >= 0), 0.0, masses)
         mass = tl.sum(masses, 0)
-    tl.store(sums_ptr + place * statistics.blocks + block, mass.to(tl.float64))
+    tl.store(blocks_ptr + place * statistics.blocks + block, mass.to(tl.float64))
 
 
 @triton.jit
 def shard_entropy_kernel(
-    sums_ptr,  # float64 [batch, count, blocks], written
+    blocks_ptr,  # float64 [batch, count, blocks], written
     places,  # ShardPlaces
     statistics,  # Statistics
     target,  # TargetView
@@ -568,15 +568,15 @@ def shard_entropy_kernel(
     place = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request, step, usable = row_at(places, target, place)
-    sums_ptr += place * statistics.blocks + block
+    blocks_ptr += place * statistics.blocks + block
     if not usable:
-        tl.store(sums_ptr, 0.0)
+        tl.store(blocks_ptr, 0.0)
         return
     never = step < 0
     states = _states(places, statistics, target, draft, request, tl.zeros([1], tl.int64) + step, step, never)
     tokens = tokens_of(statistics, block)
     masses = _residual(places, statistics, target, draft, states, request, place, step, tokens, never, never)
-    tl.store(sums_ptr, -tl.sum(masses * tl.log(tl.where(masses > 0, masses, 1.0)), 0).to(tl.float64))
+    tl.store(blocks_ptr, -tl.sum(masses * tl.log(tl.where(masses > 0, masses, 1.0)), 0).to(tl.float64))
 
 
 @triton.jit
@@ -778,10 +778,16 @@ def residual(
 
 
 def left_launches(blocks: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
+    return block_launches(_shard_left_kernel, blocks, places, own, BLOCK_REGISTERS)
+
+
+def block_launches(
+    kernel: Any, blocks: Tensor, places: ShardPlaces, own: Views, registers: int | None = None
+) -> Iterator[Launch]:
+    """A kernel that gives a number for each block of the row of each place."""
     yield from edit_launches(own)
-    arguments = {"blocks_ptr": blocks, "places": places, **own._asdict()}
-    grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
-    yield Launch(_shard_left_kernel, grid, arguments, BLOCK_WARPS, BLOCK_REGISTERS)
+    grid, arguments = (blocks.shape[0] * blocks.shape[1], blocks.shape[2]), {"blocks_ptr": blocks, "places": places}
+    yield Launch(kernel, grid, arguments | own._asdict(), BLOCK_WARPS, registers)
 
 
 def edit_launches(own: Views) -> Iterator[Launch]:
@@ -810,9 +816,9 @@ def _sums(
 ) -> Tensor:
     """What a kernel adds up at each place."""
     own = views(member_logits, draft_tokens, options, state)
-    sums = masses.new_empty(*row_of.shape, own.statistics.blocks)
-    run(sum_launches(kernel, sums, places_of(row_of, shares, masses, least), own), sums)
-    return sums.sum(-1)
+    blocks = masses.new_empty(*row_of.shape, own.statistics.blocks)
+    run(block_launches(kernel, blocks, places_of(row_of, shares, masses, least), own), blocks)
+    return blocks.sum(-1)
 
 
 def draft_masses(*given: Any, **options: Any) -> Tensor:
@@ -823,12 +829,6 @@ def draft_masses(*given: Any, **options: Any) -> Tensor:
 def entropies(*given: Any, **options: Any) -> Tensor:
     """`entropies_of_shard`."""
     return _sums(shard_entropy_kernel, *given, **options)
-
-
-def sum_launches(kernel: Any, sums: Tensor, places: ShardPlaces, own: Views) -> Iterator[Launch]:
-    yield from edit_launches(own)
-    arguments = {"sums_ptr": sums, "places": places, **own._asdict()}
-    yield Launch(kernel, (sums.shape[0] * sums.shape[1], sums.shape[2]), arguments, BLOCK_WARPS)
 
 
 def logprobs(
