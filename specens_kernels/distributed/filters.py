@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from specens_kernels.arguments import SamplingArguments
-from specens_kernels.distributed.search import Keys, Searched, Tokens, find_key, first_of_search
+from specens_kernels.distributed.search import Tokens, find_key, first_of_search
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.ops.target_logprobs.reference import Filters
+from specens_kernels.parts.written_tokens import Keys, WrittenTokens
 from specens_kernels.values import fail
 
 MOST_CANDIDATES = 1024  # of a rank: a top-k up to it is settled by the largest scores of each
@@ -139,13 +140,13 @@ class DenseRows(NamedTuple):
         scaled, keys = relative_to(self.scores, largest, self.temperature), self.order.of(self.scores)
         return scaled, keys, scaled > -math.inf if least is None else least.keeps(scaled, keys)
 
-    def weighed(self, largest: Tensor, least: Least | None) -> Searched:
+    def weighed(self, largest: Tensor, least: Least | None) -> WrittenTokens:
         scaled, keys, kept = self._kept(largest, least)
-        return Searched(keys, torch.where(kept, scaled.exp(), 0.0), self.temperature, largest)
+        return WrittenTokens(keys, torch.where(kept, scaled.exp(), 0.0), self.temperature, largest)
 
-    def counted(self, largest: Tensor, least: Least | None) -> Searched:
+    def counted(self, largest: Tensor, least: Least | None) -> WrittenTokens:
         _, keys, kept = self._kept(largest, least)
-        return Searched(keys, kept.double(), None, None)
+        return WrittenTokens(keys, kept.double(), None, None)
 
 
 def first_of_filter(own: Filter, rows: RowsHere, largest: Tensor) -> list[Tensor]:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.backend import CHOSEN_BACKEND, OPERATORS, TRITON_REASON, add_triton
-from specens_kernels.distributed.search import BUCKETS
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.gumbel import BLOCK
 from specens_kernels.ops.target_logprobs.processing import Paths
+from specens_kernels.parts.written_tokens import BUCKETS
 
 TILE = 2048  # tokens whose sums C++ keeps
 
@@ -157,11 +157,11 @@ LAUNCHERS: dict[
     "entries_of_shard": ("verify_chain.triton_shard_search", "entries", empty_entries),
     "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
     "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_kept),
-    "mass_of_drafts_of_shard": ("verify_chain.triton_shard", "draft_masses", empty_scores),
-    "entropies_of_shard": ("verify_chain.triton_shard", "entropies", empty_scores),
-    "scores_of_shard": ("verify_chain.triton_shard", "scores", empty_scores),
-    "top_of_shard": ("verify_chain.triton_shard", "top", empty_top),
-    "logprobs_of_shard": ("verify_chain.triton_shard", "logprobs", empty_logprobs),
+    "mass_of_drafts_of_shard": ("verify_chain.triton_shard_tree", "draft_masses", empty_scores),
+    "entropies_of_shard": ("verify_chain.triton_shard_report", "entropies", empty_scores),
+    "scores_of_shard": ("verify_chain.triton_shard_report", "scores", empty_scores),
+    "top_of_shard": ("verify_chain.triton_shard_report", "top", empty_top),
+    "logprobs_of_shard": ("verify_chain.triton_shard_report", "logprobs", empty_logprobs),
 }
 BY_TRITON: dict[str, str] = {}  # the names of the operators that have Triton's kernels
 

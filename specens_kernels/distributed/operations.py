@@ -19,7 +19,8 @@ from specens_kernels.distributed.groups import Exchange
 from specens_kernels.distributed.rows import sample_steps, score_steps
 from specens_kernels.distributed.shard import Shard, check_size, sizes_of, without_padding
 from specens_kernels.distributed.steps import Steps, run
-from specens_kernels.distributed.tree import rounds_of, tree_steps
+from specens_kernels.distributed.tree import tree_steps
+from specens_kernels.distributed.tree_offers import rounds_of
 from specens_kernels.ops.verify_chain.checks import ChainCall
 from specens_kernels.ops.verify_tree.checks import TreeCall
 from specens_kernels.results import Draw, Verdict

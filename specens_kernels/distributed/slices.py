@@ -15,10 +15,10 @@ from specens_kernels.arguments import Draft, SamplingArguments, Target
 from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import NO_ID, Top
 from specens_kernels.distributed.filters import Least
-from specens_kernels.distributed.search import DIGIT, Bracket, Keys
 from specens_kernels.distributed.shard import Shard, shifted_mask
 from specens_kernels.distributed.softmax import Here
 from specens_kernels.ops.target_logprobs.reference import parameters
+from specens_kernels.parts.written_tokens import DIGIT, Bracket, Keys
 
 LEAST_MASS = 1e-300  # of a slice whose tokens have log-probabilities
 

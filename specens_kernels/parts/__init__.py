@@ -1,1 +1,1 @@
-"""Triton helpers that several rooms share. They compute; they never launch."""
+"""What several operations share, most of it for Triton. It computes, and launches nothing but through `launches`."""

@@ -12,7 +12,8 @@ from cases import many
 from shards import bounds_of, in_lockstep
 from torch import Tensor
 
-from specens_kernels.distributed.search import Keys, Search, Searched, find_key
+from specens_kernels.distributed.search import Search, find_key
+from specens_kernels.parts.written_tokens import Keys, WrittenTokens
 
 WIDTH = 4000
 KINDS = ("spread", "close together", "few values", "all alike", "far apart", "long runs", "in order", "a flat tail")
@@ -38,7 +39,7 @@ def scores_of(kind: str, numbers: torch.Generator) -> Tensor:
     return own
 
 
-def on_ranks(order: Keys, whole: Searched, needed: Tensor, bounds: list[int]) -> Search:
+def on_ranks(order: Keys, whole: WrittenTokens, needed: Tensor, bounds: list[int]) -> Search:
     """What all ranks find."""
     ranks = []
     for begin, end in itertools.pairwise(bounds):
@@ -52,7 +53,7 @@ def on_ranks(order: Keys, whole: Searched, needed: Tensor, bounds: list[int]) ->
     return found[0]
 
 
-def assert_reaches(whole: Searched, needed: Tensor, found: Search) -> None:
+def assert_reaches(whole: WrittenTokens, needed: Tensor, found: Search) -> None:
     """The key is the largest whose tokens, with all above, have the needed weight."""
     alive = (whole.weights > 0).any(-1)
     total = whole.weights.sum(-1)
@@ -68,14 +69,14 @@ def assert_reaches(whole: Searched, needed: Tensor, found: Search) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("weighs", ["masses", "counts"])
 def test_the_key_is_that_of_the_whole_row(kind, weighs, monkeypatch):
-    entries = Searched.entries
+    entries = WrittenTokens.entries
 
     def that_fit(*given: Any) -> Any:
         told = entries(*given)
         assert (told[1][..., -1] < 0).all(), "a rank has more keys to tell than it may"
         return told
 
-    monkeypatch.setattr(Searched, "entries", that_fit)
+    monkeypatch.setattr(WrittenTokens, "entries", that_fit)
     for seed in range(many(6)):
         numbers, choice = torch.Generator().manual_seed(seed), random.Random(seed)
         dtype = choice.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
@@ -83,13 +84,13 @@ def test_the_key_is_that_of_the_whole_row(kind, weighs, monkeypatch):
         scores = (scores_of(kind, numbers) * choice.choice([1.0, 1.0, tiny])).to(dtype).double()
         order = Keys(dtype, choice.random() < 0.5, WIDTH)
         if weighs == "counts":
-            whole = Searched(order.of(scores), (scores > -torch.inf).double(), None, None)
+            whole = WrittenTokens(order.of(scores), (scores > -torch.inf).double(), None, None)
             needed = torch.tensor([[7.0, 1500.0, 1.0], [2.0**40, 900.0, 3999.0]], dtype=torch.float64)
         else:
             temperature = torch.tensor([1.0, choice.choice([0.02, 0.7, 40.0])], dtype=torch.float64)
             largest = scores.amax(-1)
             masses = ((scores - largest[..., None]) / temperature[:, None, None]).exp().nan_to_num(nan=0.0)
-            whole = Searched(order.of(scores), masses, temperature, largest)
+            whole = WrittenTokens(order.of(scores), masses, temperature, largest)
             needed = torch.tensor([0.3, choice.choice([0.9, 1 - 2.0**-20, 1e-9])], dtype=torch.float64)
         bounds = bounds_of(WIDTH, choice.choice([1, 2, 4, 7]), choice)
         assert_reaches(whole, needed, on_ranks(order, whole, needed, bounds))

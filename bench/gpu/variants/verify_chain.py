@@ -25,7 +25,13 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.ops.sample.triton_scores import SCORE_KERNELS, chain_found
 from specens_kernels.ops.sample.triton_scores import launches as score_launches
-from specens_kernels.ops.verify_chain import triton_shard, triton_shard_search
+from specens_kernels.ops.verify_chain import (
+    triton_shard,
+    triton_shard_report,
+    triton_shard_rows,
+    triton_shard_search,
+    triton_shard_tree,
+)
 from specens_kernels.ops.verify_chain.triton_kernel import STREAM_NEXT, launches, new_outcome
 from specens_kernels.ops.verify_chain.triton_report import (
     ReportView,
@@ -66,11 +72,11 @@ def variants() -> list[Launch]:
 
 def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     """Of a slice of the vocabulary, but for the pass over the logits; what is drawn from without filters and with."""
-    own = triton_shard.with_statistics(target, example_draft(target, index))
+    own = triton_shard_rows.with_statistics(target, example_draft(target, index))
     numbers, row = triton_shard.new_numbers(own), example_random(0).seeds
     assert row is not None
     rows, shares = row[:, None], row[:, None].double()
-    places = triton_shard.places_of(rows, shares, numbers.sums, None)
+    places = triton_shard_rows.places_of(rows, shares, numbers.sums, None)
     blocks = shares.new_empty(len(row), 1, own.statistics.blocks)
     drawn = {"blocks_ptr": blocks, "subtracts_ptr": row.to(torch.int8), "goals_ptr": row.double()}
     yield list(triton_shard.read_launches(numbers, own))[-1]
@@ -80,13 +86,13 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     yield from triton_shard.residual_launches(blocks, None, kept, own)
     yield from triton_shard.residual_launches(blocks, drawn["subtracts_ptr"], kept, own)
     yield from triton_shard.draw_launches(row, drawn, kept, own)
-    yield from triton_shard.block_launches(triton_shard.shard_entropy_kernel, blocks, kept, own)
+    yield from triton_shard_rows.block_launches(triton_shard_report.shard_entropy_kernel, blocks, kept, own)
     logprobs = shares.new_empty(*rows.shape, own.target.vocab).float()
-    scale = triton_shard.Scale(numbers.sums, numbers.sums)
-    yield from triton_shard.logprob_launches(logprobs, kept, scale, own)
+    scale = triton_shard_report.Scale(numbers.sums, numbers.sums)
+    yield from triton_shard_report.logprob_launches(logprobs, kept, scale, own)
     likeliest = shares.new_empty(*rows.shape, own.statistics.blocks, 5)
-    yield from triton_shard.top_launches(likeliest, likeliest.long(), kept, scale, own)
-    yield from triton_shard.score_launches(shares, rows, kept, scale, own)
+    yield from triton_shard_report.top_launches(likeliest, likeliest.long(), kept, scale, own)
+    yield from triton_shard_report.score_launches(shares, rows, kept, scale, own)
     found = triton_shard_search.Found(blocks, blocks, blocks.long())
     noise = triton_shard_search.Noise(row, rows, shares, 300)
     yield from triton_shard_search.best_launches(found, kept, noise, own)
@@ -108,17 +114,17 @@ def _shard_tree_launches(target: TargetView, index: int) -> Iterator[Launch]:
     """Of a slice of trees: what is told, searched and left."""
     drafts = example_draft(target, (0, 3, 2)[index])
     parents = torch.empty(batch_of(target), drafts.draft_len, dtype=torch.int64, device=target.logits[0].device)
-    own = triton_shard.with_statistics(*triton_shard.along_paths(target, drafts, parents))
+    own = triton_shard_rows.with_statistics(*triton_shard_rows.along_paths(target, drafts, parents))
     numbers, row = triton_shard.new_numbers(own), example_random(0).seeds
     assert row is not None
     offers, shares = parents[..., None].double().expand(-1, -1, 2), row[:, None].double()
     blocks = shares.new_empty(len(row), 1, own.statistics.blocks)
     yield list(triton_shard.read_launches(numbers, own))[-1]
     for least in (None, numbers.sums.float()):
-        places = triton_shard.places_of(row[:, None], shares, numbers.sums, least, offers)
-        yield from triton_shard.left_launches(blocks, places, own)
-        yield from triton_shard.draw_left_launches(row, blocks, row.double(), places, own)
-        yield from triton_shard.block_launches(triton_shard.draft_masses_kernel, blocks, places, own)
+        places = triton_shard_rows.places_of(row[:, None], shares, numbers.sums, least, offers)
+        yield from triton_shard_tree.left_launches(blocks, places, own)
+        yield from triton_shard_tree.draw_left_launches(row, blocks, row.double(), places, own)
+        yield from triton_shard_rows.block_launches(triton_shard_tree.draft_masses_kernel, blocks, places, own)
     searched = triton_shard_search.searched_of(own, numbers.sums, True)
     largest = shares.new_empty(len(row), searched.rows, own.statistics.blocks, 50).float()
     lasts, rests = largest[..., 0].contiguous(), largest[..., 0].double().contiguous()

@@ -16,11 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from specens_kernels.arguments import draft_of, target_of
-from specens_kernels.distributed.search import OF_FLOAT32, Bracket
-from specens_kernels.distributed.search import Searched as Tokens
 from specens_kernels.ops.target_logprobs.reference import parameters
 from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_WARPS
-from specens_kernels.ops.verify_chain.triton_shard import (
+from specens_kernels.ops.verify_chain.triton_shard_rows import (
     ShardPlaces,
     Views,
     block_maximum,
@@ -39,6 +37,7 @@ from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.sampling import FLOAT_MAX, INFINITY, logit_scale
 from specens_kernels.parts.statistics import NOWHERE, tokens_of
 from specens_kernels.parts.target import batch_of, part_logits, target_is_valid, target_temperature
+from specens_kernels.parts.written_tokens import OF_FLOAT32, Bracket, WrittenTokens
 
 DIGIT = tl.constexpr(8)  # bits of a key that sums are told apart by
 BUCKETS = tl.constexpr(256)
@@ -380,20 +379,20 @@ def searched_tokens(
     least: Tensor,
     counts: bool,
     options: dict[str, Any],
-) -> Tokens:
-    """Tokens of keys of 32 bits, as `samples_of_shard` and `entries_of_shard` look at them."""
+) -> WrittenTokens:
+    """WrittenTokens of keys of 32 bits, as `samples_of_shard` and `entries_of_shard` look at them."""
     own = views(member_logits, draft_tokens, options, state)
     width = max(own.target.vocab, own.draft.vocab)
     logits = torch.empty(*largest.shape, width, dtype=torch.float32, device=largest.device)
     run(searched_launches(logits, least, searched_of(own, masses, of_drafts), own), logits)
     keys = OF_FLOAT32.of(logits)
     if counts:
-        return Tokens(keys, (logits > -math.inf).double(), None, None)
+        return WrittenTokens(keys, (logits > -math.inf).double(), None, None)
     given = target_of(member_logits, options)
     sampling = draft_of(draft_tokens, given, options).sampling if of_drafts else given.sampling
     temperature = parameters(sampling, draft_tokens).temperature
     scaled = (logits.double() - largest[..., None]) / temperature[:, None, None]
-    return Tokens(keys, torch.where(logits > -math.inf, scaled.exp(), 0.0), temperature, largest)
+    return WrittenTokens(keys, torch.where(logits > -math.inf, scaled.exp(), 0.0), temperature, largest)
 
 
 def searched_launches(logits: Tensor, least: Tensor, searched: Searched, own: Views) -> Iterator[Launch]:
