@@ -231,7 +231,7 @@ PRESETS: dict[str, Preset] = {
         _fixed(4),
         drafter="extra heads: Heads(...)",
         needs="drafter",
-        leaves_out="the tree of the heads' candidates, and typical acceptance: see medusa",
+        leaves_out="the tree of the heads' candidates, and typical acceptance: see medusa; files of published heads",
     ),
     "medusa": Preset(
         "Cai et al., Medusa, ICML 2024",
@@ -242,7 +242,8 @@ PRESETS: dict[str, Preset] = {
         acceptance="typical",
         needs="drafter",
         lossless=False,
-        leaves_out="trees by measured accuracy, as TokenTrees are; the greedy first token of a round, drawn here",
+        leaves_out="trees by measured accuracy, as TokenTrees are; the greedy first token of a round, drawn here; "
+        "files of published heads",
     ),
     # one target and trees of a draft model
     "several-chains": Preset(
