@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,9 @@ class SpeculativeEnsemble:
     ray_options: what Ray is to give the actors of specs with `ray:` before them (num_gpus, num_cpus, resources, ...),
         each or all alike; None: a GPU of the cluster each, or an even part of one where they are fewer, unless device
         is "cpu".
+    model_kwargs: of specs that transformers runs, further arguments of its `from_pretrained`: device_map,
+        quantization_config, attn_implementation, trust_remote_code (False) and others. Quantised weights are
+        not cast, and what has a device_map is not moved.
     Raises ValueError where an argument is wrong or the schedule has no use for it, where tokenizers differ, or where a
         member's cache cannot be rolled back as its schedule needs.
     """
@@ -146,6 +149,7 @@ class SpeculativeEnsemble:
         device: str | torch.device | None = None,
         revision: str | None = None,
         ray_options: RayOptions = None,
+        model_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         check_members(members)
         schedule, drafter, tree = choose_schedule(len(members), schedule, drafter, tree, draft_lens)
@@ -156,7 +160,9 @@ class SpeculativeEnsemble:
         self.ensemble = complete_ensemble(ensemble, plan.num_members)
         self.plan = with_weight_of_drafter(plan, self.ensemble)
         check_rule(self.plan, schedule)
-        self.models, self.tokenizer = load_members(members, tokenizer, dtype, device, revision, ray_options)
+        self.models, self.tokenizer = load_members(
+            members, tokenizer, dtype, device, revision, ray_options, model_kwargs
+        )
         if not isinstance(plan.drafter, int):
             bound = plan.drafter.bind(self.models, self.tokenizer)
             self.plan, self.models = replace(self.plan, drafter=bound), bound.members(self.models)

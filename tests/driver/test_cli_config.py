@@ -105,6 +105,7 @@ def test_a_file_may_use_underscores_lists_and_numbers(models, tmp_path):
     path.write_text(
         f"models = {json.dumps([str(model) for model in models])}\nprompt = 'w5 w3'\nmax_new_tokens = 4\nseed = 1\n"
         "draft-lens = [2, 1]\nweights = [0.5, 0.5]\ntemperature = 0\ndtype = 'fp32'\njson = true\n"
+        "stop-strings = 'w99'\n"
     )
     result = run("generate", "--config", path)
     assert result.exit_code == 0, result.stderr

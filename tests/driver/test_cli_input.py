@@ -6,7 +6,9 @@ import re
 import pytest
 import torch
 from driver.tiny_models import save_pair, tiny_llama, tiny_tokenizer
+from specens import SpeculativeEnsemble
 from specens.cli.main import app
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 JOB = ["--max-new-tokens", "4", "--seed", "1", "--dtype", "fp32"]
@@ -199,6 +201,44 @@ def test_compare_and_plan_sample_as_generate_does(models, command):
     assert all(0 <= rate <= 1 for rate in same)
     for option, value in (("--top-k", "-7"), ("--top-p", "2"), ("--min-p", "nan"), ("--temperature", "inf")):
         assert f"{option}: expected" in refused(command, *models, *short, option, value)
+
+
+def test_settings_have_the_names_of_transformers(models):
+    own = [
+        "generate",
+        *models,
+        "--prompt",
+        "w5 w3",
+        "--max-new-tokens",
+        20,
+        "--temperature",
+        0,
+        "--dtype",
+        "fp32",
+        "--json",
+    ]
+    settings = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}
+    ensemble = SpeculativeEnsemble(models, dtype="fp32", device="cpu")
+    texts = []
+    for name, value in settings.items():
+        result = run(*own, "--device", "cpu", "--" + name.replace("_", "-"), value)
+        assert result.exit_code == 0, result.stderr
+        job = {"generation_config": GenerationConfig(**{name: value}), "max_new_tokens": 20, "temperature": 0}
+        texts.append(json.loads(result.stdout)["tokens"])
+        assert texts[-1] == ensemble.generate("w5 w3", **job).tokens
+    assert texts[0] != texts[1]
+    stopped = run(*own, "--stop-strings", f"w{texts[0][3]}")
+    assert json.loads(stopped.stdout)["finish_reason"] == "stop"
+    assert "--generation-config: expected model beside settings" in refused(
+        *own, "--no-repeat-ngram-size", 2, "--generation-config", "none"
+    )
+    assert "--repetition-penalty: expected" in refused(*own, "--repetition-penalty", -1)
+    for given in ("auto", "[1]"):
+        expected = '--model-kwargs: expected a JSON object such as \'{"device_map": "auto"}\'; got'
+        assert expected in refused(*own, "--model-kwargs", given)
+    assert "--device: expected none beside a device_map in" in refused(
+        *own, "--device", "cpu", "--model-kwargs", '{"device_map": "auto"}'
+    )
 
 
 @pytest.mark.parametrize("command", ["", "generate", "compare", "plan", "show", "methods", "doctor"])

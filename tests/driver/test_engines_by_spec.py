@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from driver.tiny_models import tiny_llama
 from specens import SpeculativeEnsemble
-from specens.cli.options import Placement, parse_drafter, parse_ray_options, specs_of
+from specens.cli.options import Placement, parse_drafter, parse_object, specs_of
 from specens.engines.loading import Loader, engine_of, split_adapter
 
 
@@ -46,13 +46,13 @@ def test_the_address_of_a_cluster_needs_a_model_there():
 
 
 def test_the_options_of_actors_are_json_and_need_a_model_there():
-    assert parse_ray_options(None) is None
-    one = parse_ray_options('{"num_gpus": 1}')
-    each = parse_ray_options('[{"num_gpus": 1}, {"resources": {"a100": 1}}]')
+    assert parse_object("ray_options", None) is None
+    one = parse_object("ray_options", '{"num_gpus": 1}')
+    each = parse_object("ray_options", '[{"num_gpus": 1}, {"resources": {"a100": 1}}]')
     assert (one, each) == ({"num_gpus": 1}, [{"num_gpus": 1}, {"resources": {"a100": 1}}])
     for text in ("1", "num_gpus", "[]", "[1]", "{}"):
         with pytest.raises(ValueError, match="--ray-options: expected a JSON object such as"):
-            parse_ray_options(text)
+            parse_object("ray_options", text)
     assert specs_of(["ray:a", "b"], "1,model:ray:c,lookup,model:d") == ["ray:a", "b", "ray:c", "d"]
     assert specs_of(["a"], None) == specs_of(["a"], "lookup:3") == ["a"]
     placement = Placement(None, "cpu", None, None, one)

@@ -14,7 +14,9 @@ import gguf
 import pytest
 import torch
 import transformers
+from driver.tiny_models import tiny_tokenizer
 from safetensors.torch import load_file
+from specens import SpeculativeEnsemble
 from specens.engines.transformers import load
 from specens.engines.transformers.load import cache_folder, load_model, load_tokenizer, resolve_model
 
@@ -329,3 +331,89 @@ def test_files_that_cannot_be_read_are_named(tiny_folder, name, content):
         load_model(tiny_folder)
     with pytest.raises(ValueError, match=r"model: expected files that can be read, got '.*/tiny': ."):
         load_tokenizer(tiny_folder)
+
+
+class RoundedConfig(transformers.quantizers.auto.QuantizationConfigMixin):
+    quant_method = "rounded"
+
+    def __init__(self, quant_method=None):
+        """Halves are what weights are rounded to."""
+
+
+class Rounded(transformers.quantizers.base.HfQuantizer):
+    """A quantisation that needs no package: rounded weights, and scales in float32 whatever else is."""
+
+    is_serializable = is_trainable = False
+
+    def _process_model_after_weight_loading(self, model, **_):
+        for layer in model.model.layers:
+            layer.register_buffer("scale", torch.tensor(2.0))
+            for weight in layer.parameters():
+                weight.data = (layer.scale.to(weight.dtype) * weight.data).round() / 2
+        return model
+
+
+@pytest.fixture
+def rounded(monkeypatch):
+    auto = transformers.quantizers.auto
+    for table, kind in ((auto.AUTO_QUANTIZATION_CONFIG_MAPPING, RoundedConfig), (auto.AUTO_QUANTIZER_MAPPING, Rounded)):
+        monkeypatch.setitem(table, "rounded", kind)
+
+
+@pytest.mark.usefixtures("rounded")
+def test_arguments_of_from_pretrained_reach_it_and_what_it_quantises_is_not_cast(tiny_folder, tiny_adapter):
+    tiny_tokenizer(33).save_pretrained(tiny_folder)
+    quantised = {"quantization_config": {"quant_method": "rounded"}}
+    own = SpeculativeEnsemble([tiny_folder], dtype="bf16", model_kwargs=quantised).models[0].model
+    layer = own.model.layers[0]
+    assert (layer.scale.dtype, layer.mlp.up_proj.weight.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(2 * layer.mlp.up_proj.weight, (2 * layer.mlp.up_proj.weight).round())
+    with pytest.raises(ValueError, match="model: expected no adapter beside a device_map or quantised weights"):
+        load_model(f"{tiny_folder}+{tiny_adapter}", model_kwargs=quantised)
+
+
+def test_a_device_map_places_a_model_whose_texts_stay_the_same(tiny_folder, tmp_path):
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    placed = {"device_map": places | {"model.layers.1": "disk"}, "offload_folder": str(tmp_path)}
+    tiny_tokenizer(33).save_pretrained(tiny_folder)
+    job = {"max_new_tokens": 8, "temperature": 0}
+    texts = [
+        SpeculativeEnsemble([tiny_folder], dtype="fp32", device=device, model_kwargs=own).generate([3, 1, 4], **job)
+        for device, own in (("cpu", None), (None, placed))
+    ]
+    assert texts[0].tokens == texts[1].tokens
+    with pytest.raises(ValueError, match="device: expected none beside a device_map in model_kwargs, got 'cpu'"):
+        SpeculativeEnsemble([tiny_folder], device="cpu", model_kwargs=placed)
+
+
+def test_code_of_a_repository_runs_only_where_it_is_trusted(tiny_folder, monkeypatch):
+    """transformers would ask standard input, which here is a prompt."""
+    config = json.loads((tiny_folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    (tiny_folder / "config.json").write_text(json.dumps(config))
+    (tiny_folder / "own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class Own(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    tiny_tokenizer(33).save_pretrained(tiny_folder)
+    monkeypatch.setattr("builtins.input", lambda _: "yes")
+    with pytest.raises(ValueError, match=r"`trust_remote_code=True` to allow .* It is one of model_kwargs here"):
+        SpeculativeEnsemble([tiny_folder])
+    own = SpeculativeEnsemble([tiny_folder], model_kwargs={"trust_remote_code": True})
+    assert type(own.models[0].model).__name__ == "Own"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("auto", "model_kwargs: expected arguments of from_pretrained by their names, got 'auto'"),
+        ({"dtype": "auto"}, "model_kwargs: expected no dtype, which is set already; got"),
+        ({"revision": "main"}, "model_kwargs: expected no revision, which is set already; got"),
+    ],
+)
+def test_wrong_arguments_of_from_pretrained_are_named(tiny_folder, given, message):
+    with pytest.raises(ValueError, match=message):
+        SpeculativeEnsemble([tiny_folder], model_kwargs=given)
+    with pytest.raises(ValueError, match="model_kwargs: expected none beside loaded models"):
+        SpeculativeEnsemble([load_model(tiny_folder)], model_kwargs={"device_map": "auto"})

@@ -46,12 +46,15 @@ def chat(
     min_p: options.MinP = None,
     max_new_tokens: options.MaxNewTokens = None,
     min_new_tokens: options.MinNewTokens = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    no_repeat_ngram_size: options.NoRepeatNgramSize = None,
     stop: options.Stop = None,
     generation_config: options.GenerationConfig = "model",
     seed: options.Seed = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    model_kwargs: options.ModelKwargs = None,
     ray_address: options.RayAddress = None,
     ray_options: options.RayOptions = None,
     stream: options.Stream = True,
@@ -67,12 +70,14 @@ def chat(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         stop_strings=stop,
-        generation_config=options.parse_generation_config(generation_config),
+        generation_config=options.parse_generation_config(
+            generation_config, repetition_penalty=repetition_penalty, no_repeat_ngram_size=no_repeat_ngram_size
+        ),
     )
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes, schedule)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
-    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
+    placement = options.Placement.of(context)
     ensemble = load(context, models, placement, ensemble=mixture, draft_lens=draft_lens, **how)
     if getattr(ensemble.tokenizer, "chat_template", None) is None:
         raise ValueError(f"MODELS: expected a tokenizer with a chat template, got none in {models[0]}")

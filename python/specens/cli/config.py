@@ -25,9 +25,10 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None or context.resilient_parsing:
         return path
     kinds = types_of(context.command)
+    named = {_name(option): str(one.name) for one in context.command.params for option in one.opts}
     values: dict[str, Any] = {}
     for key, value in _read(path):
-        name = str(key).replace("-", "_")
+        name = named.get(_name(str(key)), str(key))
         if name not in kinds:
             there_are = ", ".join(map(_key, kinds))
             raise ValueError(
@@ -83,6 +84,10 @@ SaveConfig = Annotated[
 def _without_none(kind: Any) -> Any:
     kinds = get_args(kind)
     return next(one for one in kinds if one is not NoneType) if NoneType in kinds else kind
+
+
+def _name(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
 
 
 def _key(name: str) -> str:

@@ -119,6 +119,8 @@ def generate(
     min_p: options.MinP = None,
     max_new_tokens: options.MaxNewTokens = None,
     min_new_tokens: options.MinNewTokens = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    no_repeat_ngram_size: options.NoRepeatNgramSize = None,
     stop: options.Stop = None,
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
@@ -135,6 +137,7 @@ def generate(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    model_kwargs: options.ModelKwargs = None,
     ray_address: options.RayAddress = None,
     ray_options: options.RayOptions = None,
     stream: options.Stream = True,
@@ -157,14 +160,16 @@ def generate(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         stop_strings=stop,
-        generation_config=options.parse_generation_config(generation_config),
+        generation_config=options.parse_generation_config(
+            generation_config, repetition_penalty=repetition_penalty, no_repeat_ngram_size=no_repeat_ngram_size
+        ),
         grammar=options.parse_grammar(json_schema, regex, lark),
     )
     job = _job(prompt, chat, input, seed=seed, **given)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
     trees = options.parse_tree(tree, tree_nodes, schedule)
     texts_of = _settings_of_texts(context, models) | ({"grammar": str(given["grammar"])} if "grammar" in given else {})
-    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options), workers)
+    placement = options.Placement.of(context)
     how: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "tree": trees, "rule": rule, "preset": preset}
     how |= {"ensemble": mixture, "draft_lens": draft_lens}
     if files.are_many:
@@ -221,6 +226,7 @@ def compare(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    model_kwargs: options.ModelKwargs = None,
     ray_address: options.RayAddress = None,
     ray_options: options.RayOptions = None,
     repeats: Repeats = 3,
@@ -239,7 +245,7 @@ def compare(
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
+    placement = options.Placement.of(context)
     trees = options.parse_tree(tree, tree_nodes)
     how: dict[str, Any] = {"ensemble": mixture, "draft_lens": draft_lens, "drafter": drafter, "preset": preset}
     rules = options.parse_compared_rules(rule) if preset is None else []
@@ -287,6 +293,7 @@ def plan(
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = None,
+    model_kwargs: options.ModelKwargs = None,
     ray_address: options.RayAddress = None,
     ray_options: options.RayOptions = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timings of each forward; medians are taken.")] = 5,
@@ -312,7 +319,7 @@ def plan(
     lengths: dict[str, Any] = {"max_new_tokens": max_new_tokens, "samples": samples, "repeats": repeats}
     job = _job(prompt or [DEFAULT_QUESTION], chat, seed=seed, sampling=sampling, **lengths)
     mixture = options.parse_ensemble(len(models), weights, logit_weights, contrast, plausibility)
-    placement = options.Placement(dtype, device, threads, ray_address, options.parse_ray_options(ray_options))
+    placement = options.Placement.of(context)
     lookup = options.parse_planned(drafter, len(models))
     if plot is not None:
         commands.check_picture(plot)

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,6 +146,13 @@ RayOptions = Annotated[
         "or an even part of one where they are fewer, unless --device cpu."
     ),
 ]
+ModelKwargs = Annotated[
+    str | None,
+    typer.Option(
+        help='Further arguments of transformers\' from_pretrained, as JSON: \'{"device_map": "auto"}\', '
+        "quantization_config, attn_implementation, trust_remote_code and others."
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -157,7 +164,14 @@ Workers = Annotated[
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this mass.")]
 MinP = Annotated[float | None, typer.Option(help="Keep tokens with this share of the largest probability.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the generation; may be repeated.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", "--stop-strings", help="A text that ends the generation; may be repeated."),
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Divides positive logits of tokens that are there already, 1.1; multiplies others.")
+]
+NoRepeatNgramSize = Annotated[int | None, typer.Option(help="No n-gram of so many tokens comes twice.", min=1)]
 JsonSchema = Annotated[
     Path | None, typer.Option(help="The text is one JSON value that suits the schema in this file.", show_default=False)
 ]
@@ -267,10 +281,17 @@ def as_sampling(**parameters: float | int | None) -> Sampling:
     return Sampling(**{name: value for name, value in parameters.items() if value is not None})  # type: ignore[arg-type]
 
 
-def parse_generation_config(text: str) -> str | None:
-    """As `generate` takes it. Raises ValueError where it is neither."""
+def parse_generation_config(text: str, **settings: float | None) -> Any:
+    """As `generate` takes it. settings: in place of those of the model. Raises ValueError where it is neither."""
     if text not in ("model", "none"):
         raise ValueError(f"--generation-config: expected model or none, got {text!r}")
+    given = {name: value for name, value in settings.items() if value is not None}
+    if given and text == "none":
+        raise ValueError("--generation-config: expected model beside settings that take the place of its own, got none")
+    if given:
+        from transformers import GenerationConfig
+
+        return GenerationConfig(**given)
     return None if text == "model" else text
 
 
@@ -458,17 +479,23 @@ def _parse_shape(text: str) -> TokenTree:
         raise ValueError(f"--tree: expected the parents or paths of a TokenTree in {text}: {error}") from None
 
 
-def parse_ray_options(text: str | None) -> dict[str, Any] | list[dict[str, Any]] | None:
-    """Ray's options of all actors or of each. Raises ValueError where the text is neither."""
+OBJECTS = {  # options that are JSON, with what is expected of them
+    "ray_options": """a JSON object such as '{"num_gpus": 1}', or a list with one for each ray: model""",
+    "model_kwargs": """a JSON object such as '{"device_map": "auto"}'""",
+}
+
+
+def parse_object(name: str, text: str | None) -> Any:
+    """Arguments by their names, or of ray_options a list of such. Raises ValueError where the text is neither."""
     if text is None:
         return None
     try:
         value = json.loads(text)
     except ValueError:
         value = None
-    if not value or not all(isinstance(own, dict) for own in (value if isinstance(value, list) else [value])):
-        expected = """a JSON object such as '{"num_gpus": 1}', or a list with one for each ray: model"""
-        raise ValueError(f"--ray-options: expected {expected}; got {text!r}")
+    listed = value if name == "ray_options" and isinstance(value, list) else [value]
+    if not value or not all(isinstance(own, dict) for own in listed):
+        raise ValueError(f"--{name.replace('_', '-')}: expected {OBJECTS[name]}; got {text!r}")
     return value
 
 
@@ -482,6 +509,14 @@ class Placement:
     ray_address: str | None = None
     ray_options: dict[str, Any] | list[dict[str, Any]] | None = None
     workers: int | None = None
+    model_kwargs: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Placement:
+        """As the options of a call say. Raises ValueError where one of them is something else."""
+        given = {field.name: context.params.get(field.name) for field in fields(cls)}
+        parsed = {name: parse_object(name, given[name]) for name in ("ray_options", "model_kwargs")}
+        return cls(**given | parsed)
 
     def check(self, models: Sequence[str]) -> None:
         """Raise ValueError where an option is for other models."""
@@ -528,7 +563,8 @@ class Placement:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self.join()
-        own = {"ray_options": self.ray_options} if num_in_actors(models) else {}
+        own: dict[str, Any] = {"ray_options": self.ray_options} if num_in_actors(models) else {}
+        own |= {} if self.model_kwargs is None else {"model_kwargs": self.model_kwargs}
         return {"dtype": dtype, "device": self.device, **own}
 
 

@@ -22,11 +22,12 @@ def as_engine(
     dtype: str | torch.dtype | None,
     device: str | torch.device | None,
     ray_options: Mapping[str, Any] | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
 ) -> Engine:
     """The engine of a drafter's model: a causal LM, an Engine, or a spec, to which alone the other arguments belong."""
     if is_spec(model):
-        return load_engine(model, dtype, device, ray_options)
-    check_unused(dtype=dtype, device=device, ray_options=ray_options)
+        return load_engine(model, dtype, device, ray_options, model_kwargs)
+    check_unused(dtype=dtype, device=device, ray_options=ray_options, model_kwargs=model_kwargs)
     if isinstance(model, Engine):
         check_engine(model, "model")
         return model
@@ -40,7 +41,7 @@ class DraftModel(MemberDrafter):
 
     model: a Hugging Face causal LM, an Engine, or a spec (`engines.transformers.load.resolve_model`), with the
         ensemble's tokenizer; it may have fewer token ids than the members. index: the member whose prompt it reads.
-    dtype, device, ray_options: for a spec, as of `SpeculativeEnsemble`.
+    dtype, device, ray_options, model_kwargs: for a spec, as of `SpeculativeEnsemble`.
     Raises ValueError where a spec cannot be loaded; when an ensemble is made with it, also where its tokenizer is
         another one, or its cache cannot forget what was rejected.
     """
@@ -53,9 +54,10 @@ class DraftModel(MemberDrafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         ray_options: Mapping[str, Any] | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(OUTSIDE)
-        self.model = as_engine(model, dtype, device, ray_options)
+        self.model = as_engine(model, dtype, device, ray_options, model_kwargs)
         self.prompt_of = index
 
     def bind(self, models: Sequence[Engine], tokenizer: Any | None) -> Drafter:

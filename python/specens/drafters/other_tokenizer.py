@@ -55,7 +55,7 @@ class OtherTokenizer(Drafter):
     model, tokenizer: a Hugging Face causal LM with its tokenizer, or a model spec and None.
     probabilities: tell the rules Replacement and DecisionTree how probable each draft was: the product of the
         probabilities of the model's own tokens that begin in it. Only for these rules.
-    dtype, device, ray_options: for a spec, as of `SpeculativeEnsemble`.
+    dtype, device, ray_options, model_kwargs: for a spec, as of `SpeculativeEnsemble`.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class OtherTokenizer(Drafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         ray_options: Mapping[str, Any] | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model = as_engine(model, dtype, device, ray_options)
+        self._model = as_engine(model, dtype, device, ray_options, model_kwargs)
         tokenizer = self._model.tokenizer if tokenizer is None else tokenizer
         if tokenizer is None:
             raise ValueError("tokenizer: expected the tokenizer of the draft model, got None")

@@ -48,7 +48,8 @@ class Loader:
     """Loads members, and each file once: equal specs are one engine.
 
     dtype: of models that transformers runs, None is bfloat16. device: None is the GPU where there is one. revision: of
-        names of the hub. ray_options: of each actor, in the order in which they are loaded, of `options_of_actors`.
+        names of the hub. model_kwargs: further arguments of transformers' `from_pretrained`.
+        ray_options: of each actor, in the order in which they are loaded, of `options_of_actors`.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class Loader:
         device: str | torch.device | None = None,
         revision: str | None = None,
         ray_options: Sequence[Mapping[str, Any]] | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._given = {"dtype": dtype, "device": device, "revision": revision}
+        self._given = {"dtype": dtype, "device": device, "revision": revision, "model_kwargs": model_kwargs}
         self._ray_options = ray_options
         self._loaders: dict[str, Any] = {}
 
@@ -92,9 +94,11 @@ def load_engine(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     ray_options: RayOptions = None,
+    model_kwargs: Mapping[str, Any] | None = None,
 ) -> Engine:
     """One model with its tokenizer. The arguments are those of `Loader` and `options_of_actors`, and what it raises."""
-    loader = Loader(dtype, device, ray_options=options_of_actors([spec], ray_options, device))
+    options = options_of_actors([spec], ray_options, device)
+    loader = Loader(dtype, device, ray_options=options, model_kwargs=model_kwargs)
     engine = loader.engine(spec)
     loader.check()
     return engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
@@ -199,6 +199,7 @@ def load_members(
     device: str | torch.device | None,
     revision: str | None,
     ray_options: RayOptions,
+    model_kwargs: Mapping[str, Any] | None,
 ) -> tuple[list[Engine], Any | None]:
     """Load the members that are given as specs, and the tokenizer; a spec that comes twice is loaded once.
 
@@ -206,9 +207,10 @@ def load_members(
     """
     has_specs = any(map(is_spec, members))
     if not has_specs:
-        check_unused(dtype=dtype, device=device, revision=revision, ray_options=ray_options)
+        given = {"dtype": dtype, "device": device, "revision": revision, "model_kwargs": model_kwargs}
+        check_unused(**given, ray_options=ray_options)
     options = options_of_actors([member for member in members if is_spec(member)], ray_options, device)
-    loader = Loader(dtype, device, revision, options)
+    loader = Loader(dtype, device, revision, options, model_kwargs)
     tokenizer = _as_tokenizer(tokenizer, loader)
     models: list[Engine] = []
     for index, member in enumerate(members):

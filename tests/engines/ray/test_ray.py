@@ -223,6 +223,13 @@ def test_what_loading_there_refuses_is_a_value_error_here(cluster):  # noqa: ARG
         RayEngine(refuse)
 
 
+def test_an_address_where_nobody_listens_is_named_at_once(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(ValueError, match=r"members: expected a Ray cluster at 127\.0\.0\.1:9, found none: .*refused"):
+        RayEngine(refuse)
+
+
 def test_nothing_waits_to_be_told_of_texts_that_were_never_read(actors):
     context = actors[0].open(Needs(2))
     read = context.add([1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,13 +22,14 @@ class ModelLoader:
     unused: the arguments that change nothing: a GGUF file is run as it is quantised.
     """
 
-    unused = ("dtype", "revision")
+    unused = ("dtype", "revision", "model_kwargs")
 
     def __init__(
         self,
         dtype: str | torch.dtype | None,  # noqa: ARG002
         device: str | torch.device | None,
         revision: str | None,  # noqa: ARG002
+        model_kwargs: Mapping[str, Any] | None,  # noqa: ARG002
     ) -> None:
         kind = None if device is None else torch.device(device).type
         self._gpu_layers = None if kind is None else 0 if kind == "cpu" else -1

@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import os
+import socket
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -35,16 +36,25 @@ def start_ray(argument: str = "members") -> Any:
         address = os.environ.get("RAY_ADDRESS")
         own: dict[str, Any] = {} if address else {"include_dashboard": False}  # a cluster decides for itself
         try:
+            check_cluster(address)
             ray.init(log_to_driver=False, **own)
-        except ConnectionError as error:
+        except OSError as error:
             raise ValueError(f"{argument}: expected a Ray cluster at {address}, found none: {error}") from None
     return ray
+
+
+def check_cluster(address: str | None) -> None:
+    """Raise OSError where nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 class RayEngine(Engine):
     """A member in an actor of its own, on this machine or another of a Ray cluster.
 
-    load: makes its engine there, or a model spec, whose files are found there. dtype, device, revision: of a spec.
+    load: makes its engine there, or a model spec, whose files are found there. dtype, device, revision,
+        model_kwargs: of a spec.
     options: of the actor, as Ray takes them (num_cpus, num_gpus, resources, ...). placement_timeout: seconds in which
         the actor has to be given them, also where it is started again.
     Ray is started, or joined where its variable RAY_ADDRESS says so, unless it is already. An actor that is lost is
@@ -61,12 +71,14 @@ class RayEngine(Engine):
         dtype: str | torch.dtype | None = None,
         device: str | None = None,
         revision: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         placement_timeout: float = PLACEMENT_TIMEOUT,
     ) -> None:
         self._ray = start_ray()
         if isinstance(load, str):
-            load = SpecLoader(load, dtype=dtype, device=device, revision=revision)
+            given = {"dtype": dtype, "device": device, "revision": revision, "model_kwargs": model_kwargs}
+            load = SpecLoader(load, **given)
         self._options, self._timeout = options or {}, placement_timeout
         self._actors, self._load = actors_with(self._options), load
         if not isinstance(placement_timeout, int | float) or placement_timeout <= 0:

@@ -21,14 +21,16 @@ class ModelLoader:
         dtype: str | torch.dtype | None,
         device: str | torch.device | None,
         revision: str | None,
+        model_kwargs: Mapping[str, Any] | None,
         ray_options: Sequence[Mapping[str, Any]] | None,
     ) -> None:
         self._options = iter(ray_options or ())
-        self._here = Loader(dtype, device, revision)
+        self._here = Loader(dtype, device, revision, model_kwargs=model_kwargs)
         self._given: dict[str, Any] = {
             "dtype": dtype,
             "device": None if device is None else str(device),
             "revision": revision,
+            "model_kwargs": model_kwargs,
         }
 
     def tokenizer(self, spec: str) -> Any:

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ DTYPES = {
 DTYPE = torch.bfloat16  # of members given as specs, where none is asked for
 PACKAGE_PREFIX = "package:"
 STALE_SECONDS = 3600
+OWN_ARGUMENTS = ("dtype", "torch_dtype", "revision", "local_files_only")  # of from_pretrained, which are given here
 SOURCES = "specens_sources.json"  # in a converted copy: of which files it is one
 
 
@@ -82,6 +83,22 @@ def as_dtype(dtype: str | torch.dtype, name: str = "dtype") -> str | torch.dtype
     if named != "auto" and named not in DTYPES.values():
         raise ValueError(f"{name}: expected one of fp32, bf16, fp16; got {dtype!r} (or their long names, or auto)")
     return named
+
+
+def check_model_kwargs(given: Mapping[str, Any] | None, device: Any = None) -> dict[str, Any]:
+    """Further arguments of transformers' `from_pretrained`, of which none has code of a repository run unless asked to.
+
+    Raises ValueError where they are something else, or say what another argument does.
+    """
+    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+        raise ValueError(f"model_kwargs: expected arguments of from_pretrained by their names, got {given!r}")
+    own = {"trust_remote_code": False, **(given or {})}  # without one, transformers asks standard input
+    for name in OWN_ARGUMENTS:
+        if name in own:
+            raise ValueError(f"model_kwargs: expected no {name}, which is set already; got {own[name]!r}")
+    if device is not None and "device_map" in own:
+        raise ValueError(f"device: expected none beside a device_map in model_kwargs, got {str(device)!r}")
+    return own
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
@@ -134,23 +151,37 @@ def load_model(
     dtype: str | torch.dtype = torch.float32,
     device: str | torch.device | None = None,
     revision: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Load a causal language model, in eval mode, with `dtype` parameters on `device`.
 
     dtype: a torch.dtype or its name; "auto" is that of the checkpoint. device: None is the GPU where there is one.
-    revision: of a name of the hub, see `resolve_model`.
+    revision: of a name of the hub, see `resolve_model`. model_kwargs: further arguments of `from_pretrained`. Quantised
+        weights are not cast, and what has a device_map is not moved.
     An adapter is merged in float32 before the cast, so that a bfloat16 model keeps the small updates of a LoRA.
     The first load of a GGUF file converts it, for about half a minute, to a copy of 2 bytes a weight for bfloat16
     without an adapter, else of 4; see `cache_folder` for where it is kept.
-    Raises ValueError where `resolve_model` does, and where a package that loading needs is not installed.
+    Raises ValueError where `resolve_model` does, where a package that loading needs is not installed, and where an
+    adapter is beside quantised weights or a device_map.
     """
+    own = check_model_kwargs(model_kwargs, device)
     dtype, device = as_dtype(dtype), as_device(device)
     source = resolve_model(spec, revision)
     where = _arguments(source, dtype)
     with nullcontext() if source.hub else without_progress_bars():  # a download shows how far it is
         stored = dtype if source.adapter is None or dtype == "auto" else torch.float32
         with _named(spec):
-            model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored)
+            model = AutoModelForCausalLM.from_pretrained(**where, dtype=stored, **own)
+        is_quantized = getattr(model, "is_quantized", False)
+        if source.adapter is not None and (is_quantized or "device_map" in own):
+            raise ValueError(
+                f"model: expected no adapter beside a device_map or quantised weights, with which it cannot be merged; "
+                f"got {os.fspath(spec)!r}; PEFT loads them together, and a member may be a loaded model"
+            )
+        if "device_map" in own or (is_quantized and model.device.type == device.type):
+            return model.eval()
+        if is_quantized:
+            return model.to(device).eval()
         wanted = model.dtype if dtype == "auto" else dtype
         if source.adapter is not None:
             model = _merge_adapter(model.float(), source.adapter).to(wanted)
@@ -158,15 +189,20 @@ def load_model(
 
 
 def load_tokenizer(
-    spec: str | os.PathLike[str], *, revision: str | None = None, dtype: str | torch.dtype = torch.float32
+    spec: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model spec; an adapter in the spec does not change it. Raises as `load_model`.
 
-    dtype: of the model, if it will be loaded too, since a GGUF file is converted with its tokenizer.
+    dtype: of the model, if it will be loaded too, since a GGUF file is converted with its tokenizer. trust_remote_code:
+        whether a tokenizer of code in its repository may run.
     """
     where = _arguments(resolve_model(spec, revision), as_dtype(dtype))
     with _named(spec):
-        return AutoTokenizer.from_pretrained(**where)
+        return AutoTokenizer.from_pretrained(**where, trust_remote_code=trust_remote_code)
 
 
 @contextmanager
@@ -178,6 +214,8 @@ def _named(spec: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in why:
+            why += " It is one of model_kwargs here."
         raise ValueError(f"model: expected files that can be read, got {os.fspath(spec)!r}: {why}") from error
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from specens.engines.transformers.causal_lm import CausalLM
-from specens.engines.transformers.load import DTYPE, load_model, load_tokenizer, pinned
+from specens.engines.transformers.load import DTYPE, check_model_kwargs, load_model, load_tokenizer, pinned
 
 
 class ModelLoader:
@@ -16,9 +17,14 @@ class ModelLoader:
     unused: tuple[str, ...] = ()
 
     def __init__(
-        self, dtype: str | torch.dtype | None, device: str | torch.device | None, revision: str | None
+        self,
+        dtype: str | torch.dtype | None,
+        device: str | torch.device | None,
+        revision: str | None,
+        model_kwargs: Mapping[str, Any] | None,
     ) -> None:
         self._dtype, self._device, self._revision = DTYPE if dtype is None else dtype, device, revision
+        self._model_kwargs = check_model_kwargs(model_kwargs, device)
         self._engines: dict[str, CausalLM] = {}
         self._tokenizers: dict[str, Any] = {}
         self._commits: dict[str, str] = {}
@@ -27,14 +33,17 @@ class ModelLoader:
         """Of a spec of `resolve_model`."""
         own = self._pinned(spec)
         if own not in self._tokenizers:
-            self._tokenizers[own] = load_tokenizer(own, dtype=self._dtype)
+            self._tokenizers[own] = load_tokenizer(
+                own, dtype=self._dtype, trust_remote_code=self._model_kwargs["trust_remote_code"]
+            )
         return self._tokenizers[own]
 
     def engine(self, spec: str) -> CausalLM:
         """A loaded model."""
         own = self._pinned(spec)
         if own not in self._engines:
-            engine = CausalLM(load_model(own, dtype=self._dtype, device=self._device))
+            given: dict[str, Any] = {"dtype": self._dtype, "device": self._device, "model_kwargs": self._model_kwargs}
+            engine = CausalLM(load_model(own, **given))
             engine.tokenizer = self.tokenizer(spec)
             self._engines[own] = engine
         return self._engines[own]
