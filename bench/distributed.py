@@ -30,7 +30,7 @@ CALLS = 5
 BY_SCORES = ("rule gumbel, top-k 50, top-p", "rule gumbel, min-p", "rule gumbel, top-p", "rule gumbel, top-p, float32")
 OF_FILTERS = ("rule token, top-k 50, top-p", "rule token, min-p", "rule token, top-p", "rule block, top-p")
 OF_PROBABILITIES = ("rule token", "rule token, top_logprobs 5", "rule block", "rule typical", "rule token, mixture")
-OF_TREES = ("tree of 9 nodes, chosen", "tree of 9 nodes, drawn")
+OF_TREES = ("tree of 9 nodes, chosen", "tree of 9 nodes, drawn", "tree of 9 nodes, k_seq")
 BY_TOKEN = (*OF_PROBABILITIES, *OF_FILTERS, "rule token, top-p, float32")
 OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *BY_TOKEN, *OF_TREES)
 
@@ -111,6 +111,8 @@ def settings() -> Iterator[Setting]:
     yield Setting("tree of 9 nodes, chosen", 3, tree(), nodes)
     drawn = tree(drafter=0, siblings="without_replacement")
     yield Setting("tree of 9 nodes, drawn", 5, drawn, nodes)
+    independent = tree(rule="k_seq", drafter=0, siblings="with_replacement")
+    yield Setting("tree of 9 nodes, k_seq", 4, independent, nodes)
 
 
 class Count(NamedTuple):

@@ -160,6 +160,32 @@ void mass_of_drafts_of_shard_cpu(Results& results, const Members& member_logits,
     weigh_drafts_of_shard(call.rows, places, out);
 }
 
+void exceeding_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
+                            const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                            const TorchTensor& state, const TorchTensor& nodes, const TorchTensor& ratios,
+                            const OptionalTensor& least, const OptionalTensor& offers, int64_t drafter,
+                            const OptionalTensor& drafters, const OptionalTensors& draft_logits,
+                            const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
+                            const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
+                            const Numbers& processing, const Rows& processing_rows, const OptionalTensor& parents) {
+    const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
+                         {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
+    const ShardPlaces places = call.offered(row_of, shares, masses, state, least, offers);
+    require(call.rows.parents.given && call.rows.draft.has_distributions(),
+            "parents, drafter: expected those of trees, got none");
+    const int64_t batch = call.rows.target.batch, all = batch * places.count;
+    require(ratios.dim() == 3 && ratios.size(2) > 0, "ratios: expected [batch, n, ratios]");
+    const int64_t count = ratios.size(2);
+    const ShardRatios given{count, numbers_of<int64_t>("nodes", nodes, ScalarType::Long, all),
+                            numbers_of<double>("ratios", ratios, ScalarType::Double, all * count)};
+    require(std::all_of(given.nodes, given.nodes + all,
+                        [&](int64_t node) { return node >= 0 && node < call.rows.draft.draft_len; }),
+            "nodes: expected those of the trees, got others");
+    double* sums = results.add<double>({batch, places.count, 2, count}, ScalarType::Double);
+    const TorchThreads threads;
+    add_up_exceeding(call.rows, places, given, sums);
+}
+
 void logprobs_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                            const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
                            const TorchTensor& state, const TorchTensor& largest, const TorchTensor& log_totals,
@@ -337,6 +363,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
                 "least=None, Tensor? offers=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
     library.def("mass_of_drafts_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
                 ") -> Tensor");
+    library.def("exceeding_of_shard(" SPECENS_PLACES
+                ", Tensor nodes, Tensor ratios, *, Tensor? least=None, Tensor? offers=None, " SPECENS_SHARD_OPTIONS
+                ") -> Tensor");
     library.def("entropies_of_shard(" SPECENS_PLACES ", *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
     library.def("logprobs_of_shard(" SPECENS_PLACES
                 ", Tensor largest, Tensor log_totals, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS ") -> Tensor");
@@ -368,6 +397,7 @@ STABLE_TORCH_LIBRARY_IMPL(specens, CPU, library) {
     library.impl("draw_of_shard", TORCH_BOX(&specens::Operator<&specens::draw_of_shard_cpu>::make_one));
     library.impl("mass_of_drafts_of_shard",
                  TORCH_BOX(&specens::Operator<&specens::mass_of_drafts_of_shard_cpu>::make_one));
+    library.impl("exceeding_of_shard", TORCH_BOX(&specens::Operator<&specens::exceeding_of_shard_cpu>::make_one));
     library.impl("entropies_of_shard", TORCH_BOX(&specens::Operator<&specens::entropies_of_shard_cpu>::make_one));
     library.impl("logprobs_of_shard", TORCH_BOX(&specens::Operator<&specens::logprobs_of_shard_cpu>::make_one));
     library.impl("top_of_shard", TORCH_BOX(&specens::Operator<&specens::top_of_shard_cpu>::make));

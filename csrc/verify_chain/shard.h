@@ -132,6 +132,13 @@ struct ShardNoise {
     int64_t first_token;       // of the slice, in the whole vocabulary
 };
 
+// What siblings that were drawn alike are tested against.
+struct ShardRatios {
+    int64_t count;
+    const int64_t* nodes;  // [batch, places], one of the siblings
+    const double* ratios;  // [batch, places, count], ascending
+};
+
 // Where tokens are drawn from, [batch].
 struct ShardDraws {
     const double* tile_masses;  // [batch, tiles], of the residual
@@ -170,6 +177,10 @@ class ShardVerifier {
     int64_t draw(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t request);
     // The slice's part of what siblings before leave of what a node was drawn from; rows: nodes.
     double mass_of_draft(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
+    // Over the tokens where share * what is left of a row exceeds a ratio times what a node was drawn from, the sums of
+    // the difference and of the latter, [count] each.
+    void add_exceeding(const ShardRows& call, const ShardPlaces& places, const ShardRatios& given, int64_t request,
+                       int64_t index, double* sums);
     // The slice's part of the target's entropy, in nats.
     double entropy(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
     // The target's log-probabilities, to `out` [vocab].
@@ -264,7 +275,9 @@ void read_shard(const ShardRows& call, const ShardNumbers& results);
 void weigh_shard(const ShardRows& call, const ShardPlaces& places, double* tile_masses);  // [batch, count, tiles]
 void draw_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardDraws& draws, int64_t* tokens);
 void weigh_drafts_of_shard(const ShardRows& call, const ShardPlaces& places, double* masses);  // [batch, count]
-void add_up_entropies(const ShardRows& call, const ShardPlaces& places, double* entropies);    // [batch, count]
+void add_up_exceeding(const ShardRows& call, const ShardPlaces& places, const ShardRatios& given,
+                      double* sums);  // [batch, places, 2, ratios]
+void add_up_entropies(const ShardRows& call, const ShardPlaces& places, double* entropies);  // [batch, count]
 void write_logprobs_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale,
                              float* out);  // [batch, count, vocab]
 void find_top_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t count,

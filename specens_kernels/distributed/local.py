@@ -83,6 +83,12 @@ def empty_scores(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any
     return row_of.new_empty(row_of.shape, dtype=torch.float64)
 
 
+def empty_exceeding(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *given: Any, **_: Any) -> Tensor:
+    """Of `exceeding_of_shard`."""
+    ratios: Tensor = given[-1]
+    return ratios.new_empty((*row_of.shape, 2, ratios.shape[-1]))
+
+
 def empty_kept(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> list[Tensor]:
     """Of `best_kept_of_shard`."""
     return [row_of.new_empty(row_of.shape, dtype=torch.float64), row_of.new_empty(row_of.shape)]
@@ -158,6 +164,7 @@ LAUNCHERS: dict[
     "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
     "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_kept),
     "mass_of_drafts_of_shard": ("verify_chain.triton_shard_tree", "draft_masses", empty_scores),
+    "exceeding_of_shard": ("verify_chain.triton_shard_tree", "exceeding", empty_exceeding),
     "entropies_of_shard": ("verify_chain.triton_shard_report", "entropies", empty_scores),
     "scores_of_shard": ("verify_chain.triton_shard_report", "scores", empty_scores),
     "top_of_shard": ("verify_chain.triton_shard_report", "top", empty_top),

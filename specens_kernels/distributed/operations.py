@@ -67,7 +67,8 @@ def verify_tree(
     """`specens_kernels.verify_tree` of rows whose vocabulary lies on several ranks; see `verify_chain` of this module.
 
     Where children were drawn, each collective judges one more of every node's children: give TokenTrees, or parents on
-    the CPU, whose number of children is known; for a tensor on a device there are as many collectives as nodes.
+    the CPU, whose number of children is known; for a tensor on a device there are as many collectives as nodes. Under
+    the rule 'k_seq' two judge all of them, unless a tensor says who drafted each.
     """
     return _run(tree_of(member_logits, draft_tokens, parents, **arguments), group, arguments)
 
@@ -148,8 +149,6 @@ def tree_of(member_logits: Any, draft_tokens: Tensor, parents: Any, **arguments:
     call = TreeCall(member_logits=members, draft_tokens=draft_tokens, parents=parents, **options)
     tree_operation.check(call)
     given, packed = tree_operation._pack(call, members)
-    if call.rule == "k_seq":
-        fail("rule", "one that several devices judge trees by, such as 'token'", repr(call.rule))
     rounds = rounds_of(parents, draft_tokens, call.rule == "traversal")
     steps = tree_steps(shard, TreeArguments.of(*given, **packed), rounds)
     return _then(steps, lambda results: _verdict([*results[:5], *results[6:]])._replace(path=results[5]))

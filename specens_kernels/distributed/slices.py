@@ -196,6 +196,12 @@ def residuals(slices: Slices, places: Places) -> Tensor:
     return result
 
 
+def exceeding(slices: Slices, places: Places, nodes: Tensor, ratios: Tensor) -> Tensor:
+    """`Shares.exceeding` of rows of trees; the shares are their factors."""
+    result: Tensor = places.call(slices, "exceeding_of_shard", nodes.contiguous(), ratios.contiguous())
+    return result
+
+
 def without_filters(own: SamplingArguments) -> SamplingArguments:
     return SamplingArguments(own.temperatures, None, None, None, 0, 0, own.temperature, 1.0, 0.0)
 

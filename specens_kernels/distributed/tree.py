@@ -21,9 +21,10 @@ from specens_kernels.distributed.draw import (
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.slices import Places, SlicedChoice, entropies, residuals
 from specens_kernels.distributed.steps import Steps, together
-from specens_kernels.distributed.target import Rows, invalid_draft, probabilities
+from specens_kernels.distributed.target import Rows, has_source, invalid_draft, probabilities
 from specens_kernels.distributed.tree_offers import DenseShares, Rounds, SlicedShares, offer_steps
 from specens_kernels.distributed.tree_rows import Call, Seen, nothing_rejected, prepare, read_steps, target_masses
+from specens_kernels.distributed.tree_runs import run_steps
 from specens_kernels.ops.verify_chain.reference import as_verdict, bad_uniforms, chain_uniforms
 from specens_kernels.ops.verify_chain.rules import entropy, typical_limit
 from specens_kernels.ops.verify_tree.reference import at_path, used_status
@@ -73,7 +74,8 @@ def accept_steps(call: Call, seen: Seen, rounds: Rounds | None) -> Steps[Accepte
         return Accepted(Acceptance(last, target, empty, False), no_status, masses, places)
     uniforms = tested_uniforms(call, rows)
     shares = DenseShares(call, seen, target) if seen.slices is None else SlicedShares(call, seen, seen.slices)
-    yield from offer_steps(shares, uniforms, rounds)
+    in_runs = call.kind == RuleKind.K_SEQ and has_source(call.draft)
+    yield from (run_steps if in_runs else offer_steps)(shares, uniforms, rounds)
     if call.kind == RuleKind.TRAVERSAL:
         last = first_kept(shares.share, as_drafts(call, uniforms))
     else:

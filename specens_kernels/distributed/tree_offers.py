@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specens_kernels.distributed.draw import Masses, mass_steps
-from specens_kernels.distributed.slices import Places, Slices, masses_of_drafts, residuals
+from specens_kernels.distributed.slices import Places, Slices, exceeding, masses_of_drafts, residuals
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.distributed.target import has_source
 from specens_kernels.distributed.tree_rows import Call, Seen, node_drafts, nothing_rejected, target_masses
@@ -17,6 +17,8 @@ from specens_kernels.ops.target_logprobs.reference import one_hot
 from specens_kernels.ops.tree_mask.reference import descent
 from specens_kernels.ops.verify_tree import parents_of_trees
 from specens_kernels.ops.verify_tree.reference import earlier_siblings
+from specens_kernels.ops.verify_tree.rules import Runs
+from specens_kernels.parts.written_tokens import from_the_end
 from specens_kernels.rules import EMPTY_RESIDUAL_MASS, RuleKind
 
 Rounds = list[list[int]]  # the nodes that are offered in each turn
@@ -52,6 +54,18 @@ class Shares(ABC):
     @abstractmethod
     def lessen(self, node: int, usable: Tensor, nothing: Tensor) -> None:
         """Take a rejected node out of its row where it is usable; nothing: the target is back in its place."""
+
+    @abstractmethod
+    def exceeding(self, row: Tensor, node: Tensor, factor: Tensor, ratios: Tensor) -> Tensor:
+        """This rank's sums over tokens where factor * what is left of a row exceeds a ratio times a node's draft.
+
+        Of the difference, and of the draft: float64 [batch, n, 2, ratios]. row, node: int64 [batch, n]. ratios:
+        float64 [batch, n, ratios], ascending; where they are 0 the node may be any.
+        """
+
+    @abstractmethod
+    def lessen_runs(self, row: Tensor, node: Tensor, factor: Tensor, ratio: Tensor, nothing: Tensor) -> None:
+        """`lessen` of runs of siblings. All [batch, n]; node: the first of each, -1 for none."""
 
     def enter(self, node: int, now: Tensor, uniform: Tensor) -> None:
         """Test a node, and give its row the share that it is offered."""
@@ -98,6 +112,42 @@ class Shares(ABC):
             own = torch.where(nothing, whole, of_ranks)
             left[:, request, row] = torch.where(usable, own, left[:, request, row])
 
+    def tell_left(self, row: Tensor, now: Tensor, of_ranks: Tensor) -> None:
+        """of_ranks: [ranks, batch, n], what each has of rows [batch, n], in the numbers of `residuals`."""
+        assert self.masses is not None
+        self.masses = self.masses._replace(residual=at_rows(self.masses.residual, row, now, of_ranks))
+
+    def leave_runs(
+        self, runs: Runs, row: Tensor, node: Tensor, ratio: Tensor, of_ranks: Tensor, uniforms: Tensor
+    ) -> None:
+        """Test runs of siblings that were drawn alike, and take them out of their rows.
+
+        node: int64 [batch, n], the first of each, -1 for none; ratio: [batch, n]; of_ranks: [ranks, batch, n], what
+        each rank has of what they leave of rows int64 [batch, n].
+        """
+        call, shape, mass = self.call, self.call.shape, of_ranks.sum(0)
+        ends, nothing = node >= 0, mass <= EMPTY_RESIDUAL_MASS
+        self.lessen_runs(row, node, 1 / self.mass.gather(1, row), ratio, nothing)
+
+        def of_nodes(values: Tensor, fill: float) -> Tensor:
+            rows = torch.full_like(self.share, fill, dtype=values.dtype)
+            return at_rows(rows, row, ends, values).gather(1, shape.parent_row)
+
+        first, own_ratio, own_nothing = of_nodes(node, -1), of_nodes(ratio, 1.0), of_nodes(nothing, False)
+        in_run = call.usable & (first >= 0) & (runs.first == first)
+        at_node = self.drafts.at.diagonal(dim1=1, dim2=2)
+        passes = in_run & (uniforms * own_ratio * at_node < self.left_at)
+        self.passes = torch.where(in_run, passes, self.passes)
+        at_first = self.drafts.at.gather(1, first.clamp(min=0)[:, None])[:, 0]  # of each token in its row's run
+        left_at = (self.left_at - own_ratio * at_first).clamp(min=0) / of_nodes(mass, 1.0)
+        left_at = torch.where(own_nothing, self.seen.at_target, left_at)
+        self.left_at = torch.where(first >= 0, left_at, self.left_at)
+        self.mass = at_rows(self.mass, row, ends, torch.where(nothing, 1.0, mass))
+        self.empty |= in_run & runs.is_last & own_nothing & self.has_token.gather(1, shape.parent_row)
+        assert self.masses is not None
+        whole = self.masses.target.gather(-1, row.expand_as(of_ranks))
+        self.tell_left(row, ends, torch.where(nothing, whole, of_ranks))
+
 
 class DenseShares(Shares):
     """Of rows that are written down."""
@@ -122,6 +172,27 @@ class DenseShares(Shares):
         request, row = self.request, self.call.shape.parent_row[:, node]
         residual = torch.where(nothing[:, None], self.target[request, row], self._residual(node))
         self.left[request, row] = torch.where(usable[:, None], residual, self.left[request, row])
+
+    def exceeding(self, row: Tensor, node: Tensor, factor: Tensor, ratios: Tensor) -> Tensor:
+        left, draft = factor[..., None] * self.left[self.request[:, None], row], self._drawn(node)
+        own = torch.where(left > 0, left / draft, 0.0)
+        place = torch.searchsorted(ratios.contiguous(), own)
+        none = left.new_zeros(*ratios.shape[:-1], ratios.shape[-1] + 1)
+        above, drafted = (from_the_end(none.scatter_add(2, place, values))[..., :-1] for values in (left, draft))
+        return torch.stack([(above - ratios * drafted).clamp(min=0), drafted], 2)
+
+    def lessen_runs(self, row: Tensor, node: Tensor, factor: Tensor, ratio: Tensor, nothing: Tensor) -> None:
+        request = self.request[:, None]
+        own = self.left[request, row]
+        left = (factor[..., None] * own - ratio[..., None] * self._drawn(node.clamp(min=0))).clamp(min=0)
+        left = torch.where(nothing[..., None], self.target[request, row], left)
+        ends = (node >= 0)[..., None].expand_as(left)
+        where = row[..., None].expand_as(left)
+        self.left = at_rows(self.left.mT, where.mT, ends.mT, left.mT).mT
+
+    def _drawn(self, node: Tensor) -> Tensor:
+        """This rank's part of what nodes [batch, n] were drawn from, [batch, n, width]."""
+        return self.seen.draft.logprobs[self.request[:, None], node].exp()
 
     def _residual(self, node: int) -> Tensor:
         """float64 [batch, width]."""
@@ -178,6 +249,20 @@ class SlicedShares(Shares):
         back[:, node + 1 :] = False
         self.offers = torch.where(back[..., None], -1.0, self.offers)
 
+    def exceeding(self, row: Tensor, node: Tensor, factor: Tensor, ratios: Tensor) -> Tensor:
+        return exceeding(self.slices, self.places(row)._replace(shares=factor.contiguous()), node, ratios)
+
+    def lessen_runs(self, row: Tensor, node: Tensor, factor: Tensor, ratio: Tensor, nothing: Tensor) -> None:
+        ends, above = node >= 0, self.call.shape.parent_row
+
+        def of_nodes(values: Tensor) -> Tensor:
+            return at_rows(torch.full_like(self.share, -1.0), row, ends, values.double()).gather(1, above)
+
+        offer = torch.stack([of_nodes(factor), of_nodes(ratio)], -1)
+        is_first = of_nodes(node) == torch.arange(above.shape[1], device=above.device)
+        offers = torch.where(is_first[..., None], offer, self.offers)
+        self.offers = torch.where((of_nodes(nothing) > 0)[..., None], -1.0, offers)
+
 
 def offer_steps(shares: Shares, uniforms: Tensor, rounds: Rounds | None) -> Steps[None]:
     """`offer` on a shard. A turn offers one child of every row that is ready, and tells the masses of what is left.
@@ -215,6 +300,13 @@ def first_turn(shares: Shares, told: Tensor) -> Steps[Tensor]:
     if left:
         shares.drafts = node_drafts(call, shares.seen, mass)
     return masses.residual
+
+
+def at_rows(values: Tensor, row: Tensor, now: Tensor, new: Tensor) -> Tensor:
+    """values [..., rows], with new [..., n] at rows int64 [..., n], where `now` says so."""
+    padded = torch.nn.functional.pad(values, (0, 1))
+    where = torch.where(now, row, values.shape[-1]).expand(new.shape)
+    return padded.scatter(-1, where, new)[..., :-1]
 
 
 def offered_at(parent_row: Tensor, used: Tensor, whole_paths: bool) -> Tensor:

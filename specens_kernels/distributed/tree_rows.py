@@ -110,7 +110,7 @@ def slices_of(call: Call) -> Slices | None:
     """The rows as kernels read them, where these can; None: torch."""
     draft = call.draft if call.offers else without_source(call.draft)
     follows_paths = call.kind == RuleKind.GUMBEL and call.target.processing.active
-    needed = "mass_of_drafts_of_shard"
+    needed = "exceeding_of_shard" if call.kind == RuleKind.K_SEQ else "mass_of_drafts_of_shard"
     members = call.target.member_logits
     several = draft.drafters is not None and len(members) > 1
     if call.direct or follows_paths or (several and not local.takes_a_drafter_a_node(members[0])):

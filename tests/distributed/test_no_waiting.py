@@ -103,6 +103,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "tree": lambda: tree(),
     "tree by gumbel": lambda: tree(rule="gumbel"),
     "drawn children": lambda: tree(drafter=0, siblings="without_replacement", logprobs=True),
+    "siblings by k_seq": lambda: tree(rule="k_seq", drafter=0, siblings="with_replacement"),
+    "siblings of several drafters by k_seq": lambda: tree(
+        integers(BATCH, len(TREE)), rule="k_seq", drafter=integers(BATCH, len(TREE)), siblings="with_replacement"
+    ),
     "parents on the device": lambda: tree(integers(BATCH, len(TREE)), drafter=0, siblings="with_replacement"),
 }
 

@@ -38,6 +38,7 @@ from specens_kernels import (
 from specens_kernels.distributed import local, operations, target
 from specens_kernels.distributed.filters import MOST_CANDIDATES
 from specens_kernels.distributed.groups import Exchange
+from specens_kernels.ops.verify_tree.rules import sequential_ratio
 
 ROOT = Path(__file__).parents[2]
 VOCABS = (1, 2, 33, 200, 700)
@@ -109,6 +110,10 @@ def test_chains_by_gumbel_scores_get_the_verdict_of_whole_rows():
     assert accepted > many(40) / 2
 
 
+def by_k_seq(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"rule": "k_seq"} | ({"siblings": "with_replacement"} if "siblings" in arguments else {})
+
+
 def test_random_trees_on_shards_get_the_verdict_of_whole_rows():
     for seed in range(many(60)):
         choice, case = random.Random(seed), random_case(seed)
@@ -117,6 +122,8 @@ def test_random_trees_on_shards_get_the_verdict_of_whole_rows():
             arguments = {name: value for name, value in arguments.items() if name not in OF_DRAFTS}
             numbers = torch.arange(len(case.draft_tokens)) + seed
             arguments |= {"rule": "gumbel", "seeds": numbers, "positions": numbers}
+        if seed % 5 > 2:
+            arguments |= by_k_seq(arguments)
         bounds = bounds_of(widest(case.member_logits, arguments), choice.choice([1, 2, 3, 4]), choice)
         given = (case.member_logits, case.draft_tokens, case.parents)
         results, _ = on_shards(operations.tree_of, *given, bounds=bounds, **arguments)
@@ -162,6 +169,8 @@ def some_trees(backend: str, count: int, vocab: int) -> list[TreeCase]:
 def of_members(case: TreeCase, rule: str, filters: tuple[dict[str, Any], ...] = ({}, {})) -> TreeCase:
     """The same under a rule, filtered by members. filters: of the target and of its drafts."""
     arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9, **filters[0])}
+    if rule == "k_seq":
+        arguments |= by_k_seq(arguments)
     if isinstance(arguments["ensemble"], Contrastive):
         arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
     if isinstance(arguments["ensemble"], Mixture):
@@ -175,6 +184,7 @@ def of_members(case: TreeCase, rule: str, filters: tuple[dict[str, Any], ...] = 
     ("backend", "vocab", "rule"),
     [
         *(("cpp", 90, "token"), ("cpp", 90, "traversal"), ("cpp", 5003, "traversal"), ("cpp", 700, "typical")),
+        *(("cpp", 5003, "k_seq"), ("triton", 90, "k_seq")),
         *(("triton", 90, "token"), ("triton", 40, "traversal"), ("triton", 90, "typical")),
     ],
 )
@@ -187,7 +197,8 @@ def test_kernels_read_slices_of_trees_as_torch_does(backend, vocab, rule, monkey
 
 
 @pytest.mark.parametrize(
-    ("backend", "rule"), [("cpp", "token"), ("cpp", "traversal"), ("cpp", "typical"), ("triton", "token")]
+    ("backend", "rule"),
+    [("cpp", "token"), ("cpp", "traversal"), ("cpp", "typical"), ("cpp", "k_seq"), ("triton", "token")],
 )
 def test_kernels_filter_slices_of_trees_as_torch_does(backend, rule, monkeypatch):
     filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.9}, {}]
@@ -361,6 +372,56 @@ def test_token_trees_are_taken_and_their_children_judged_side_by_side():
     assert told.collectives == 1 + 2
 
 
+def drafts_beside(target: Tensor, kind: str, numbers: torch.Generator) -> Tensor:
+    """Logits of drafts whose probabilities are in many, few or nearly no ratios to the target's."""
+    noise = torch.randn(target.shape, generator=numbers)
+    kinds = {
+        "apart": noise,
+        "close": target + noise * 1e-4,
+        "of few ratios": target + noise.sign() * 0.3,
+        "alike": target,
+    }
+    return kinds[kind]
+
+
+@pytest.mark.parametrize("in_torch", [False, True])
+@pytest.mark.parametrize("kind", ["apart", "close", "of few ratios", "alike"])
+def test_siblings_are_tested_by_the_ratio_of_whole_rows(kind, in_torch, monkeypatch):
+    """All of a run of 2 to 4, at uniforms on both sides of where they pass."""
+    if in_torch:
+        monkeypatch.setattr(local, "operator_for", lambda *_: None)
+    numbers, sizes = torch.Generator().manual_seed(3), (2, 3, 4)
+    logits = torch.randn(len(sizes), 5, 400, generator=numbers).mul(2)[:, :1].expand(-1, 5, -1).clone()
+    outside = drafts_beside(logits, kind, numbers)
+    parents = torch.tensor([[-1] * size + [-2] * (4 - size) for size in sizes])
+    target, draft = (values[:, 0].double().softmax(-1) for values in (logits, outside))
+    ratio = sequential_ratio(target, draft, torch.tensor(sizes))
+    tokens = (target / draft).topk(300).indices[:, [90, 120, 180, 240]]  # of ratios below and above
+    limits = (target.gather(1, tokens) / (ratio[:, None] * draft.gather(1, tokens))).clamp(max=0.999)
+    for node in range(4):
+        for side in (-1e-6, 1e-6):
+            uniforms = torch.full((len(sizes), 5), 1 - 1e-9, dtype=torch.float64)
+            uniforms[:, node] = limits[:, node] + side
+            arguments = {"rule": "k_seq", "siblings": "with_replacement", "draft_logits": outside, "uniforms": uniforms}
+            given = ([logits], tokens, parents)
+            results, _ = on_shards(operations.tree_of, *given, bounds=[0, 90, 90, 400], **arguments)
+            assert_alike(results)
+            assert_equal(results[0], verify_tree(*given, backend="reference", **arguments), (node, side))
+
+
+def test_siblings_that_one_drafter_drew_take_two_turns_however_many_they_are():
+    tree = TokenTree.branching([3, 2])
+    logits, drafts = torch.randn(2, len(tree) + 1, 60), torch.randint(60, (2, len(tree)))
+    numbers = torch.arange(2)
+    arguments = {"rule": "k_seq", "siblings": "with_replacement", "seeds": numbers, "positions": numbers}
+    for drafter, turns in ((0, 2), (torch.zeros_like(drafts), 3)):
+        given = ([logits], drafts, tree)
+        own = arguments | {"drafter": drafter}
+        results, told = on_shards(operations.tree_of, *given, bounds=[0, 20, 60], **own)
+        assert_equal(results[0], verify_tree(*given, backend="reference", **own), turns)
+        assert told.collectives == 1 + turns + 1
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "vocab_start": {"vocab_start": -1},
     "vocab_size": {"vocab_size": (90, 90)},
@@ -380,12 +441,6 @@ def test_a_wrong_argument_is_named(name):
         in_lockstep(
             [operations.chain_of(torch.randn(2, 2, 90), torch.zeros(2, 1).long(), **(arguments | WRONG[name]))], [0]
         )
-
-
-def test_trees_are_not_judged_by_k_seq_over_several_devices():
-    own = {"rule": "k_seq", "vocab_start": 0, "vocab_size": 5, "sampling": Sampling(temperature=0.0)}
-    with pytest.raises(ValueError, match=r"^rule: expected one that several devices judge trees by"):
-        operations.tree_of(torch.randn(1, 2, 5), torch.zeros(1, 1).long(), torch.tensor([[-1]]), **own)
 
 
 def test_without_a_group_the_argument_is_named_and_unknown_ones_are_refused():
@@ -639,6 +694,11 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
             torch.ops.specens.mass_of_drafts_of_shard.default,
             (logits, drafts, *places),
             {"drafter": 0, "parents": parents},
+        ),
+        (
+            torch.ops.specens.exceeding_of_shard.default,
+            (logits, drafts, *places, places[0], torch.tensor([[[1.0, 1.5, 2.0]]]).repeat(2, 1, 1).double()),
+            {"drafter": 0, "parents": parents, "offers": torch.full((2, 2, 2), -1.0).double()},
         ),
         (torch.ops.specens.gumbel_noise.default, (seeds, positions, torch.arange(30).view(2, 3, 5)), {}),
     ]

@@ -125,6 +125,8 @@ def _shard_tree_launches(target: TargetView, index: int) -> Iterator[Launch]:
         yield from triton_shard_tree.left_launches(blocks, places, own)
         yield from triton_shard_tree.draw_left_launches(row, blocks, row.double(), places, own)
         yield from triton_shard_rows.block_launches(triton_shard_tree.draft_masses_kernel, blocks, places, own)
+        ratios, sums = shares[..., None], blocks[..., None, None].expand(-1, -1, -1, 2, -1)
+        yield from triton_shard_tree.exceeding_launches(sums, row[:, None], ratios, places, own)
     searched = triton_shard_search.searched_of(own, numbers.sums, True)
     largest = shares.new_empty(len(row), searched.rows, own.statistics.blocks, 50).float()
     lasts, rests = largest[..., 0].contiguous(), largest[..., 0].double().contiguous()

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS
 from specens_kernels.ops.verify_chain.triton_kernel import DRAW_WARPS
 from specens_kernels.ops.verify_chain.triton_shard_rows import (
     ShardPlaces,
@@ -21,14 +21,16 @@ from specens_kernels.ops.verify_chain.triton_shard_rows import (
     keeps_of_block,
     kept_probabilities,
     mass_at,
+    places_of,
     row_at,
     row_states,
     sums_at,
+    views,
 )
 from specens_kernels.parts.chain import load_draft_tokens
 from specens_kernels.parts.draft import NODES_AT_ONCE
 from specens_kernels.parts.draw import block_probabilities, choose_block, first_exceeding
-from specens_kernels.parts.launches import Launch, wait_for_launch_before
+from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.statistics import NOWHERE, tokens_of
 from specens_kernels.parts.target import target_is_valid, target_temperature
 
@@ -126,6 +128,46 @@ def _shard_draw_left_kernel(
 
 
 @triton.jit
+def _shard_exceeding_kernel(
+    sums_ptr,  # float64 [batch, count, blocks, 2, ratios], written: of what exceeds a draft, and of that
+    nodes_ptr,  # int64 [batch, count]
+    ratios_ptr,  # float64 [batch, count, ratios]
+    num_ratios,
+    places,  # ShardPlaces, with offers
+    statistics,  # Statistics
+    target,  # TargetView
+    draft,  # DraftView
+    DEPENDENT: tl.constexpr,
+):
+    wait_for_launch_before(DEPENDENT)
+    place = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    request, row, usable = row_at(places, target, place)
+    sums_ptr += (place * statistics.blocks + block) * 2 * num_ratios
+    ratios_ptr += place * num_ratios
+    if places.least is not None:
+        usable &= keeps_of_block(places, statistics, request * target.steps + row, block)
+    tokens = tokens_of(statistics, block)
+    left = tl.zeros(tokens.shape, tl.float32)
+    drafted = tl.zeros(tokens.shape, tl.float32)
+    if usable:
+        left = _left_of_row(places, statistics, target, draft, request, row, tokens)
+        left *= tl.load(places.shares + place).to(tl.float32)
+        node = tl.load(nodes_ptr + place)
+        drawn = mass_at(places, statistics, request * target.steps + node, statistics.PARTS) >= 0
+        if drawn & (drafted_at(draft, request, node) == row):
+            steps = tl.zeros([1], tl.int64) + row
+            states = row_states(places, statistics, target, draft, request, steps, steps * 0 + node, drawn)
+            own = states.draft
+            drafted = drafted_probabilities(places, statistics, target, draft, own, request, row, node, tokens)
+    for index in range(num_ratios):
+        rest = left - drafted * tl.load(ratios_ptr + index).to(tl.float32)
+        tl.store(sums_ptr + index, tl.sum(tl.maximum(rest, 0.0), 0).to(tl.float64))
+        below = tl.sum(tl.where(rest > 0, drafted, 0.0), 0)
+        tl.store(sums_ptr + num_ratios + index, below.to(tl.float64))
+
+
+@triton.jit
 def draft_masses_kernel(
     blocks_ptr,  # float64 [batch, count, blocks], written
     places,  # ShardPlaces, whose rows are nodes
@@ -168,6 +210,36 @@ def draw_left_launches(
     yield from edit_launches(own)
     arguments = {"tokens_ptr": tokens, "blocks_ptr": blocks, "goals_ptr": goals, "places": places, **own._asdict()}
     yield Launch(_shard_draw_left_kernel, (len(tokens),), arguments, DRAW_WARPS, BLOCK_REGISTERS)
+
+
+def exceeding(
+    member_logits: list[Tensor],
+    draft_tokens: Tensor,
+    row_of: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    state: Tensor,
+    nodes: Tensor,
+    ratios: Tensor,
+    *,
+    least: Tensor | None = None,
+    offers: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """`exceeding_of_shard`."""
+    own = views(member_logits, draft_tokens, options, state)
+    sums = masses.new_empty(*row_of.shape, own.statistics.blocks, 2, ratios.shape[-1])
+    run(exceeding_launches(sums, nodes, ratios, places_of(row_of, shares, masses, least, offers), own), sums)
+    return sums.sum(2)
+
+
+def exceeding_launches(
+    sums: Tensor, nodes: Tensor, ratios: Tensor, places: ShardPlaces, own: Views
+) -> Iterator[Launch]:
+    yield from edit_launches(own)
+    arguments = {"sums_ptr": sums, "nodes_ptr": nodes, "ratios_ptr": ratios, "num_ratios": ratios.shape[-1]}
+    arguments |= {"places": places, **own._asdict()}
+    yield Launch(_shard_exceeding_kernel, (nodes.numel(), sums.shape[2]), arguments, BLOCK_WARPS)
 
 
 def draft_masses(*given: Any, **options: Any) -> Tensor:

@@ -61,6 +61,14 @@ class Offers(NamedTuple):
     empty: Tensor  # bool [batch, nodes], nothing but rounding was left: the target is back in its place
 
 
+class Runs(NamedTuple):
+    """Siblings in a row that one drafter drew, each [batch, nodes]."""
+
+    first: Tensor  # int64, of a node's run
+    length: Tensor  # int64, how many they are
+    is_last: Tensor  # bool
+
+
 class Acceptance(NamedTuple):
     """The last accepted row, and what the next token is drawn from at each row."""
 
@@ -99,7 +107,7 @@ def offer(drafts: Drafts, whole_paths: bool) -> Offers:
 
 def offer_runs(drafts: Drafts) -> Offers:
     """Offer every run of siblings that were drawn alike to its row, by the rule k_seq."""
-    count, is_last = runs(drafts)
+    _, count, is_last = runs(drafts)
     batch, rows, _ = drafts.target.shape
     request = torch.arange(batch, device=drafts.tokens.device)
     left = drafts.target.clone()
@@ -121,11 +129,8 @@ def offer_runs(drafts: Drafts) -> Offers:
     return Offers(passes, torch.ones_like(left[..., 0]), left, empty)
 
 
-def runs(drafts: Drafts) -> tuple[Tensor, Tensor]:
-    """Of each node, how many siblings in a row its drafter drew, itself counted, and whether it is the last of them.
-
-    int64 and bool [batch, nodes].
-    """
+def runs(drafts: Drafts) -> Runs:
+    """Those of each node that is usable; a node that was not drawn is alone in one."""
     batch, nodes = drafts.tokens.shape
     request, node = torch.arange(batch, device=drafts.tokens.device), torch.arange(nodes, device=drafts.tokens.device)
     first = node.expand(batch, -1).clone()  # of the run
@@ -137,7 +142,7 @@ def runs(drafts: Drafts) -> tuple[Tensor, Tensor]:
         first[:, own] = torch.where(goes_on, run, own)
         newest[request, row] = torch.where(usable, first[:, own], run)
     together = (first[:, :, None] == first[:, None]) & drafts.usable[:, None]
-    return together.sum(2), ~(together & (node > node[:, None])).any(2)
+    return Runs(first, together.sum(2), ~(together & (node > node[:, None])).any(2))
 
 
 def drafters_at(drafts: Drafts, nodes: Tensor) -> Tensor:
@@ -158,9 +163,14 @@ def sequential_ratio(target: Tensor, draft: Tensor, count: Tensor) -> Tensor:
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         left = (target - middle[:, None] * draft).clamp(min=0).sum(-1)
-        suffices = left <= (1 - (1 - left) / middle).clamp(min=0) ** count
-        low, high = torch.where(suffices, low, middle), torch.where(suffices, middle, high)
+        enough = suffices(left, middle, count)
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
     return high
+
+
+def suffices(left: Tensor, ratio: Tensor, count: Tensor) -> Tensor:
+    """Whether what is left of the target at a ratio is no more than the chance that all tests fail."""
+    return left <= (1 - (1 - left) / ratio).clamp(min=0) ** count
 
 
 def first_passing(passes: Tensor, shape: Shape) -> Tensor:
