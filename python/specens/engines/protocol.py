@@ -114,8 +114,8 @@ class Context(ABC):
         """Logits [num_rows, vocab] of each text: row i is of what comes after the i-th of its last ones.
 
         In float32, bfloat16 or float16, of one dtype, device and vocabulary in all reads, the vocabulary contiguous.
-        They are used for several rounds: what lies in a buffer that is written again needs a copy. Raises ValueError
-        where the model has no embedding for a token.
+        They are used for several rounds: what lies in a buffer that is written again needs a copy. Tokens are below
+        `vocab_size`, which is seen to before.
         """
 
     @abstractmethod
