@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from bench.counts import print_counts
-from specens_kernels import LogitMixture, Mixture, Sampling, TokenTree, distributed
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, TokenTree, distributed
 from specens_kernels.distributed import local
 
 BATCH, DRAFT_LEN, VOCAB, RANKS = 4, 5, 131072, 8
@@ -27,12 +27,14 @@ ROWS = BATCH * (DRAFT_LEN + 1)
 MOST_BYTES = 16 * 1024  # of a row that is searched: of the target, or of what drafts were drawn from
 TABLE_WIDTH = 150
 CALLS = 5
+OF_MIXTURES = ("rule gumbel, mixture", "rule token, mixture, top-k 50, top-p", "rule token, mixture, top-p")
+OF_CONTRASTS = ("rule gumbel, contrastive, plausible", "rule token, contrastive, plausible")
 BY_SCORES = ("rule gumbel, top-k 50, top-p", "rule gumbel, min-p", "rule gumbel, top-p", "rule gumbel, top-p, float32")
 OF_FILTERS = ("rule token, top-k 50, top-p", "rule token, min-p", "rule token, top-p", "rule block, top-p")
 OF_PROBABILITIES = ("rule token", "rule token, top_logprobs 5", "rule block", "rule typical", "rule token, mixture")
 OF_TREES = ("tree of 9 nodes, chosen", "tree of 9 nodes, drawn", "tree of 9 nodes, k_seq")
 BY_TOKEN = (*OF_PROBABILITIES, *OF_FILTERS, "rule token, top-p, float32")
-OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *BY_TOKEN, *OF_TREES)
+OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *BY_TOKEN, *OF_MIXTURES, *OF_CONTRASTS, *OF_TREES)
 
 
 class Counted:
@@ -76,7 +78,7 @@ def tree(**arguments: Any) -> Callable[[Counted], Any]:
 
 
 def settings() -> Iterator[Setting]:
-    half, two = Mixture((0.5, 0.5)), {"members": 2}
+    half, plausible, two = Mixture((0.5, 0.5)), Contrastive(0.5, 0.1), {"members": 2}
     top_k, top_p = Sampling(top_k=50, top_p=0.95), Sampling(top_p=0.95)
     report = {"logprobs": True, "top_logprobs": 5}
     searched = BATCH * DRAFT_LEN
@@ -87,6 +89,7 @@ def settings() -> Iterator[Setting]:
         "rule gumbel, mixture of logits", 1, chain(rule="gumbel", ensemble=LogitMixture((1, 1)), **two), **two
     )
     yield Setting("rule gumbel, mixture", 2, chain(rule="gumbel", ensemble=half, **two), **two)
+    yield Setting("rule gumbel, contrastive, plausible", 2, chain(rule="gumbel", ensemble=plausible, **two), **two)
     yield Setting("rule gumbel, top-k 50, top-p", 2, chain(rule="gumbel", sampling=top_k))
     yield Setting("rule gumbel, min-p", 3, chain(rule="gumbel", sampling=Sampling(min_p=0.05)))
     yield Setting("rule gumbel, top-p", 3, chain(rule="gumbel", sampling=top_p))
@@ -103,6 +106,7 @@ def settings() -> Iterator[Setting]:
         "rule token, top-p, min-p, top_logprobs 5", 4, chain(sampling=Sampling(top_p=0.95, min_p=0.05), **report)
     )
     yield Setting("rule block, top-p", 4, chain(rule="block", sampling=top_p))
+    yield Setting("rule token, contrastive, plausible", 4, chain(ensemble=plausible, **two), **two)
     yield Setting("rule token, mixture, top-k 50, top-p", 4, chain(ensemble=half, sampling=top_k, **two), **two)
     yield Setting("rule token, mixture, min-p", 5, chain(ensemble=half, sampling=Sampling(min_p=0.05), **two), **two)
     yield Setting("rule token, mixture, top-p", 5, chain(ensemble=half, sampling=top_p, **two), **two, drafts=searched)

@@ -221,12 +221,11 @@ class ShardVerifier {
     // `resume` of a row of a tree and of the children that were offered; masses = what these leave, returns their sum.
     bool resume_offers(const ShardRows& call, const ShardPlaces& places, int64_t request, int64_t index);
     double remainder_tile(int64_t tile, float* masses) const;
-    // Log-probabilities of a tile's tokens, to `out` [tile_size]: under a part, and under the target, of a mixture to
-    // `margin`. Of one token exactly.
+    // Log-probabilities of a tile's tokens, to `out` [tile_size]: under a part, and under the target. Like that of one
+    // token they hang on numbers of the whole row only, so that tokens that tie do so on any slices.
     void write_part(size_t part, int64_t tile, double* out) const;
     void write_scores(int64_t tile, double* out) const;
     double score(int64_t token) const;
-    static constexpr double margin = 1e-5;
     // As scores need it.
     double exact_logit(const EnsembleParameters& parameters, int64_t token) const;
     // Calls run(logit) for the tokens of logits that are not below the least.

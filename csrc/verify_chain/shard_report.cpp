@@ -40,11 +40,20 @@ void ShardVerifier::write_scores(int64_t tile, double* out) const {
         write_part(0, tile, out);
         return;
     }
-    constexpr float exact = 1e-30f;  // smaller float masses have lost digits, or all of them
-    alignas(64) float masses[tile_size];
-    target_.write_tile(tile, masses);
-    for (int64_t index = 0; index < tile_size; ++index) {
-        out[index] = masses[index] > exact ? std::log(double{masses[index]}) : score(tile * tile_size + index);
+    constexpr double lost = -40;  // of a logarithm: what it adds to 1 is rounded off
+    double own[tile_size];
+    std::fill_n(out, tile_size, -infinity);
+    for (size_t part = 0; part < target_.parts(); ++part) {
+        if (target_.share(part) == 0) {
+            continue;
+        }
+        write_part(part, tile, own);
+        const double log_share = std::log(target_.share(part));
+        for (int64_t index = 0; index < tile_size; ++index) {
+            const double larger = std::max(out[index], own[index] + log_share);
+            const double less = std::min(out[index], own[index] + log_share) - larger;
+            out[index] = less > lost ? std::min(larger + std::log1p(std::exp(less)), 0.0) : larger;
+        }
     }
 }
 
@@ -88,7 +97,6 @@ void ShardVerifier::find_top(const ShardRows& call, const ShardPlaces& places, c
     }
     top_.clear();
     const auto better = std::mem_fn(&Scored::better_than);
-    const bool mixed = target_.softmax() == nullptr;
     double scores[tile_size];
     for (int64_t tile = 0; tile < target_.tiles(); ++tile) {
         write_scores(tile, scores);
@@ -96,19 +104,14 @@ void ShardVerifier::find_top(const ShardRows& call, const ShardPlaces& places, c
         for (int64_t in_tile = 0; in_tile < end; ++in_tile) {
             const bool full = static_cast<int64_t>(top_.size()) == count;
             const double least = full ? top_.front().score : -infinity;
-            if (!(scores[in_tile] > least - (mixed ? margin : 0))) {
-                continue;
-            }
-            const int64_t token = first + in_tile;
-            const Scored own{mixed ? score(token) : scores[in_tile], token};
-            if (!(own.score > least)) {
+            if (!(scores[in_tile] > least)) {
                 continue;
             }
             if (full) {
                 std::pop_heap(top_.begin(), top_.end(), better);
                 top_.pop_back();
             }
-            top_.push_back(own);
+            top_.push_back({scores[in_tile], first + in_tile});
             std::push_heap(top_.begin(), top_.end(), better);
         }
     }

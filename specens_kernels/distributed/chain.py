@@ -44,6 +44,7 @@ from specens_kernels.distributed.target import (
     scores_need_no_sums,
     without_source,
 )
+from specens_kernels.distributed.written import is_written, lone_draft
 from specens_kernels.ops.target_logprobs.reference import one_hot, parameters
 from specens_kernels.ops.verify_chain.layout import padded
 from specens_kernels.ops.verify_chain.reference import (
@@ -126,8 +127,12 @@ def prepare(shard: Shard, arguments: ChainArguments) -> Call:
 def slices_of(call: Call) -> Slices | None:
     """The rows as kernels read them, where these can; None: torch."""
     draft = call.draft if call.kind.reads_draft else without_source(call.draft)
-    if call.direct or not kernels_verify(call.shard, call.target, draft, call.kind, call.report):
+    if call.direct and call.target.plausibility == 0:
         return None
+    if not kernels_verify(call.shard, call.target, draft, call.kind, call.report):
+        return None
+    if is_written(call.target, call.kind.compares):
+        draft = lone_draft(call.shard, call.target, draft, call.here, call.draft_len)
     return Slices(call.shard, call.target, draft, call.here)
 
 
@@ -166,7 +171,8 @@ def read_steps(call: Call) -> Steps[Seen]:
     at_target = is_picked
     if not call.by_best:
         at_target = torch.where(read.rows.greedy[:, None], is_picked, read.rows.looked_up.exp())
-    return Seen(*read, at_target, torch.where(read.draft.drawn, read.draft.looked_up.exp(), 1.0), slices)
+    at_draft = torch.where(read.draft.drawn, read.draft.looked_up.exp(), 1.0)
+    return Seen(*read, at_target, at_draft, read.rows.slices)
 
 
 class Accepted(NamedTuple):
@@ -247,7 +253,7 @@ def target_masses(call: Call, seen: Seen) -> Tensor:
     """This rank's part of every row, float64 [batch, rows]."""
     if seen.slices is None:
         return probabilities(call.shard, seen.rows).sum(-1)
-    return masses_here(call.shard, call.target, seen.rows)
+    return masses_here(seen.rows)
 
 
 def entropies_here(call: Call, seen: Seen) -> Tensor:

@@ -67,24 +67,23 @@ def read_rows(
     """
     draft = no_draft_rows(tokens, looked, shard.width)
     if direct:
-        rows, _ = yield from direct_steps(shard, target, before, noise)
+        rows, _ = yield from direct_steps(shard, target, before, noise, slices=slices)
         return Read(rows, draft, rows, DenseReports(rows.logprobs, shard.start), rows.most_likely, None)
     parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares, slices)]
     if drafts is not None:
         parts.append(drafts)
-    reported = slices
     if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-        reported = None if slices is None else raw_slices(shard, target, slices)
-        parts.append(target_steps(shard, raw(target), before, looked, slices=reported))
+        of_raw = None if slices is None else raw_slices(slices)
+        parts.append(target_steps(shard, raw(target), before, looked, slices=of_raw))
     rows, *others = yield from together(*parts)
     draft = draft if drafts is None else others.pop(0)
     told = others[0] if others else rows
-    reports = reports_of(shard, told, reported)
+    reports = reports_of(shard, told)
     if kind != RuleKind.GUMBEL:
         return Read(rows, draft, told, reports, rows.most_likely, None if others else rows.best)
-    if slices is not None:
+    if rows.slices is not None:
         of_best = None if report.logprobs == NO_LOGPROBS else reports
-        best = yield from sliced_best_steps(shard, target, before, noise, rows, slices, of_best)
+        best = yield from sliced_best_steps(shard, before, noise, rows, rows.slices, of_best)
         return Read(rows, draft, told, reports, best.tokens[..., 0], best.logprobs[..., 0])
     of_tokens = None if report.logprobs == NO_LOGPROBS else told.logprobs
     best = yield from best_steps(shard, first_if_greedy(shard, rows), rows.greedy, noise, 1, rows.status, of_tokens)

@@ -12,7 +12,6 @@ from specens_kernels.arguments import (
     TARGET_LOGPROBS,
     RandomSource,
     Stream,
-    Target,
     report_of,
     stream_of,
     target_of,
@@ -20,9 +19,10 @@ from specens_kernels.arguments import (
 )
 from specens_kernels.distributed.draw import Choice, Noise, Reports, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import SlicedChoice, SlicedReports, Slices
+from specens_kernels.distributed.slices import SlicedChoice, SlicedReports, Slices, no_drafts
 from specens_kernels.distributed.steps import Steps, together
 from specens_kernels.distributed.target import (
+    OPERATORS_OF_RULES,
     Looked,
     Rows,
     always_greedy,
@@ -30,7 +30,6 @@ from specens_kernels.distributed.target import (
     first_if_greedy,
     kernels_read,
     masses_here,
-    no_drafts,
     operators_of,
     places_of,
     probabilities,
@@ -40,11 +39,11 @@ from specens_kernels.distributed.target import (
     sliced_best_steps,
     target_steps,
 )
-from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.sample.reference import invalid_uniform, one_step
 from specens_kernels.ops.target_logprobs.reference import one_hot, raw
 from specens_kernels.ops.uniforms.reference import uniforms as philox_uniforms
 from specens_kernels.results import Status
+from specens_kernels.rules import RuleKind
 
 
 def nothing_looked_up(like: Tensor) -> Looked:
@@ -67,7 +66,9 @@ def score_steps(
         looked = Looked(tokens[:, : max(0, steps.shape[1] - 1)], steps[:, :-1])
         slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
     rows = yield from target_steps(shard, target, before, looked, slices=slices)
-    logprobs = rows.logprobs if slices is None else SlicedReports(slices, *rows.parts[1:]).of_rows(steps)
+    logprobs = rows.logprobs
+    if rows.slices is not None:
+        logprobs = SlicedReports(rows.slices, *rows.parts[1:]).of_rows(steps)
     certain = one_hot(shard.own(rows.most_likely), logprobs.shape[-1]) * rows.alive[..., None]
     logprobs = torch.where(rows.greedy[:, None, None], certain.log(), logprobs)
     return torch.where(rows.invalid[:, None, None], -torch.inf, logprobs).float()
@@ -82,30 +83,30 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
     noise = Noise(None, None)
     if stream.best > 0 and source.positions is not None:
         noise = Noise(source.seeds, (source.positions + stream.step)[:, None])
-    by_best = stream.best > 0 or always_greedy(target)
-    if by_best and scores_need_no_sums(target) and report.logprobs == NO_LOGPROBS:
-        rows, tokens = yield from direct_steps(shard, target, None, noise, count)
+    best = OPERATORS_OF_RULES[RuleKind.GUMBEL] if stream.best > 0 else []
+    by_best, slices = stream.best > 0 or always_greedy(target), None
+    direct = by_best and scores_need_no_sums(target) and report.logprobs == NO_LOGPROBS
+    reads = count == 1 and not (direct and target.plausibility == 0)
+    if reads and kernels_read(shard, target, *operators_of(report, stream.best > 0), *best):
+        slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
+    if direct:
+        rows, tokens = yield from direct_steps(shard, target, None, noise, count, slices)
         told: list[Any] = []
     else:
-        slices = None
-        best = ["best_kept_of_shard"] if stream.best > 0 else []
-        picks = stream.best > 1 or (by_best and target.ensemble == EnsembleKind.MIXTURE)
-        if not picks and kernels_read(shard, target, *operators_of(report, stream.best > 0), *best):
-            slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
-        parts, reported_slices = [target_steps(shard, target, None, looked, slices=slices)], slices
+        parts = [target_steps(shard, target, None, looked, slices=slices)]
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
-            reported_slices = None if slices is None else raw_slices(shard, target, slices)
-            parts.append(target_steps(shard, raw(target), None, looked, slices=reported_slices))
+            of_raw = None if slices is None else raw_slices(slices)
+            parts.append(target_steps(shard, raw(target), None, looked, slices=of_raw))
         rows, *others = yield from together(*parts)
         told_rows, first = others[0] if others else rows, torch.zeros_like(rows.status)
-        reports: Reports = reports_of(shard, told_rows, reported_slices)
+        reports: Reports = reports_of(shard, told_rows)
         logprobs = None if report.logprobs == NO_LOGPROBS else reports.of_row(first[:, 0])
-        if slices is None:
+        if rows.slices is None:
             chosen = chosen_steps(shard, rows, source, stream, noise, logprobs)
         else:
             uniform = uniforms_of_draw(source, stream, rows)
             by_scores = noise if stream.best > 0 else None
-            chosen = sliced_steps(shard, target, rows, slices, uniform, by_scores, reports, logprobs)
+            chosen = sliced_steps(shard, rows, rows.slices, uniform, by_scores, reports, logprobs)
         if logprobs is None:
             (tokens, _), told = (yield from chosen), []
         else:
@@ -150,7 +151,6 @@ def chosen_steps(
 
 def sliced_steps(
     shard: Shard,
-    target: Target,
     rows: Rows,
     slices: Slices,
     uniform: Tensor,
@@ -161,9 +161,9 @@ def sliced_steps(
     """`chosen_steps` of rows that kernels have read. noise: None: by inverse CDF. logprobs: those of `reports`."""
     if noise is not None:
         of_best = None if logprobs is None else reports
-        best = yield from sliced_best_steps(shard, target, None, noise, rows, slices, of_best)
+        best = yield from sliced_best_steps(shard, None, noise, rows, slices, of_best)
         return best.tokens, best.logprobs
-    own = masses_here(shard, target, rows)
+    own = masses_here(rows)
     places = places_of(slices, rows.parts, torch.zeros_like(own, dtype=torch.int64))
     never = torch.zeros_like(rows.greedy)
     certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)

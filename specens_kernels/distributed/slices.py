@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specens_kernels.arguments import Draft, SamplingArguments, Target
+from specens_kernels.arguments import NO_DRAFTER, Draft, SamplingArguments, Target
 from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import NO_ID, Top
 from specens_kernels.distributed.filters import Least
@@ -46,6 +46,8 @@ class Slices:
     def __init__(
         self, shard: Shard, target: Target, draft: Draft, tokens: Tensor, parents: Tensor | None = None
     ) -> None:
+        self.shard, self.target, self.draft = shard, target, draft
+        target = target._replace(plausibility=0.0)  # all ranks together say what is plausible
         if target.allowed is not None:
             target = target._replace(allowed=shifted_mask(shard, target.allowed))
         target = target._replace(sampling=without_filters(target.sampling))
@@ -57,6 +59,11 @@ class Slices:
         if parents is not None:
             self.options["parents"] = parents
         self.numbers = Numbers(*self.call("chain_of_shard"))
+
+    def of(self, target: Target, drafted: bool = True) -> Slices:
+        """The same rows of another target. drafted: beside what drafts were drawn from."""
+        draft = self.draft if drafted else no_drafts(target, self.tokens)
+        return Slices(self.shard, target, draft, self.tokens, self.parents)
 
     def call(self, name: str, *given: Any, **more: Any) -> Any:
         operator = local.operator_for(name, self.tokens)
@@ -200,6 +207,15 @@ def exceeding(slices: Slices, places: Places, nodes: Tensor, ratios: Tensor) -> 
     """`Shares.exceeding` of rows of trees; the shares are their factors."""
     result: Tensor = places.call(slices, "exceeding_of_shard", nodes.contiguous(), ratios.contiguous())
     return result
+
+
+def no_drafts(target: Target, tokens: Tensor) -> Draft:
+    """Tokens of which nobody asks what they were drawn from."""
+    return Draft(tokens, None, None, None, None, NO_DRAFTER, 0, 1, target.sampling)
+
+
+def has_source(draft: Draft) -> bool:
+    return draft.logits is not None or draft.drafters is not None or draft.drafter != NO_DRAFTER
 
 
 def without_filters(own: SamplingArguments) -> SamplingArguments:

@@ -29,10 +29,12 @@ from specens_kernels.distributed.slices import (
     Slices,
     best_kept,
     by_parts,
+    has_source,
     least_of,
 )
-from specens_kernels.distributed.softmax import Softmax, Source, softmax_steps
+from specens_kernels.distributed.softmax import Here, Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
+from specens_kernels.distributed.written import is_written, plausible_steps, written_mixture
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties
 from specens_kernels.ops.target_logprobs.reference import (
@@ -67,6 +69,7 @@ class Rows(NamedTuple):
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch]
     parts: Parts
+    slices: Slices | None = None  # where kernels read them, whose log-probabilities nobody knows
 
 
 class Parts(NamedTuple):
@@ -109,10 +112,6 @@ def always_greedy(target: Target) -> bool:
     return target.sampling.temperatures is None and target.sampling.temperature == 0
 
 
-def never_greedy(target: Target) -> bool:
-    return target.sampling.temperatures is None and target.sampling.temperature > 0
-
-
 def settings_of(shard: Shard, target: Target) -> tuple[Parameters, Tensor, Tensor]:
     """Sampling parameters, weights float64 [members, batch, 1], and what is out of range, bool [batch]."""
     first = target.member_logits[0]
@@ -140,7 +139,7 @@ def read_members(shard: Shard, target: Target, before: Tensor | Paths | None) ->
 def filter_of_target(shard: Shard, target: Target, own: Parameters) -> Filter | None:
     """What filters rows of the target, or of its members."""
     whole = target.ensemble == EnsembleKind.MIXTURE and not target.filter_members
-    return filter_of(shard, target.sampling, own.filters, None if whole else exact_type(target))
+    return filter_of(shard, target.sampling, own.filters, torch.float32 if whole else exact_type(target))
 
 
 def filter_of_draft(shard: Shard, target: Target, draft: Draft, own: Parameters) -> Filter | None:
@@ -161,15 +160,10 @@ def kernels_filter(kept: Filter | None, like: Tensor) -> bool:
 
 def kernels_read(shard: Shard, target: Target, *more: str) -> bool:
     """Whether kernels can read what probabilities of a target are made of. more: operators that are needed besides."""
-    first, mixture = target.member_logits[0], target.ensemble == EnsembleKind.MIXTURE
+    first = target.member_logits[0]
     kept = filter_of_target(shard, target, parameters(target.sampling, first))
-    if target.plausibility > 0 or not kernels_filter(kept, first):
-        return False
-    if kept is not None and mixture and not target.filter_members:
-        return False
-    if target.ensemble == EnsembleKind.MIXTURE and not never_greedy(target):
-        return False  # its most likely token would be found in another pass
-    return all(local.operator_for(name, first) is not None for name in ("chain_of_shard", *more))
+    needed = ["chain_of_shard", "logprobs_of_shard", *more]  # what is written down of a target is log-probabilities
+    return kernels_filter(kept, first) and all(local.operator_for(name, first) is not None for name in needed)
 
 
 def operators_of(report: Report, scores: bool) -> list[str]:
@@ -183,7 +177,10 @@ def operators_of(report: Report, scores: bool) -> list[str]:
     ]
 
 
-OPERATORS_OF_RULES = {RuleKind.TYPICAL: ["entropies_of_shard"], RuleKind.GUMBEL: ["best_kept_of_shard"]}
+OPERATORS_OF_RULES = {
+    RuleKind.TYPICAL: ["entropies_of_shard"],
+    RuleKind.GUMBEL: ["best_of_shard", "best_kept_of_shard"],
+}
 
 
 def kernels_verify(shard: Shard, target: Target, draft: Draft, kind: RuleKind, report: Report, *more: str) -> bool:
@@ -192,8 +189,6 @@ def kernels_verify(shard: Shard, target: Target, draft: Draft, kind: RuleKind, r
         kept = filter_of_draft(shard, target, draft, parameters(draft.sampling, draft.tokens))
         if not kernels_filter(kept, target.member_logits[0]):
             return False
-    if kind.picks and target.ensemble == EnsembleKind.MIXTURE:
-        return False
     needed = [*operators_of(report, kind == RuleKind.GUMBEL), *OPERATORS_OF_RULES.get(kind, []), *more]
     return kernels_read(shard, target, *needed)
 
@@ -202,18 +197,15 @@ def without_source(draft: Draft) -> Draft:
     return draft._replace(logits=None, drafters=None, drafter=NO_DRAFTER)
 
 
-def no_drafts(target: Target, tokens: Tensor) -> Draft:
-    return Draft(tokens, None, None, None, None, NO_DRAFTER, 0, 1, target.sampling)
-
-
-def raw_slices(shard: Shard, target: Target, slices: Slices) -> Slices:
+def raw_slices(slices: Slices) -> Slices:
     """The rows of the raw ensemble, of a target that kernels have read."""
-    own, tokens = raw(target), slices.tokens
-    return Slices(shard, own, no_drafts(own, tokens), tokens, slices.parents)
+    return slices.of(raw(slices.target), drafted=False)
 
 
-def masses_here(shard: Shard, target: Target, rows: Rows) -> Tensor:
+def masses_here(rows: Rows) -> Tensor:
     """This rank's part of every row that kernels have read, float64 [batch, rows]; of greedy requests any number."""
+    assert rows.slices is not None
+    shard, target = rows.slices.shard, rows.slices.target
     if target.ensemble != EnsembleKind.MIXTURE:
         return rows.parts.masses[..., 0].clamp(min=0)
     _, weights, _ = settings_of(shard, target)
@@ -233,10 +225,10 @@ def mixed_steps(target: Target, members: Members) -> Steps[Tensor]:
     """Mixed logits [batch, rows, width] of a lone member or a mixture of logits; a collective for plausibility."""
     if target.plausibility == 0:
         return mixed_logits(members.logits, members.weights, 0.0)
-    first = members.logits[0]
-    heard = yield first.amax(-1)
-    least = heard.amax(0)[..., None] + math.log(target.plausibility)
-    return torch.where(first < least, -math.inf, mixed_logits(members.logits, members.weights, 0.0))
+    first, mixed = members.logits[0], mixed_logits(members.logits, members.weights, 0.0)
+    heard = yield torch.cat([first.amax(-1), mixed.amax(-1)], 1)  # the second for ranks whose kernels need it
+    least = heard.amax(0).chunk(2, 1)[0][..., None] + math.log(target.plausibility)
+    return torch.where(first < least, -math.inf, mixed)
 
 
 def exact_type(target: Target) -> torch.dtype | None:
@@ -264,22 +256,33 @@ def target_steps(
     slices: where kernels have read the rows; what is looked up is the drafts.
     """
     if slices is None:
-        members, here = read_members(shard, target, before), None
+        members = read_members(shard, target, before)
     else:
-        members, here = members_of_slices(shard, target, slices), slices.of_target()
+        members = members_of_slices(shard, target, slices)
     own = members.sampling
     if target.ensemble != EnsembleKind.MIXTURE:
-        scores = yield from mixed_steps(target, members)
-        kept, rows = filter_of_target(shard, target, own), None
-        if slices is not None and kept is not None:
-            rows = SlicedRows(slices, kept.keys, False)
-        source = Source(scores, own.temperature, members.status, looked.tokens, looked.rows, kept, here, rows)
+        kept, temperature = filter_of_target(shard, target, own), own.temperature
+        if slices is None:
+            scores = yield from mixed_steps(target, members)
+        else:
+            if target.plausibility > 0:
+                written = yield from plausible_steps(slices)
+                slices, temperature = slices.of(written), torch.ones_like(temperature)
+            scores = slices.unknown
+        source = Source(scores, temperature, members.status, looked.tokens, looked.rows, *of_slices(slices, kept))
         found = yield from softmax_steps(shard, source)
         status, parts = found.status, parts_of(found, 1)
     else:
-        found, status, parts = yield from mixture_steps(shard, target, members, looked, picks, slices)
+        found, status, parts, slices = yield from mixture_steps(shard, target, members, looked, picks, slices)
     status = status | ~found.alive * Status.NO_TOKEN
-    return Rows(*found[:5], status, own.greedy, members.invalid, parts)
+    return Rows(*found[:5], status, own.greedy, members.invalid, parts, slices)
+
+
+def of_slices(slices: Slices | None, kept: Filter | None) -> tuple[Filter | None, Here | None, SlicedRows | None]:
+    """How the target's parts are filtered, and what kernels know of them: the end of a `Source`."""
+    if slices is None:
+        return kept, None, None
+    return kept, slices.of_target(), None if kept is None else SlicedRows(slices, kept.keys, False)
 
 
 def parts_of(found: Softmax, count: int) -> Parts:
@@ -299,28 +302,37 @@ def places_of(slices: Slices, parts: Parts, rows: Tensor) -> Places:
     return Places(rows, shares, masses, least_of(parts.least, None, slices.numbers))
 
 
-def reports_of(shard: Shard, rows: Rows, slices: Slices | None) -> Reports:
-    """What is reported of rows. slices: where kernels have read them."""
-    if slices is None:
+def reports_of(shard: Shard, rows: Rows) -> Reports:
+    """What is reported of rows."""
+    if rows.slices is None:
         return DenseReports(rows.logprobs, shard.start)
-    return SlicedReports(slices, *rows.parts[1:])
+    return SlicedReports(rows.slices, *rows.parts[1:])
 
 
 def direct_steps(
-    shard: Shard, target: Target, before: Tensor | Paths | None, noise: Noise, count: int = 1
+    shard: Shard,
+    target: Target,
+    before: Tensor | Paths | None,
+    noise: Noise,
+    count: int = 1,
+    slices: Slices | None = None,
 ) -> Steps[tuple[Rows, Tensor]]:
     """The best tokens of each row, int64 [batch, rows, count], where nothing else is needed: 16 bytes a row and token.
 
-    The rows' log-probabilities are not known.
+    The rows' log-probabilities are not known. slices: where kernels have read rows of which plausible tokens count.
     """
     own, _, invalid = settings_of(shard, target)
+    if slices is not None:
+        target = yield from plausible_steps(slices)
+        own = parameters(target.sampling, own.temperature)
     if count == 1 and has_kernel(target, before):
         found = best_in_parts(shard, target, before, own, noise)
     else:
         members = read_members(shard, target, before)
         scores = yield from mixed_steps(target, members)
         found = (*best_here(shard, scores, own.temperature, own.greedy, noise, count), members.status)
-    best = yield from winner_steps(*found[:2], own.temperature, own.greedy, noise, found[2])
+    bits = found[2] if slices is None else slices.status
+    best = yield from winner_steps(*found[:2], own.temperature, own.greedy, noise, bits)
     first = best.tokens[..., 0]
     status = best.status | (first < 0) * Status.NO_TOKEN
     unknown = torch.zeros_like(first, dtype=torch.float64)
@@ -357,21 +369,18 @@ def best_in_parts(
 
 
 def sliced_best_steps(
-    shard: Shard,
-    target: Target,
-    before: Tensor | Paths | None,
-    noise: Noise,
-    rows: Rows,
-    slices: Slices,
-    reports: Reports | None,
+    shard: Shard, before: Tensor | Paths | None, noise: Noise, rows: Rows, slices: Slices, reports: Reports | None
 ) -> Steps[Best]:
-    """`best_steps` of a lone model or a mixture of logits that kernels have read: one token each.
+    """`best_steps` of rows that kernels have read: one token each.
 
     Where nothing is filtered, `best_in_parts` reads the slices once more, else the tiles that reach the threshold.
     """
-    own, numbers = parameters(target.sampling, rows.status), slices.numbers
+    target, least, numbers = slices.target, rows.parts.least, slices.numbers
+    if target.ensemble == EnsembleKind.MIXTURE:
+        target, least = written_mixture(SlicedReports(slices, *rows.parts[1:])), None
+    own = parameters(target.sampling, rows.status)
     index = torch.arange(rows.alive.shape[1], device=rows.alive.device).expand_as(rows.alive).contiguous()
-    if rows.parts.least is None or noise.seeds is None or noise.positions is None:
+    if least is None or noise.seeds is None or noise.positions is None:
         values, tokens, _ = best_in_parts(shard, target, before, own, noise)
     else:
         values, tokens = best_kept(slices, places_of(slices, rows.parts, index), noise.seeds, noise.positions)
@@ -398,16 +407,14 @@ def first_if_greedy(shard: Shard, rows: Rows) -> Tensor:
 
 def mixture_steps(
     shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, slices: Slices | None
-) -> Steps[tuple[Softmax, Tensor, Parts]]:
+) -> Steps[tuple[Softmax, Tensor, Parts, Slices | None]]:
     """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at.
 
-    And its status, and what is known of its members.
+    And its status, and what is known of its members, or of the mixture, and the slices of these.
     """
     count, batch, rows, _ = members.logits.shape
     own, n = members.sampling, looked.tokens.shape[1]
     kept = filter_of_target(shard, target, own)
-    here = None if slices is None else slices.of_target()
-    of_members = SlicedRows(slices, kept.keys, False) if slices is not None and kept is not None else None
     index = torch.arange(count, device=looked.rows.device)[:, None] * rows
     source = Source(
         members.logits.transpose(0, 1).flatten(1, 2),
@@ -415,9 +422,7 @@ def mixture_steps(
         members.status.repeat(1, count),
         looked.tokens.repeat(1, count),
         (looked.rows[:, None] + index).flatten(1),
-        kept if target.filter_members else None,
-        here,
-        of_members,
+        *of_slices(slices, kept if target.filter_members else None),
     )
     each = yield from softmax_steps(shard, source)
     status = each.status.view(batch, count, rows)[:, 0]
@@ -432,14 +437,18 @@ def mixture_steps(
     kept = None if target.filter_members else kept
     there = ((members.weights != 0) & alive).any(0)
     parts = parts_of(each, count)
-    if kept is None and never_greedy(target) and not picks:
+    if not is_written(target, picks):
         nothing, unknown = torch.zeros_like(status), torch.zeros_like(mixed[..., 0])
         found = Softmax(mixed, looked_up, nothing, unknown, there, status, unknown, unknown, None, unknown, unknown)
-        return found, status, parts
-    plain = torch.ones_like(own.temperature)
-    whole = Source(mixed, plain, torch.zeros_like(status), looked.tokens, looked.rows, kept)
+        return found, status, parts, slices
+    if kept is not None:
+        mixed = mixed.float().double()  # as kernels write it: what is searched has float32 keys
+    if slices is not None:
+        slices = slices.of(written_mixture(SlicedReports(slices, *parts[1:])))
+    plain, usual = torch.ones_like(own.temperature), torch.zeros_like(status)
+    whole = Source(mixed, plain, usual, looked.tokens, looked.rows, *of_slices(slices, kept))
     found = yield from softmax_steps(shard, whole)
-    return found, status, parts
+    return found, status, parts if slices is None else parts_of(found, 1), slices
 
 
 def weighted(logprobs: Tensor, weights: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
@@ -471,10 +480,6 @@ def no_draft_rows(tokens: Tensor, looked: Looked, width: int) -> DraftRows:
     return DraftRows(
         nothing, looked_up, status.bool(), status, torch.full_like(status, -1.0, dtype=torch.float64), None
     )
-
-
-def has_source(draft: Draft) -> bool:
-    return draft.logits is not None or draft.drafters is not None or draft.drafter != NO_DRAFTER
 
 
 def draft_steps(

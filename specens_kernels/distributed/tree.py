@@ -19,9 +19,9 @@ from specens_kernels.distributed.draw import (
     top_steps,
 )
 from specens_kernels.distributed.shard import Shard
-from specens_kernels.distributed.slices import Places, SlicedChoice, entropies, residuals
+from specens_kernels.distributed.slices import Places, SlicedChoice, entropies, has_source, residuals
 from specens_kernels.distributed.steps import Steps, together
-from specens_kernels.distributed.target import Rows, has_source, invalid_draft, probabilities
+from specens_kernels.distributed.target import Rows, invalid_draft, probabilities
 from specens_kernels.distributed.tree_offers import DenseShares, Rounds, SlicedShares, offer_steps
 from specens_kernels.distributed.tree_rows import Call, Seen, nothing_rejected, prepare, read_steps, target_masses
 from specens_kernels.distributed.tree_runs import run_steps

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from specens_kernels.distributed.draw import Masses, mass_steps
-from specens_kernels.distributed.slices import Places, Slices, exceeding, masses_of_drafts, residuals
+from specens_kernels.distributed.slices import Places, Slices, exceeding, has_source, masses_of_drafts, residuals
 from specens_kernels.distributed.steps import Steps
-from specens_kernels.distributed.target import has_source
 from specens_kernels.distributed.tree_rows import Call, Seen, node_drafts, nothing_rejected, target_masses
 from specens_kernels.ops.target_logprobs.reference import one_hot
 from specens_kernels.ops.tree_mask.reference import descent

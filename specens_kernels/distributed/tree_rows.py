@@ -12,7 +12,7 @@ from specens_kernels.distributed import local
 from specens_kernels.distributed.draw import Reports
 from specens_kernels.distributed.reads import noise_at, read_rows
 from specens_kernels.distributed.shard import Shard, shifted
-from specens_kernels.distributed.slices import Places, Slices, by_parts, least_of
+from specens_kernels.distributed.slices import Places, Slices, by_parts, has_source, least_of
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.distributed.target import (
     DraftRows,
@@ -20,13 +20,14 @@ from specens_kernels.distributed.target import (
     Rows,
     always_greedy,
     draft_steps,
-    has_source,
     kernels_verify,
     masses_here,
     probabilities,
     scores_need_no_sums,
     without_source,
 )
+from specens_kernels.distributed.written import is_written, lone_draft
+from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import parameters
 from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT, at_parents, earlier_siblings
 from specens_kernels.ops.verify_tree.shape import Shape, paths, tree_shape
@@ -112,12 +113,16 @@ def slices_of(call: Call) -> Slices | None:
     follows_paths = call.kind == RuleKind.GUMBEL and call.target.processing.active
     needed = "exceeding_of_shard" if call.kind == RuleKind.K_SEQ else "mass_of_drafts_of_shard"
     members = call.target.member_logits
-    several = draft.drafters is not None and len(members) > 1
-    if call.direct or follows_paths or (several and not local.takes_a_drafter_a_node(members[0])):
+    several, written = draft.drafters is not None and len(members) > 1, is_written(call.target, False)
+    if not written and (call.direct or (follows_paths and call.target.ensemble != EnsembleKind.MIXTURE)):
+        return None
+    if several and (written or not local.takes_a_drafter_a_node(members[0])):
         return None
     if not kernels_verify(call.shard, call.target, draft, call.kind, call.report, needed):
         return None
     parents = torch.where(call.shape.used, call.shape.parent_row - 1, -2)
+    if written:
+        draft = lone_draft(call.shard, call.target, draft, paths(call.here, call.shape), call.tokens.shape[1] + 1)
     return Slices(call.shard, call.target, draft, call.here, parents)
 
 
@@ -140,14 +145,14 @@ def read_steps(call: Call) -> Steps[Seen]:
     at_target = ((tokens == read.picked.gather(1, above_row)) & rows.alive.gather(1, above_row)).double()
     if not call.by_best:
         at_target = torch.where(rows.greedy[:, None], at_target, rows.looked_up.exp())
-    return Seen(*read, at_target, slices)
+    return Seen(*read, at_target, rows.slices)
 
 
 def target_masses(call: Call, seen: Seen) -> Tensor:
     """This rank's part of every row, float64 [batch, rows]."""
     if seen.slices is None:
         return probabilities(call.shard, seen.rows).sum(-1)
-    return masses_here(call.shard, call.target, seen.rows)
+    return masses_here(seen.rows)
 
 
 def nothing_rejected(call: Call) -> Tensor:

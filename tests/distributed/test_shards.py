@@ -166,15 +166,11 @@ def some_trees(backend: str, count: int, vocab: int) -> list[TreeCase]:
     return [random_case(seed, vocabs=(vocab,)) for seed in range(many(count))]
 
 
-def of_members(case: TreeCase, rule: str, filters: tuple[dict[str, Any], ...] = ({}, {})) -> TreeCase:
-    """The same under a rule, filtered by members. filters: of the target and of its drafts."""
+def by_rule(case: TreeCase, rule: str, filters: tuple[dict[str, Any], ...] = ({}, {})) -> TreeCase:
+    """The same under a rule. filters: of the target and of its drafts."""
     arguments = case.arguments | {"rule": rule, "sampling": Sampling(0.9, **filters[0])}
     if rule == "k_seq":
         arguments |= by_k_seq(arguments)
-    if isinstance(arguments["ensemble"], Contrastive):
-        arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
-    if isinstance(arguments["ensemble"], Mixture):
-        arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
     if arguments.get("draft_sampling") is not None:
         arguments["draft_sampling"] = Sampling(0.7, **filters[1])
     return replace(case, arguments=arguments)
@@ -190,7 +186,7 @@ def of_members(case: TreeCase, rule: str, filters: tuple[dict[str, Any], ...] = 
 )
 def test_kernels_read_slices_of_trees_as_torch_does(backend, vocab, rule, monkeypatch):
     """Children that were drawn, with and without replacement, by one member or several, or chosen."""
-    cases = [of_members(case, rule) for case in some_trees(backend, 16 if vocab < 5000 else 6, vocab)]
+    cases = [by_rule(case, rule) for case in some_trees(backend, 16 if vocab < 5000 else 6, vocab)]
     read, accepted = trees_by_kernels(monkeypatch, backend, cases)
     assert read > len(cases) / 2
     assert accepted > (len(cases) if backend == "cpp" else 0)
@@ -203,7 +199,7 @@ def test_kernels_read_slices_of_trees_as_torch_does(backend, vocab, rule, monkey
 def test_kernels_filter_slices_of_trees_as_torch_does(backend, rule, monkeypatch):
     filters: list[dict[str, Any]] = [{"top_k": 3, "top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.9}, {}]
     cases = [
-        of_members(case, rule, (filters[index % 4], filters[(index + 1) % 4]))
+        by_rule(case, rule, (filters[index % 4], filters[(index + 1) % 4]))
         for index, case in enumerate(some_trees(backend, 16, 700 if backend == "cpp" else 90))
     ]
     read, accepted = trees_by_kernels(monkeypatch, backend, cases)
@@ -288,6 +284,35 @@ def test_filters_keep_the_tokens_of_whole_rows_where_many_tie_or_lie_close(kind,
                 kept = (own > -torch.inf) == (expected > -torch.inf)
                 assert kept.all(), (top_k, top_p, min_p, dtype, int((~kept).sum()))
                 torch.testing.assert_close(own, expected, **LOGPROBS)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp", "triton"])
+def test_tokens_of_mixtures_that_tie_are_kept_on_every_slice(backend, monkeypatch):
+    """And the likeliest is the first of those, whatever their slices' own sums are."""
+    if backend != "cpp":
+        by_triton(monkeypatch)
+    if backend == "torch":
+        monkeypatch.setattr(local, "operator_for", lambda *_: None)
+    filters: list[dict[str, Any]] = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.01}, {}]
+    vocab, filters = (100, filters[:1]) if backend == "triton" else (3000, filters)
+    first = (ties("few values") / 2).round().bfloat16()[..., :vocab]
+    second = (first.float() * 0.5 + (torch.arange(vocab) % 7 == 0)).bfloat16()
+    second[..., 0] = 9.0  # so that slices have sums of their own
+    bounds, uniforms = [0, vocab // 3, vocab // 2, vocab], torch.full((4,), 0.9, dtype=torch.float64)
+    for ensemble in (Mixture((0.4, 0.6)), Contrastive(0.5, 0.1)):
+        for own in filters:
+            sampling = Sampling(temperature=torch.tensor([0.0, 1.0, 0.7, 1.3]), **own)
+            given = {"ensemble": ensemble, "sampling": sampling}
+            logits = [first, second]
+            results, _ = on_shards(operations.scores_of, logits, bounds=bounds, **given)
+            expected = target_logprobs(logits, backend="reference", **given)
+            scores = torch.cat([part[..., : end - begin] for begin, end, part in zip(bounds, bounds[1:], results)], -1)
+            kept = (scores > -torch.inf) == (expected > -torch.inf)
+            assert kept.all(), (ensemble, own, int((~kept).sum()))
+            torch.testing.assert_close(scores, expected, **LOGPROBS)
+            rows = [values[:, 0] for values in logits]
+            results, _ = on_shards(operations.draw_of, rows, bounds=bounds, uniforms=uniforms, **given)
+            assert_equal(results[0], sample(rows, backend="reference", uniforms=uniforms, **given), (ensemble, own))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -490,7 +515,7 @@ def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backe
     for seed in range(many(12 if backend == "cpp" else 3)):
         choice, problem = random.Random(seed), random_problem(seed, (vocab,))
         arguments = of_gumbel(problem, seed).arguments | {"logprobs": False}
-        if not isinstance(arguments["ensemble"], LogitMixture):
+        if not isinstance(arguments["ensemble"], LogitMixture | Contrastive):
             arguments["ensemble"] = LogitMixture((1.0, -0.3, 0.6)[: len(problem.logits)])
         if len(problem.logits) == 1 and seed % 2:
             arguments["ensemble"] = None
@@ -505,19 +530,17 @@ def test_the_best_tokens_of_slices_are_found_by_kernels_as_in_torch(vocab, backe
 
 
 def of_slices(problem: Problem, choice: random.Random) -> Problem:
-    """The same unfiltered, under a rule that kernels weigh the slices for; of mixtures no request is greedy."""
+    """The same unfiltered, under a rule that kernels weigh the slices for."""
     arguments = {name: value for name, value in problem.arguments.items() if name not in ("logprobs", "top_logprobs")}
     rules: list[Any] = ["token", "token", "block", Threshold(0.2), Synthetic(0.6)]
     if choice.random() < 0.4:
         rules = ["typical"]
     if choice.random() < 0.4:
         arguments |= {"logprobs": choice.choice(["raw", "target"]), "top_logprobs": choice.choice([0, 3])}
+    if any(arguments.get(name) is not None for name in NEEDS_DRAFT) and choice.random() < 0.2:
+        rules = [Replacement(0.6, 0.4)]
     arguments["rule"] = choice.choice(rules)
-    if isinstance(arguments["ensemble"], Contrastive):
-        arguments["ensemble"] = LogitMixture((1.0, -arguments["ensemble"].amateur_weight))
     temperature: Any = choice.choice([0.7, problem.arguments["sampling"].temperature])
-    if isinstance(arguments["ensemble"], Mixture):
-        temperature = choice.choice([0.7, 1.3])
     arguments["sampling"] = Sampling(temperature=temperature)
     if arguments.get("draft_sampling") is not None:
         arguments["draft_sampling"] = Sampling(temperature=choice.choice([0.0, 0.5, temperature]))
@@ -548,7 +571,7 @@ def test_kernels_read_slices_of_chains_as_torch_does(vocab, backend, monkeypatch
 
 
 def filtered(problem: Problem, choice: random.Random) -> Problem:
-    """A problem `of_slices` with filters, of a mixture's members."""
+    """A problem `of_slices` with filters."""
     dtype = choice.choice([torch.bfloat16, torch.float16, torch.float32])
     batch, arguments = len(problem.tokens), dict(problem.arguments)
     top_ps = torch.tensor([choice.choice([0.3, 0.9, 1.0]) for _ in range(batch)])
@@ -560,8 +583,6 @@ def filtered(problem: Problem, choice: random.Random) -> Problem:
     arguments["sampling"] = replace(arguments["sampling"], **own)
     if arguments.get("draft_sampling") is not None and choice.random() < 0.7:
         arguments["draft_sampling"] = replace(arguments["draft_sampling"], **own)
-    if isinstance(arguments["ensemble"], Mixture):
-        arguments["ensemble"] = replace(arguments["ensemble"], filter="members")
     if choice.random() < 0.5:
         arguments["processing"] = None  # so that 16-bit logits are searched as such
     if arguments.get("draft_logits") is not None:
@@ -591,7 +612,7 @@ def test_kernels_filter_slices_of_chains_as_torch_does(backend, vocab, monkeypat
 
 
 @pytest.mark.parametrize(("backend", "vocab"), [("cpp", 90), ("cpp", 5003), ("triton", 90)])
-def test_kernels_find_the_best_scores_of_filtered_slices(backend, vocab, monkeypatch):
+def test_kernels_find_the_best_scores_of_slices_that_are_filtered_or_mixed(backend, vocab, monkeypatch):
     if backend == "triton":
         by_triton(monkeypatch)
     operators, calls = local.operator_for, []
@@ -600,16 +621,15 @@ def test_kernels_find_the_best_scores_of_filtered_slices(backend, vocab, monkeyp
     for seed in range(count):
         choice = random.Random(seed)
         problem = random_problem(seed, (vocab,))
-        ensemble = LogitMixture((1.0, -0.3, 0.6)[: len(problem.logits)]) if len(problem.logits) > 1 else None
-        problem = replace(problem, arguments=problem.arguments | {"ensemble": ensemble})
-        case = of_gumbel(filtered(of_slices(problem, choice), choice), seed)
+        case = of_slices(problem, choice)
+        case = of_gumbel(case if seed % 3 == 0 else filtered(case, choice), seed)
         if choice.random() < 0.5:
             case = replace(case, arguments=case.arguments | {"top_logprobs": 3 if case.arguments["logprobs"] else 0})
         if always_greedy(case):
             continue
         before = len(calls)
         assert_equal(on_random_shards(case, choice), case.verify("reference"), seed)
-        found += "best_kept_of_shard" in calls[before:]
+        found += not {"best_kept_of_shard", "best_of_shard"}.isdisjoint(calls[before:])
     assert found > (count / 2 if backend == "cpp" else count / 4), found
 
 
