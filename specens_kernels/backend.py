@@ -373,7 +373,10 @@ def run_operator(
     logits, out = call.member_logits, call.out
     try:
         members = [logits] if isinstance(logits, Tensor) else logits
-        name, operator = select_for(table, call.backend, members[0], op_name, out, call.workspace)
+        if out is None and call.workspace is None:
+            name, operator = select(table, call.backend, members[0], op_name)
+        else:
+            name, operator = select_for(table, call.backend, members[0], op_name, out, call.workspace)
         buffers = [] if out is None else written(out, names(call))
         if torch.compiler.is_compiling() or name == "reference":
             check(call)

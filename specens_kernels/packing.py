@@ -201,10 +201,12 @@ REPORTS: dict[bool | str, int] = {False: 0, True: TARGET_LOGPROBS, "target": TAR
 
 def add_report(options: Options, logprobs: bool | str, top_logprobs: int) -> None:
     """The option `logprobs`."""
+    if logprobs is False and type(top_logprobs) is int and top_logprobs == 0:
+        return
     top = whole("top_logprobs", top_logprobs)
     if top < 0:
         raise ValueError("top_logprobs")  # `check_report` says what was expected
-    if logprobs is False and top == 0:
+    if logprobs is False and top == 0:  # an integer of another kind
         return
     if not isinstance(logprobs, bool | str) or logprobs not in REPORTS:
         raise ValueError("logprobs")  # likewise

@@ -128,5 +128,5 @@ class Batch:
         now = time.perf_counter()
         name, part = f"{name}_seconds", (now - self._mark) / (len(requests) or 1)
         for request in requests:
-            vars(request.statistics)[name] += part
+            request.statistics.__dict__[name] += part
         self._mark = now

@@ -8,7 +8,7 @@ of a draft and of the target share: the text is the one that `standard` writes w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specens.decoding.logit_rows import joined
 from specens.decoding.request import OUTSIDE, Request
-from specens.decoding.settings import alike, edits, row_masks, sampling_of, target_arguments
+from specens.decoding.settings import alike, edits, is_edited, row_masks, sampling_of, target_arguments
 from specens_kernels import Draw, Sampling, Verdict, sample, target_logprobs, uniforms
 
 NEXT_TOKEN_STREAM = 1
@@ -25,57 +25,63 @@ DRAFT_STREAM = 2
 BLOCK = 64  # tokens of a row of which the largest number is looked at first
 
 
-def draft(
-    requests: Sequence[Request], index: int, *, min_probability: float = 0.0, hands_over: bool = False
-) -> list[Request]:
-    """Draw a draft token for each request from the distribution of member `index`, which has scored all before it.
+class Drafting:
+    """Draws a round's drafts from the distribution of member `index`, a token of each request at a time.
 
-    index: OUTSIDE is that of an outside drafter whose logits are in the requests' rows, and which may have no token for
-    a request. Returns the requests whose draft is at least as probable as `min_probability` under the distribution
-    that it was drawn from, at temperature 0 under the unfiltered one. hands_over: the others get none, and it is the
-    most likely token that they are told apart by. A request whose distribution has no token gets none either: whether
-    that is an error shows where the target is drawn from.
+    index: OUTSIDE is that of an outside drafter whose logits are in the requests' rows. min_probability, hands_over: by
+    which `add` tells requests apart.
     """
-    sure: list[Request] = []
-    for group in alike(requests):
-        positions = [len(request.sequence) for request in group]
-        logits = _rows(group, index, positions)
-        steps = [position - request.num_settled for request, position in zip(group, positions, strict=True)]
-        randomness = _randomness(group, steps, DRAFT_STREAM, logits.device)
-        draw = sample(
-            [logits],
-            sampling=sampling_of(group, logits.device),
-            **edits(group, logits.device, positions),
-            **_mask(group, positions, logits.device),
-            **randomness,
-            logprobs=min_probability > 0,
-            top_logprobs=int(hands_over),
-        )
-        tokens, statuses = on_host(draw.tokens, draw.status)
-        told = draw.logprobs if draw.top_logprobs is None else draw.top_logprobs[:, 0]
-        chances = [1.0] * len(group) if told is None else told.exp().tolist()
-        for request, token, status, chance in zip(group, tokens, statuses, chances, strict=True):
-            if status:
-                request.note_status(status, emitted=True)
-            is_sure = chance >= min_probability
-            if token >= 0 and (is_sure or not hands_over):
-                request.add_draft(token, index)
-                sure += [request] * is_sure
-    return sure
+
+    def __init__(self, index: int, min_probability: float = 0.0, hands_over: bool = False) -> None:
+        self._index, self._least, self._hands_over = index, min_probability, hands_over
+        self._requests: Sequence[Request] = ()
+        self._groups: list[tuple[list[Request], dict[str, Any], dict[str, Any]]] = []  # and what their draws share
+
+    def add(self, requests: Sequence[Request]) -> list[Request]:
+        """Append a draft token to each request, whose rows end after its last one; to some there may be none.
+
+        Returns the requests whose draft is at least as probable as `min_probability` under the distribution that it was
+        drawn from, at temperature 0 under the unfiltered one. hands_over: the others get none, and it is the most
+        likely token that they are told apart by. A request whose distribution has no token gets none either: whether
+        that is an error shows where the target is drawn from.
+        """
+        if requests != self._requests:
+            self._requests, self._groups = requests, [self._shared(group) for group in alike(requests)]
+        sure: list[Request] = []
+        for group, settings, seeds in self._groups:
+            rows = [request.rows[self._index] for request in group]
+            logits, positions = joined([own.last for own in rows]), [own.end - 1 for own in rows]
+            edited = _edits(group, positions, logits.device) if is_edited(group[0]) else {}
+            draw = sample([logits], **settings, **edited, **_randomness(group, positions, DRAFT_STREAM, seeds))
+            tokens, statuses = on_host(draw.tokens, draw.status)
+            told = draw.logprobs if draw.top_logprobs is None else draw.top_logprobs[:, 0]
+            chances = [1.0] * len(group) if told is None else told.exp().tolist()
+            for request, token, status, chance in zip(group, tokens, statuses, chances, strict=True):
+                if status:
+                    request.note_status(status, emitted=True)
+                is_sure = chance >= self._least
+                if token >= 0 and (is_sure or not self._hands_over):
+                    request.add_draft(token, self._index)
+                    sure += [request] * is_sure
+        return sure
+
+    def _shared(self, group: list[Request]) -> tuple[list[Request], dict[str, Any], dict[str, Any]]:
+        device = group[0].rows[self._index].last.device
+        report = {"logprobs": self._least > 0, "top_logprobs": int(self._hands_over)}
+        return group, {"sampling": sampling_of(group, device)} | report, seeds_of_uniforms(group, device)
 
 
 def draw(requests: Sequence[Request], kind: str) -> None:
     """Draw and settle a token of each request from the target distribution, whose members have scored all before it."""
     for group in alike(requests):
-        positions = [request.num_settled for request in group]
-        indices = group[0].counted
-        logits = [_rows(group, index, positions) for index in indices]
+        positions, indices = [request.num_settled for request in group], group[0].counted
+        at = list(zip(group, positions, strict=True))
+        logits = [joined([own.rows[index].pieces(first, first + 1)[0] for own, first in at]) for index in indices]
         device = logits[0].device
         draw = sample(
             **target_arguments(group, [rows.to(device) for rows in logits], [1] * len(group)),
-            **edits(group, device),
-            **_mask(group, positions, device),
-            **_randomness(group, [0] * len(group), NEXT_TOKEN_STREAM, device),
+            **_edits(group, positions, device),
+            **_randomness(group, positions, NEXT_TOKEN_STREAM, seeds_of_uniforms(group, device)),
             **report_arguments(group),
         )
         reports, (tokens, statuses) = told(draw), on_host(draw.tokens, draw.status)
@@ -97,31 +103,22 @@ def told(result: Draw | Verdict) -> list[Any] | None:
     """The logprob and top_logprobs of each token, in lists of the shape of its tokens; None if not asked for."""
     if result.logprobs is None:
         return None
-    logprobs = result.logprobs.tolist()
-    if result.top_tokens is None or result.top_logprobs is None:
-        tops: list[Any] = [None] * len(logprobs)
-    else:
-        tops = list(zip(result.top_tokens.tolist(), result.top_logprobs.tolist(), strict=True))
+    logprobs = result.logprobs.flatten().tolist()
+    tops: list[Any] = [None] * len(logprobs)
+    if result.top_tokens is not None and result.top_logprobs is not None:
+        columns = [column.flatten(0, -2).tolist() for column in (result.top_tokens, result.top_logprobs)]
+        tops = [[pair for pair in zip(*own, strict=True) if pair[0] >= 0] for own in zip(*columns, strict=True)]
+    of_all = list(zip(logprobs, tops, strict=True))
     if result.logprobs.dim() == 1:
-        return [(logprob, _pairs(top)) for logprob, top in zip(logprobs, tops, strict=True)]
-    rows = (
-        [None] * len(own) if top is None else list(zip(*top, strict=True))
-        for own, top in zip(logprobs, tops, strict=True)
-    )
-    return [
-        [(logprob, _pairs(top)) for logprob, top in zip(own, row, strict=True)]
-        for own, row in zip(logprobs, rows, strict=True)
-    ]
-
-
-def _pairs(top: tuple[list[int], list[float]] | None) -> list[tuple[int, float]] | None:
-    return None if top is None else [(token, score) for token, score in zip(*top, strict=True) if token >= 0]
+        return of_all
+    width = result.logprobs.shape[1]
+    return [of_all[first : first + width] for first in range(0, len(of_all), width)]
 
 
 def on_host(*columns: Tensor) -> list[list[Any]]:
     """Integer tensors [rows] or [rows, n] as lists; from a GPU all are brought at once, which is waited for once."""
-    if columns[0].device.type == "cpu":
-        return [column.tolist() for column in columns]
+    if columns[0].is_cpu:
+        return list(map(Tensor.tolist, columns))
     return _as_lists(columns)
 
 
@@ -200,12 +197,13 @@ def draw_siblings(request: Request, logprobs: Tensor, node: int, siblings: str) 
 
 def draw_best_children(request: Request, index: int, nodes: Sequence[int], count: int) -> list[list[int]]:
     """The tokens of a drafter's best Gumbel scores after nodes of one depth, `count` of each at most."""
-    logits, depth = rows_at(request, index, nodes), request.drafts.depth(nodes[0])
+    logits, position = rows_at(request, index, nodes), request.num_settled + request.drafts.depth(nodes[0])
+    rows = [request] * len(nodes)
     draw = sample(
         [logits],
         sampling=sampling_of([request], logits.device),
         **_at_nodes(request, nodes, logits.device),
-        **_randomness([request] * len(nodes), [depth] * len(nodes), DRAFT_STREAM, logits.device),
+        **_randomness(rows, [position] * len(nodes), DRAFT_STREAM, seeds_of_uniforms(rows, logits.device)),
         count=min(count, logits.shape[-1]),
     )
     return [[token for token in own if token >= 0] for own in draw.tokens.tolist()]
@@ -213,20 +211,15 @@ def draw_best_children(request: Request, index: int, nodes: Sequence[int], count
 
 def _at_nodes(request: Request, nodes: Sequence[int], device: torch.device) -> dict[str, Any]:
     """What the operations are told about the rows after some nodes."""
-    rows, indices = [request] * len(nodes), [request.num_settled + 1 + node for node in nodes]
-    return edits(rows, device, indices) | _mask(rows, indices, device)
+    return _edits([request] * len(nodes), [request.num_settled + 1 + node for node in nodes], device)
 
 
-def _rows(requests: Sequence[Request], index: int, positions: Iterable[int]) -> Tensor:
-    """Logits [requests, vocab] of one member at a position of each."""
-    at = zip(requests, positions, strict=True)
-    return joined([row for request, position in at for row in request.rows[index].pieces(position, position + 1)])
-
-
-def _mask(requests: Sequence[Request], positions: Sequence[int], device: torch.device) -> dict[str, Any]:
+def _edits(requests: Sequence[Request], indices: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """What is done to the logits at an index of each request, which are alike, before a token is drawn there."""
     if requests[0].task.constraint is None:
-        return {}
-    return {"allowed": torch.cat(row_masks(requests, [[position] for position in positions], device))}
+        return edits(requests, device, indices)
+    masks = row_masks(requests, [[index] for index in indices], device)
+    return edits(requests, device, indices) | {"allowed": torch.cat(masks)}
 
 
 def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict[str, Any]:
@@ -240,12 +233,14 @@ def _as_seeds(numbers: tuple[tuple[int, int], ...], device: torch.device) -> dic
     return {"seeds": seeds, "positions": positions}
 
 
-def _randomness(requests: Sequence[Request], steps: list[int], stream: int, device: torch.device) -> dict[str, Any]:
+def _randomness(
+    requests: Sequence[Request], positions: list[int], stream: int, seeds: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments of `sample` that say what each request draws with; offsets may differ between them."""
-    seeds = seeds_of_uniforms(requests, device)
+    step = positions[0] - requests[0].num_settled
     if requests[0].draws_by_gumbel:
-        positions = seeds["positions"] + torch.tensor(steps, device=device)
-        return seeds | {"positions": positions, "method": "gumbel"}
-    if len(set(steps)) == 1:
-        return seeds | {"step": steps[0], "stream": stream}
-    return {"uniforms": uniforms(**seeds, step=torch.tensor(steps, device=device), stream=stream)}
+        return seeds | {"positions": torch.tensor(positions, device=seeds["positions"].device), "method": "gumbel"}
+    if [request.num_settled + step for request in requests] == positions:
+        return seeds | {"step": step, "stream": stream}
+    steps = torch.tensor(positions, device=seeds["positions"].device) - seeds["positions"]
+    return {"uniforms": uniforms(**seeds, step=steps, stream=stream)}

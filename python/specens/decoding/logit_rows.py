@@ -27,6 +27,12 @@ class LogitRows:
         self._parts.append(rows)
         self.end += rows.shape[0]
 
+    @property
+    def last(self) -> Tensor:
+        """The last row [1, vocab]."""
+        part = self._parts[-1]
+        return part if part.shape[0] == 1 else part[-1:]
+
     def take(self, start: int, end: int) -> Tensor:
         """Logits [end - start, vocab] of these positions, all of which are here."""
         return joined(self.pieces(start, end))
@@ -86,9 +92,10 @@ class LogitRows:
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Rows [n, vocab] of all parts: a view, where they lie in one buffer at equal distances, else a copy."""
-    if len(parts) == 1:
-        return parts[0]
-    first, size, width = parts[0], parts[0].element_size(), parts[0].shape[1]
+    first, *others = parts
+    if not others:
+        return first
+    size, width = first.element_size(), first.shape[1]
     starts, shapes = [part.data_ptr() for part in parts], [part.shape for part in parts]
     step = first.stride(0) * size if shapes[0][0] > 1 else starts[1] - starts[0]
     end = starts[0]  # where the next part starts, in bytes, if all lie so

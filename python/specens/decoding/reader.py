@@ -22,6 +22,7 @@ class Reader:
     indices: of the members whose texts they are, or OUTSIDE. statistics: where forwards are counted.
     texts: those that there are already, of an engine that is a part of another; else they are added.
     num_read, num_nodes: the generated tokens, and the nodes of a draft tree after them, that the texts hold.
+    num_texts: how many there are. unread: of each, named by its identity, the tokens of its prompt until it is read.
     hidden: beside the last logits, where the engine keeps hidden states.
     """
 
@@ -39,7 +40,8 @@ class Reader:
         self.texts = list(texts) or [add_text(context, prompt) for prompt in prompts]
         self.num_read = self.num_nodes = 0
         self.hidden: Sequence[Tensor] = ()
-        self._keys = list(map(id, self.texts))
+        self.num_texts = len(self.texts)
+        self.unread = {id(text): len(prompt) for text, prompt in zip(self.texts, prompts, strict=True)}
         self._statistics = statistics
         self._vocab_size = vocab_size
         self._prompt_lens = [len(prompt) for prompt in prompts]
@@ -100,26 +102,22 @@ class Reader:
         if new and max(new) >= self._vocab_size:
             check_tokens(new, self._vocab_size, f"member {self.indices[0]}")
 
-    def add_new(self, num_tokens: int, counts: dict[int, int]) -> None:
-        """Add how many tokens each text, named by its identity, reads, of so many generated ones and nodes."""
-        new = num_tokens - self.num_read - self.num_nodes
-        for key, own in zip(self._keys, self._prompt_lens, strict=True):
-            counts[key] = new if self._prompt_read else new + own
-
     def known(self) -> Known:
         """Logits and hidden states after the last token read, of each text, if there are any: they need no forward."""
         logits, hidden = self._last
         return [rows[-1] for rows in logits], [rows[-1] for rows in hidden]
 
     def count(self, tokens: Mapping[int, int], seconds: float) -> None:
-        """Book these texts' part of a forward, if any: of the time as large a one as of the texts.
+        """Book these texts' part of a forward, if any. seconds: of each text in it.
 
         tokens: how many it read of each text, by the text's identity.
         """
-        counts = [(index, tokens[key]) for index, key in zip(self.indices, self._keys, strict=True) if key in tokens]
+        counts = [(index, tokens[key]) for index, key in zip(self.indices, self.unread, strict=True) if key in tokens]
         if counts:
             with COUNTING:
-                self._statistics.count_forward(counts, seconds / len(tokens), reads_prompt=not self._prompt_read)
+                self._statistics.count_forward(counts, seconds, reads_prompt=not self._prompt_read)
+            for key in () if self._prompt_read else self.unread:
+                self.unread[key] = 0
             self._prompt_read = True
 
     def keep(self, num_read: int, num_nodes: int, logits: Sequence[Tensor], hidden: Sequence[Tensor]) -> None:

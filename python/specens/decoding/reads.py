@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Ask:
     """What one reader is to read, and the rows of logits that are wanted, of which the last is after the last token.
 
     tokens: all generated tokens and drafts, length: how many. parents: of the drafts, where they are or may become the
-    nodes of a tree: -1 for the last token before them. known: the first of the rows, where it needs no forward.
+    nodes of a tree: -1 for the last token before them. owner: whose reader it is. known: the first of the rows, where
+    it needs no forward. num_new: tokens and nodes that it has not read. logits: all rows, once they are there.
     """
 
     reader: Reader
@@ -36,7 +38,10 @@ class Ask:
     length: int
     num_rows: int
     parents: Sequence[int] = ()
+    owner: Any = None
     known: Known = NOTHING
+    num_new: int = 0
+    logits: list[Tensor] | None = None
 
 
 def read_together(asked: Sequence[Ask]) -> list[list[Tensor]]:
@@ -44,56 +49,54 @@ def read_together(asked: Sequence[Ask]) -> list[list[Tensor]]:
 
     Trees are read path by path where the engine does not hold them.
     """
-    paths: dict[int, list[Tensor]] = {}
-    for index, own in enumerate(asked):
-        if not own.parents:
-            continue
-        reader, split = own.reader, own.length - len(own.parents)
-        is_chain = list(own.parents) == list(range(-1, len(own.parents) - 1))
-        if not is_chain and reader.num_read > split:  # drafts that it has as a chain, of which a tree became
-            reader.roll_back(split)
-        if reader.num_read > split or not reader.holds_tree(own.length):
-            if not is_chain:
-                paths[index] = _read_paths(reader, own.tokens[:split], own.tokens[split:], own.parents, own.num_rows)
-                continue
-            if reader.num_nodes:  # held as a tree as long as it was smaller
-                reader.roll_back(split)
-            own.parents = ()  # a chain is read as one, and may stay
-    if not paths:
-        return _read(asked)
-    found = _read([own for index, own in enumerate(asked) if index not in paths])
-    for index, logits in paths.items():  # in the order of what was asked
-        found.insert(index, logits)
-    return found
-
-
-def _read(asked: Sequence[Ask]) -> list[list[Tensor]]:
     reads: list[Read] = []
+    reading: list[Ask] = []
     for own in asked:
+        if own.parents:
+            _read_where_not_held(own)
+        if own.logits is not None:
+            continue
         reader, tokens = own.reader, own.tokens
-        if own.num_rows > own.length - reader.num_read - reader.num_nodes:
+        nodes: Sequence[int] = ()
+        own.num_new = own.length - reader.num_read - reader.num_nodes
+        if own.num_rows > own.num_new:
             own.known = reader.known()
         if wanted := own.num_rows - bool(own.known[0]):
-            nodes: Sequence[int] = ()
             if own.parents:
                 split = own.length - len(own.parents)
                 tokens, nodes = tokens[:split], tokens[split:]
+            reading.append(own)
             for text in reader.texts:
                 reads.append(Read(text, tokens, wanted, nodes, own.parents))
-    reading = [own for own in asked if own.num_rows > bool(own.known[0])]
-    logits, hidden = _forward(reading, reads) if reads else ([], [])
+    logits, hidden = _forward(reading, reads) if reads else ([], ())
     found, first = [], 0
     for own in asked:
-        rows, states = own.known
-        last = first + len(own.reader.texts) if own.num_rows > bool(rows) else first
-        all_rows, all_states = logits[first:last], hidden[first:last]
-        if rows:
-            all_rows, all_states = _joined(rows, all_rows), _joined(states, all_states)
-        num_nodes = len(own.parents)
-        own.reader.keep(own.length - num_nodes, num_nodes, all_rows, all_states)
-        found.append(all_rows)
-        first = last
+        if own.logits is None:
+            rows, states = own.known
+            last = first + own.reader.num_texts if own.num_rows > bool(rows) else first
+            own.logits, all_states = logits[first:last], hidden[first:last]
+            if rows:
+                own.logits, all_states = _joined(rows, own.logits), _joined(states, all_states)
+            num_nodes = len(own.parents) if own.parents else 0
+            own.reader.keep(own.length - num_nodes, num_nodes, own.logits, all_states)
+            first = last
+        found.append(own.logits)
     return found
+
+
+def _read_where_not_held(own: Ask) -> None:
+    """Read a tree path by path where the engine does not hold it; a chain is read as one then."""
+    reader, split = own.reader, own.length - len(own.parents)
+    is_chain = list(own.parents) == list(range(-1, len(own.parents) - 1))
+    if not is_chain and reader.num_read > split:  # drafts that it has as a chain, of which a tree became
+        reader.roll_back(split)
+    if reader.num_read > split or not reader.holds_tree(own.length):
+        if not is_chain:
+            own.logits = _read_paths(reader, own.tokens[:split], own.tokens[split:], own.parents, own.num_rows)
+            return
+        if reader.num_nodes:  # held as a tree as long as it was smaller
+            reader.roll_back(split)
+        own.parents = ()  # and may stay
 
 
 def _forward(asked: Sequence[Ask], reads: Sequence[Read]) -> tuple[list[Tensor], Sequence[Tensor]]:
@@ -106,12 +109,13 @@ def _forward(asked: Sequence[Ask], reads: Sequence[Read]) -> tuple[list[Tensor],
         for forward in context.forwards
     ]
     if not forwards:  # all of it was one
-        forwards = [({}, seconds)]
-        for own in asked:
-            own.reader.add_new(own.length, forwards[0][0])
+        forwards = [
+            ({key: own.num_new + unread for own in asked for key, unread in own.reader.unread.items()}, seconds)
+        ]
     for tokens, spent in forwards:
+        part = spent / len(tokens)
         for own in asked:
-            own.reader.count(tokens, spent)
+            own.reader.count(tokens, part)
     return logits, context.hidden or ()
 
 

@@ -43,7 +43,8 @@ class RequestError(Exception):
         self.request, self.error = request, error
 
 
-Tested = tuple[Sequence[int], Sequence[int], Collection[int], Sequence[int] | None]  # of `note_tested`
+# Drafts, who proposed them, which were accepted, and the parents of a tree's.
+Tested = tuple[Sequence[int], Sequence[int], Collection[int], Sequence[int] | None]
 NOTHING_TESTED: Tested = ((), (), (), None)
 Told = tuple[float, list[tuple[int, float]] | None]  # of an emitted token: logprob and top_logprobs of its event
 
@@ -193,6 +194,7 @@ class Request:
         self._masks = None if task.constraint is None else Masks(task.constraint, task.stop_tokens)
         self._processors: dict[int, Sequence[LogitsProcessor]] = {}
         self._excluded: set[int] = set()
+        self._has_ended = False
         self._num_delivered = 0
         self._tested: Tested = NOTHING_TESTED
 
@@ -209,14 +211,14 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether the text has come to its end, or to the number of tokens that was asked for."""
-        return self.num_settled >= self.task.max_new_tokens or self.stopped
+        if self.num_settled >= self.task.max_new_tokens or self._has_ended:
+            return True
+        return self._masks is not None and self.stopped
 
     @property
     def stopped(self) -> bool:
         """Whether the settled tokens end with an end of sequence or a stop string, or complete the constraint."""
-        if self._text.stopped or (self.num_settled and self.sequence[self.num_settled - 1] in self.task.stop_tokens):
-            return True
-        return self._masks is not None and not self.may_follow(self.num_settled)
+        return self._has_ended or (self._masks is not None and not self.may_follow(self.num_settled))
 
     @property
     def can_draft(self) -> bool:
@@ -225,10 +227,10 @@ class Request:
 
     def can_draft_after(self, node: int) -> bool:
         """Whether a token after a draft, or after the settled text, could ever be used."""
-        depth = self.drafts.depths[node] if node >= 0 else 0
-        if depth >= self.task.max_new_tokens - self.num_settled or self.stopped:
+        depth, first = self.drafts.depths[node] if node >= 0 else 0, self.num_settled
+        if depth >= self.task.max_new_tokens - first or self._has_ended or (self._masks is not None and self.stopped):
             return False
-        return not self.is_unreadable(node) and self.may_follow(self.num_settled + 1 + node)
+        return (node < 0 or self.sequence[first + node] < self.num_readable) and self.may_follow(first + 1 + node)
 
     def is_unreadable(self, node: int) -> bool:
         """Whether some member has no embedding for a draft: it is tested, but never read."""
@@ -240,7 +242,7 @@ class Request:
 
         Without the last draft of a chain that is unreadable; in a tree others stand in the place of those.
         """
-        if len(self.sequence) == self.num_settled:
+        if not self.drafts.parents:
             return self.sequence
         if not self.drafts.is_chain:
             drafts = self.sequence[self.num_settled :]
@@ -268,10 +270,6 @@ class Request:
         if prompt_len not in self._processors:
             self._processors[prompt_len] = make(prompt_len)
         return self._processors[prompt_len]
-
-    def ends_at(self, token: int) -> bool:
-        """Whether a text stops with this token."""
-        return token in self.task.stop_tokens
 
     def may_follow(self, index: int) -> bool:
         """Whether a token can stand at an index: not after an end, nor after a draft that cannot be accepted."""
@@ -322,7 +320,7 @@ class Request:
             self.rows[proposer].add(len(self.sequence), row[None])
         self.drafts.add(parent, token, proposer)
         self.sequence.append(token)
-        self.statistics.drafted[max(proposer, OUTSIDE)] += 1
+        self.statistics.drafted[proposer if proposer > OUTSIDE else OUTSIDE] += 1
 
     def choose_draft(self, token: int, proposer: int, parent: int) -> int:
         """The node of a token that was chosen after another node: the one that there is, or a new one."""
@@ -373,26 +371,28 @@ class Request:
         comes after the path, who has scored its place may draft there. Whatever comes after the end of the text is
         dropped.
         """
-        first, last, is_tree = self.num_settled, path[-1] if path else ROOT, not self.drafts.is_chain
-        num_accepted, proposers = len(path), self.drafts.proposers[:num_tested]
-        self.note_tested(
-            self.sequence[first : first + num_tested], proposers, path, self.drafts.parents if is_tree else None
-        )
-        accepted = [proposers[node] for node in path]
-        rejected = [proposers[node] for node in self.drafts.children(last) if node < num_tested][:1]
-        num_next = len(tokens) - num_accepted
-        self.drawn_at = first + 1 + last
+        first, num_accepted, is_tree = self.num_settled, len(path), not self.drafts.is_chain
+        proposers, num_next = self.drafts.proposers[:num_tested], len(tokens) - num_accepted
+        drafts = self.sequence[first : first + num_tested]
+        self._tested = drafts, proposers, path, self.drafts.parents if is_tree else None
         if is_tree:
+            last = path[-1] if path else ROOT
+            rejected = [proposers[node] for node in self.drafts.children(last) if node < num_tested][:1]
+            accepted = [proposers[node] for node in path]
+            self.drawn_at = first + 1 + last
             for rows in self.rows if not num_next else ():
                 rows.move(self.drawn_at, first + num_accepted)
             self._reduce(path)
+        else:
+            accepted, rejected = proposers[:num_accepted], proposers[num_accepted : num_accepted + 1]
+            self.drawn_at = first + num_accepted
         for reader in self.readers.values():
             if is_tree or reader.num_nodes:  # which a chain has too, where trees are drafted
                 reader.keep_path(first, path)
         known = first + num_accepted - self.is_unreadable(num_accepted - 1)
         left = self.sequence[first + num_accepted :]
         kinds = ["draft accepted"] * num_accepted + ["recovered" if rejected else "bonus"] * num_next
-        settled = self.settle(tokens, kinds, [*accepted, *[OUTSIDE] * num_next], told)
+        settled = self.settle(tokens, kinds, accepted + [OUTSIDE] * num_next, told)
         for proposer in accepted[:settled] + (rejected if settled > num_accepted else []):
             self.statistics.tested[max(proposer, OUTSIDE)] += 1
         if num_next or self.finished or known < first + num_accepted:
@@ -430,22 +430,19 @@ class Request:
             self.sequence.append(token)
             self.num_settled += 1
             text = self._text.push(token, may_stop=self.num_settled >= self.task.min_new_tokens)
+            self._has_ended = self._text.stopped or token in self.task.stop_tokens
             owner = None if proposer < 0 else proposer
             self.events.append(Event(token, kind, owner, text, *(told[index] if told is not None else ())))
-            if kind != "standard":
-                self._count(kind, proposer)
+            if kind == "draft accepted":
+                self.statistics.accepted[max(proposer, OUTSIDE)] += 1
+            elif kind == "recovered":
+                self.statistics.recovered += 1
+            elif kind == "bonus":
+                self.statistics.bonus += 1
             if self.finished:
                 self.events[-1].text += self._text.finish()
                 return index + 1
         return len(tokens)
-
-    def _count(self, kind: str, proposer: int) -> None:
-        if kind == "draft accepted":
-            self.statistics.accepted[max(proposer, OUTSIDE)] += 1
-        elif kind == "recovered":
-            self.statistics.recovered += 1
-        elif kind == "bonus":
-            self.statistics.bonus += 1
 
     def finish(self) -> None:
         """Close the statistics, and give out text that was held back, where something else than its end ends it."""
@@ -459,16 +456,6 @@ class Request:
         new = self.events[self._num_delivered :]
         self._num_delivered = len(self.events)
         return new
-
-    def note_tested(
-        self,
-        tokens: Sequence[int],
-        proposers: Sequence[int],
-        accepted: Collection[int],
-        parents: Sequence[int] | None = None,
-    ) -> None:
-        """Remember the drafts of a test until the next one. accepted: which; parents: of the nodes of a tree."""
-        self._tested = tokens, proposers, accepted, parents
 
     def take_tested(self) -> tuple[list[Draft], bool]:
         """The drafts that have been tested since the last call, and whether they are a tree."""

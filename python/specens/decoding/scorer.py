@@ -14,12 +14,12 @@ from torch import Tensor
 from specens.decoding.processors import process
 from specens.decoding.reader import Reader
 from specens.decoding.reads import Ask, read_together
-from specens.decoding.request import Request, RequestError
+from specens.decoding.request import Request
 from specens.engines.checks import open_context
 from specens.engines.protocol import Context, Engine, Needs, Text
 from specens.engines.token_ids import TokenIds
 
-Asked = list[tuple[Request, Ask]]  # what is to be read together, of requests as they were when it was asked for
+Asked = list[Ask]  # what is to be read together, of requests as they were when it was asked for
 
 
 class Scorer:
@@ -80,17 +80,17 @@ class Scorer:
 
     def ask(self, requests: Sequence[Request]) -> list[Asked]:
         """What `score` reads: nothing of it changes while the requests do."""
-        asked = [(request, own) for request in requests if (own := self._ask_for(request)) is not None]
+        asked = [own for request in requests if (own := self._ask_for(request)) is not None]
         return [[own] for own in asked] if self._exact else [asked] * bool(asked)
 
     def read(self, asked: Asked) -> list[list[Tensor]]:
         """The logits of each request, a tensor a member. It touches no more of a request than this scorer's reader."""
-        return read_together([own for _, own in asked])
+        return read_together(asked)
 
     def keep(self, asked: Asked, logits: Sequence[list[Tensor]]) -> None:
         """Hand requests what was read, [rows, vocab] of each member, as the request's processors leave it."""
-        for (request, own), rows in zip(asked, logits, strict=True):
-            first = own.length + 1 - own.num_rows
+        for own, rows in zip(asked, logits, strict=True):
+            request, first = own.owner, own.length + 1 - own.num_rows
             for index, states in zip(self.indices, own.reader.hidden, strict=False):
                 request.hidden[index] = (first, states)
             if request.has_processors:
@@ -111,7 +111,8 @@ class Scorer:
         """
         tokens = request.readable
         length = len(tokens)
-        num_rows = length + 1 - max(request.rows[self.indices[0]].end, request.num_settled)
+        end = request.rows[self.indices[0]].end
+        num_rows = length + 1 - (end if end > request.num_settled else request.num_settled)
         if not num_rows:
             return None
         reader = request.readers[self.index]
@@ -119,12 +120,11 @@ class Scorer:
             tokens = list(map(self._readable, tokens))
         else:
             tokens = list(tokens)
-            try:
-                reader.check(tokens)
-            except ValueError as error:
-                raise RequestError(request, error) from error
-        parents = request.drafts.parents[: length - request.num_settled] if self._needs.trees else []
-        return Ask(reader, tokens, length, num_rows, parents)
+            if max(tokens[reader.num_read + reader.num_nodes :], default=0) >= self._engine.vocab_size:
+                with request.failing_alone():
+                    reader.check(tokens)
+        parents = request.drafts.parents[: length - request.num_settled] if self._needs.trees else ()
+        return Ask(reader, tokens, length, num_rows, parents, request)
 
     def _readable(self, token: int) -> int:
         """A token; of one that an outside drafter has no embedding for, its last: its drafts are tested anyway."""
@@ -152,7 +152,7 @@ def scoring(work: Sequence[tuple[Scorer, Sequence[Request]]]) -> Iterator[None]:
     if not waiting:
         yield
         return
-    requests = {id(request): request for _, own in waiting for asked in own for request, _ in asked}.values()
+    requests = {id(each.owner): each.owner for _, own in waiting for asked in own for each in asked}.values()
     before, started = [request.statistics.all_forward_seconds for request in requests], time.perf_counter()
     with ThreadPoolExecutor(len(waiting)) as pool:
         reads = [pool.submit(_read_all, scorer, own) for scorer, own in waiting]

@@ -23,10 +23,8 @@ def alike(requests: Sequence[Request]) -> list[list[Request]]:
     kinds = [_kind(request) for request in requests]
     if kinds.count(kinds[0]) == len(kinds):
         return [list(requests)]
-    groups: dict[tuple, list[Request]] = {}
-    for kind, request in zip(kinds, requests, strict=True):
-        groups.setdefault(kind, []).append(request)
-    return list(groups.values())
+    of_kinds = list(zip(kinds, requests, strict=True))
+    return [[request for kind, request in of_kinds if kind == own] for own in dict.fromkeys(kinds)]
 
 
 def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
@@ -36,7 +34,7 @@ def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
 
 def edits(requests: Sequence[Request], device: torch.device, indices: Sequence[int] | None = None) -> dict[str, Any]:
     """The processing of the requests, which are alike, after their settled text, or at an index of each."""
-    if not _edits(requests[0]):
+    if not _is_processed(requests[0]):
         return {}
     if indices is not None and len(requests) > 1 and all(request is requests[0] for request in requests):
         return {"processing": _processing_at(requests[0], indices, device)}
@@ -98,7 +96,7 @@ def row_masks(requests: Sequence[Request], indices: Sequence[Sequence[int]], dev
 
 
 def _kind(request: Request) -> tuple:
-    return request.kind, _edits(request), request.rows[OUTSIDE].end > 0, request.drafts.siblings
+    return request.kind, _is_processed(request), request.rows[OUTSIDE].end > 0, request.drafts.siblings
 
 
 def _common(values: list[Any], merge: Callable[[list[Any], torch.device], Any], device: torch.device) -> Any:
@@ -124,7 +122,12 @@ def _merge_ensembles(values: list[Any], device: torch.device) -> Any:
     return replace(values[0], weights=weights)
 
 
-def _edits(request: Request) -> bool:
+def is_edited(request: Request) -> bool:
+    """Whether anything is done to its logits before a token is drawn."""
+    return request.task.constraint is not None or _is_processed(request)
+
+
+def _is_processed(request: Request) -> bool:
     return request.task.processing is not None or request.task.min_new_tokens > request.num_settled
 
 

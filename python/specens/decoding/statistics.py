@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from specens_kernels import Status
 
-OUTSIDE = (
-    -1
-)  # in place of the member that drafted: a drafter that is none, as all numbers below; in lists it comes last
+# In place of the member that drafted: a drafter that is none, as all numbers below; in lists it comes last.
+OUTSIDE = -1
 
 
 @dataclass

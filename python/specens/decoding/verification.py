@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,30 +33,37 @@ def verify(requests: Sequence[Request], *, bonus: bool = False) -> None:
     A tree waits for all members that have a weight. The token after its accepted path is drawn where they have scored
     its place. bonus: so is that after a fully accepted chain.
     """
-    scored = {request: num_scored(request) for request in requests if len(request.drafts)}  # before any is settled
-    trees = [request for request in scored if not request.drafts.is_chain or request.task.rule in TREE_RULES]
+    tested: dict[Request, int] = {}  # drafts of each chain
+    trees: list[Request] = []
     chains: dict[bool, list[Request]] = {True: [], False: []}
-    for request, count in scored.items():
-        if count and request not in trees:
-            chains[bonus and count > len(request.drafts) and request.may_follow(len(request.sequence))].append(request)
-    for group in alike([request for request in trees if scored[request] >= request.drafts.num_tested_rows]):
+    for request in requests:
+        drafts = request.drafts
+        if not drafts.parents or not (count := num_scored(request)):
+            continue
+        if not drafts.is_chain or request.task.rule in TREE_RULES:
+            trees += [request] * (count >= drafts.num_tested_rows)
+            continue
+        tested[request] = min(count, len(drafts.parents))
+        chains[bonus and count > tested[request] and request.may_follow(len(request.sequence))].append(request)
+    for group in alike(trees):
         _verify_trees(group)
     for has_bonus, of_one_kind in chains.items():
         for group in alike(of_one_kind):
-            _verify_chains(group, [min(len(request.drafts), scored[request]) for request in group], has_bonus)
+            _verify_chains(group, [tested[request] for request in group], has_bonus)
 
 
 def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) -> None:
-    indices, origin = group[0].counted, _origin(group, counts)
-    logits, layout = _chain_rows(group, indices, [count + with_bonus for count in counts])
-    device = logits[0].device
+    num_rows, device = [count + with_bonus for count in counts], group[0].rows[group[0].counted[0]].last.device
+    logits, layout = _chain_rows(group, num_rows, device)
+    origin = _origin(group, counts, device)
     if "draft_logits" in origin and isinstance(group[0].task.ensemble, DenseTarget):
         origin["draft_sampling"] = sampling_of(group, device)  # its own logits have the temperature in them already
     drafts = [request.sequence[request.num_settled :][:count] for request, count in zip(group, counts, strict=True)]
     verdict = verify_chain(
-        **target_arguments(group, logits, [count + with_bonus for count in counts]),
+        **target_arguments(group, logits, num_rows),
         draft_tokens=padded(drafts, NO_TOKEN, device),
-        **_on_device(origin | layout, device),
+        **origin,
+        **layout,
         **edits(group, device),
         **seeds_of_uniforms(group, device),
         rule=group[0].task.rule,
@@ -67,11 +75,10 @@ def _verify_chains(group: list[Request], counts: list[int], with_bonus: bool) ->
 
 
 def _verify_trees(group: list[Request]) -> None:
-    counted, (others, origin) = group[0].counted, _tree_origin(group)
+    counted, device = group[0].counted, group[0].rows[group[0].counted[0]].last.device
+    others, origin = _tree_origin(group, device)
     counts = [len(request.drafts) for request in group]
-    logits = [_tree_rows(group, index) for index in (*counted, *others)]
-    logits = [rows.to(logits[0].device) for rows in logits]
-    device = logits[0].device
+    logits = [_tree_rows(group, index).to(device) for index in (*counted, *others)]
     if "siblings" in origin and isinstance(group[0].task.ensemble, DenseTarget):
         origin["draft_sampling"] = sampling_of(group, device)
     indices = [range(request.num_settled, len(request.sequence) + 1) for request in group]
@@ -85,7 +92,7 @@ def _verify_trees(group: list[Request]) -> None:
         draft_tokens=padded([request.sequence[request.num_settled :] for request in group], NO_TOKEN, device),
         parents=padded([request.drafts.parents for request in group], PADDING, device),
         max_levels=max([max(request.drafts.depths) for request in group]),
-        **_on_device(origin, device),
+        **origin,
         **edits(group, device),
         **seeds_of_uniforms(group, device),
         allowed=allowed,
@@ -141,7 +148,7 @@ def _stacked(lines: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([joined(line) for line in lines], batch_first=True)
 
 
-def _tree_origin(group: list[Request]) -> tuple[list[int], dict[str, Any]]:
+def _tree_origin(group: list[Request], device: torch.device) -> tuple[list[int], dict[str, Any]]:
     """Whose rows are read beside those of the members that count, and whose the nodes are, as `_origin` says of chains.
 
     They are members without a weight and outside drafters that drew nodes; beside a dense target, which is one row, all
@@ -154,18 +161,19 @@ def _tree_origin(group: list[Request]) -> tuple[list[int], dict[str, Any]]:
     if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
         return [], {}
     if len(drafters) == 1 and (drafters[0] not in counted or is_dense):
-        return [], siblings | {"draft_logits": _tree_rows(group, drafters[0])}
+        return [], siblings | {"draft_logits": _tree_rows(group, drafters[0]).to(device)}
     others = [index for index in drafters if index != OUTSIDE and (is_dense or index not in counted)]
     read = [None, *others] if is_dense else [*counted, *others]
-    return others, siblings | {"drafter": _drafter(proposers, read)}
+    return others, siblings | {"drafter": _drafter(proposers, read, device)}
 
 
-def _drafter(proposers: Sequence[Sequence[int]], indices: Sequence[int | None]) -> int | Tensor:
+def _drafter(proposers: Sequence[Sequence[int]], indices: Sequence[int | None], device: torch.device) -> int | Tensor:
     """Who proposed drafts, as the number of a member among those that are read, or of each draft, -1 for nobody."""
     numbers = {index: number for number, index in enumerate(indices)} | {OUTSIDE: OUTSIDE}
-    lines = [[numbers[proposer] for proposer in line] for line in proposers]
-    alone = len({number for line in lines for number in line}) == 1
-    return lines[0][0] if alone else padded(lines, OUTSIDE, torch.device("cpu"))
+    drafters = set().union(*proposers)
+    if len(drafters) == 1:
+        return numbers[drafters.pop()]
+    return padded([[numbers[proposer] for proposer in line] for line in proposers], OUTSIDE, device)
 
 
 def _are_drawn(group: list[Request], drafters: Collection[int]) -> bool:
@@ -173,22 +181,24 @@ def _are_drawn(group: list[Request], drafters: Collection[int]) -> bool:
     return set(drafters) != {OUTSIDE} or group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
 
 
-def _origin(group: list[Request], counts: list[int]) -> dict[str, Any]:
+def _origin(group: list[Request], counts: list[int], device: torch.device) -> dict[str, Any]:
     """Whose the drafts are: of members that count, of an outside drafter, of nobody; and how many.
 
     A member without a weight is an outside drafter too: it may have scored no other rows than those it drafted from.
     The rule "gumbel" does not ask whose they are.
     """
     counted = group[0].counted
-    proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
-    lens = {"draft_lens": torch.tensor(counts)} if len(group) > 1 else {}
-    drafters = {proposer for line in proposers for proposer in line}
-    has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
-    if group[0].draws_by_gumbel or group[0].drafts.siblings is None or not _are_drawn(group, drafters):
+    lens = {"draft_lens": torch.tensor(counts, device=device)} if len(group) > 1 else {}
+    if group[0].draws_by_gumbel or group[0].drafts.siblings is None:
         return lens
+    proposers = [request.drafts.proposers[:count] for request, count in zip(group, counts, strict=True)]
+    drafters = set().union(*proposers)
+    if not _are_drawn(group, drafters):
+        return lens
+    has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
     if has_rows or not drafters <= {OUTSIDE, *counted} or isinstance(group[0].task.ensemble, DenseTarget):
-        return lens | {"draft_logits": _draft_logits(group, proposers)}
-    return lens | {"drafter": _drafter(proposers, counted)}
+        return lens | {"draft_logits": _draft_logits(group, proposers).to(device)}
+    return lens | {"drafter": _drafter(proposers, counted, device)}
 
 
 def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
@@ -214,27 +224,15 @@ def _draft_row(request: Request, position: int, proposer: int) -> Tensor:
     return torch.full_like(like, float("-inf")).index_fill_(1, torch.tensor([token], device=like.device), 0.0)
 
 
-def _chain_rows(
-    group: list[Request], indices: Sequence[int], num_rows: list[int]
-) -> tuple[list[Tensor], dict[str, Any]]:
+def _chain_rows(group: list[Request], num_rows: list[int], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
     """Logits of the members at the rows of each chain, dense for a lone request, else packed; masks and offsets."""
-    starts = [request.num_settled for request in group]
-    positions = [range(start, start + count) for start, count in zip(starts, num_rows, strict=True)]
-    members: list[Tensor] = []
-    for index in indices:
-        spans = zip(group, starts, num_rows, strict=True)
-        rows = joined(
-            [part for request, start, count in spans for part in request.rows[index].pieces(start, start + count)]
-        )
-        rows = rows[None] if len(group) == 1 else rows
-        members.append(rows.to(members[0].device) if members else rows)
-    device = members[0].device
-    masks = row_masks(group, positions, device)
+    spans = [(own, own.num_settled, own.num_settled + count) for own, count in zip(group, num_rows, strict=True)]
+    members = [
+        joined([part for request, start, end in spans for part in request.rows[index].pieces(start, end)]).to(device)
+        for index in group[0].counted
+    ]
+    masks = row_masks(group, [range(start, end) for _, start, end in spans], device)
     if len(group) == 1:
-        return members, {"allowed": masks[0][None]} if masks else {}
-    offsets = torch.tensor([0, *num_rows], device=device).cumsum(0)
+        return [rows[None] for rows in members], {"allowed": masks[0][None]} if masks else {}
+    offsets = torch.tensor([*accumulate(num_rows, initial=0)], device=device)
     return members, {"row_offsets": offsets} | ({"allowed": torch.cat(masks)} if masks else {})
-
-
-def _on_device(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}

@@ -20,7 +20,7 @@ class Drafter(Protocol):
 
     One object serves many batches: what it has to remember of a request goes into `request.drafter_state`, which is
     None at first. Drafts may depend on the request's own prompt, text and rows, and on uniforms of the draft stream, as
-    those of `specens.decoding.draws.draft`; never on the batch around it, so that a seed gives one text.
+    those of `specens.decoding.draws.Drafting`; never on the batch around it, so that a seed gives one text.
 
     model: what it reads requests with, if that is no member: each batch makes a scorer for it, `scorer_of(proposer)`.
     prompt_of: the member whose prompts that model reads. has_probabilities: whether its drafts have one. estimates:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specens.decoding.draws import draft
+from specens.decoding.draws import Drafting
 from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter, check_index
 from specens.drafters.tree_plan import TreePlan
@@ -73,14 +73,14 @@ class Heads(Drafter):
         hands_over: bool = False,
     ) -> None:
         """Draw from each head in turn."""
-        chosen = dict(zip(requests, draft_lens, strict=True))
-        drafting = self._begin(requests)
-        for head in range(self._num_heads(drafting)):
-            drafting = [request for request in drafting if chosen[request] > head and request.can_draft]
-            if not drafting:
+        drafting, left = Drafting(self.proposer, min_probability, hands_over), self._begin(requests)
+        most = dict(zip(requests, draft_lens, strict=True))
+        for head in range(self._num_heads(left)):
+            left = [request for request in left if most[request] > head and request.can_draft]
+            if not left:
                 return
-            self.read(batch, drafting)
-            drafting = draft(drafting, self.proposer, min_probability=min_probability, hands_over=hands_over)
+            self.read(batch, left)
+            left = drafting.add(left)
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Trees in which all nodes of one depth have the distribution of one head."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specens.decoding.draws import draft
+from specens.decoding.draws import Drafting
 from specens.decoding.request import Request
 from specens.drafters.drafter import Drafter
 from specens.drafters.tree_plan import TreePlan
@@ -37,14 +37,15 @@ class MemberDrafter(Drafter):
         hands_over: bool = False,
     ) -> None:
         """Append up to so many draft tokens to each request, none after one less probable than `min_probability`."""
+        drafting, score = Drafting(self.proposer, min_probability, hands_over), batch.scorer_of(self.proposer).score
         left, most = list(requests), dict(zip(requests, draft_lens, strict=True))
         for step in range(max(draft_lens, default=0)):
             left = [request for request in left if most[request] > step and request.can_draft]
             if not left:
                 return
-            self.read(batch, left)
+            score(left)
             # An improbable draft itself stays: to take it back for what it is would bias the text.
-            left = draft(left, self.proposer, min_probability=min_probability, hands_over=hands_over)
+            left = drafting.add(left)
 
     def propose_trees(self, batch: Batch, requests: Sequence[Request], plan: TreePlan) -> None:
         """Append a tree of its distributions to each request, one forward for each level."""

@@ -14,8 +14,6 @@ from specens.drafters.tree_plan import TreePlan
 from specens_kernels import TokenTree
 
 SIBLINGS = {"top": None, "sampled": "without_replacement", "independent": "with_replacement"}
-
-
 Read = Callable[[list[Request]], None]
 
 
@@ -41,9 +39,7 @@ def _by_scores(request: Request) -> bool:
 
 def _fill(index: int, read: Read, requests: Sequence[Request], plan: TreePlan, levels: int) -> None:
     """Give every node of the plan's shape a token."""
-    made: dict[Request, dict[int, int]] = {
-        request: {ROOT: ROOT} for request in requests
-    }  # drafts by nodes of the shape
+    made = {request: {ROOT: ROOT} for request in requests}  # drafts by nodes of the shape
     level = {request: [ROOT] for request in requests}
     for _ in range(levels):
         level = {request: _fertile(request, nodes, made[request], plan) for request, nodes in level.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -43,30 +44,39 @@ def add_text(context: Context, prompt: list[int]) -> Text:
 def read_logits(context: Context, reads: Sequence[Read]) -> list[Tensor]:
     """What a context reads. Raises ValueError where it is not as `Context.read` and `Context.hidden` say."""
     logits = context.read(reads)
+    dtype, device, width = context.kind or (None, None, None)
+    listed = logits if type(logits) is list and context.hidden is None else ()
+    for rows, read in zip_longest(listed, reads):  # comparisons tell those of the kind of all before
+        is_right = read is not None and type(rows) is Tensor and rows.shape == (read.num_rows, width)
+        if not is_right or rows.dtype != dtype or rows.device != device or rows.stride(1) != 1:
+            _check(context, logits, reads)
+            break
+    return logits
+
+
+def _check(context: Context, logits: Any, reads: Sequence[Read]) -> None:
     _check_rows(context, "read", logits, reads, "logits [rows, vocab]")
     if context.hidden is not None:
         _check_rows(context, "hidden", context.hidden, reads, "hidden states [rows, width]")
     for rows in logits:
         kind = rows.dtype, rows.device, rows.shape[1]
+        if kind[0] not in LOGIT_DTYPES:
+            raise _wrong(context, "read", "logits in float32, bfloat16 or float16", kind[0])
         context.kind = context.kind or kind
         if kind != context.kind:
             raise _wrong(context, "read", f"logits of one kind, {_kind(context.kind)},", _kind(kind))
         if rows.stride(1) != 1:
             raise _wrong(context, "read", "logits with a contiguous vocabulary", f"a stride of {rows.stride(1)}")
-    if context.kind is not None and context.kind[0] not in LOGIT_DTYPES:
-        raise _wrong(context, "read", "logits in float32, bfloat16 or float16", context.kind[0])
-    return logits
 
 
 def _check_rows(context: Context, name: str, values: Any, reads: Sequence[Read], what: str) -> None:
-    listed = isinstance(values, (list, Sequence))  # a list is told at once
-    if not listed or [value for value in values if not isinstance(value, Tensor)]:
+    listed = isinstance(values, Sequence)
+    if not listed or not all(isinstance(value, Tensor) for value in values):
         kinds = f" of {[type(value).__name__ for value in values]}" if listed else ""
         raise _wrong(context, name, f"a list of tensors of {what}, one for each text,", type(values).__name__ + kinds)
-    shapes = [rows.shape for rows in values]
-    if [(*shape[:-1], shape[-1:] > (0,)) for shape in shapes] != [(read.num_rows, True) for read in reads]:
-        expected = f"{[read.num_rows for read in reads]} rows of {what}"
-        raise _wrong(context, name, expected, list(map(list, shapes)))
+    shapes, num_rows = [list(rows.shape) for rows in values], [read.num_rows for read in reads]
+    if [(*shape[:-1], shape[-1:] > [0]) for shape in shapes] != [(rows, True) for rows in num_rows]:
+        raise _wrong(context, name, f"{num_rows} rows of {what}", shapes)
 
 
 def _wrong(context: Context, name: str, expected: str, got: object) -> ValueError:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ class Needs:
     trees: bool = False
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """What to read of a text.
 
     sequence: all its generated tokens, settled ones and then drafts, without the prompt. Those that the text holds

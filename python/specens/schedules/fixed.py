@@ -64,7 +64,7 @@ class Fixed:
         self.drafter.observe(requests)
         batch.end_phase("score", requests)
 
-        undrafted = [request for request in requests if not len(request.drafts)]
+        undrafted = [request for request in requests if not request.drafts.parents]
         verify(requests, bonus=self.adds_bonus)
         batch.end_phase("verify", requests)
         self._add_tokens(batch, requests if self.adds_bonus else undrafted, undrafted)
@@ -83,5 +83,7 @@ class Fixed:
 
     def _awaits_token(self, request: Request) -> bool:
         """Whether all members but the drafter have scored the first place that is not settled."""
-        others = [index for index in request.counted if index != self.index]
-        return not request.finished and all(request.rows[index].end > request.num_settled for index in others)
+        for index in request.counted:
+            if index != self.index and request.rows[index].end <= request.num_settled:
+                return False
+        return not request.finished

@@ -124,4 +124,4 @@ class _Text(Reader):
         """Note a forward once for all texts in it."""
         super().count(tokens, seconds)
         if not any(tokens is noted for noted, _ in self.forwards):
-            self.forwards.append((tokens, seconds))
+            self.forwards.append((tokens, seconds * len(tokens)))

@@ -244,7 +244,7 @@ class TwoContexts(RaggedContext):
         """Logits of all texts: the first layers read what they have not, the others go on from what they left."""
         started = time.perf_counter()
         parts: list[FirstText] = [read.text.part for read in reads]  # type: ignore[attr-defined]
-        own = [replace(read, text=part, num_rows=0) for part, read in zip(parts, reads, strict=True)]
+        own = [read._replace(text=part, num_rows=0) for part, read in zip(parts, reads, strict=True)]
         lacking = [read for part, read in zip(parts, own, strict=True) if part.lacks(read)]
         if lacking:
             self._part.read(lacking)
