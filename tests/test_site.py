@@ -60,6 +60,18 @@ def test_tables_come_from_the_results_and_each_is_shown_with_its_command(site):
         assert re.search(r"python -m bench|bench/gpu/run.sh", before.split("<!-- made")[-1])
 
 
+def test_a_table_without_the_runs_that_others_are_compared_with_leaves_the_comparison_out(site, monkeypatch):
+    tables = site("tables")
+    whole, measured = tables.everyday(), tables.rows("everyday-cpu.jsonl")
+    plain = next(run["engine"] for run in measured if run["kind"] == "text" and run["drafts"] == "none")
+    left = [run for run in measured if (run["engine"], run.get("drafts")) != (plain, "none")]
+    monkeypatch.setattr(tables, "rows", lambda _: left)
+    column = _cells(whole)[0].index("texts of the seed without drafts")
+    compared = [row[column] for row in _cells(tables.everyday()) if row[0].startswith(plain)]
+    assert compared
+    assert set(compared) == {"-"}
+
+
 def test_readme_tells_what_was_measured_of_verify_chain(site):
     """Its rows are rows of the page, of drafts that are not all accepted; it tells the extremes of all."""
     readme = (ROOT / "README.md").read_text()

@@ -46,18 +46,14 @@ Tokens checked_tokens(const py::object& values, const std::string& argument) {
     return tokens;
 }
 
-Drafting checked_drafting(int64_t draft_len, int64_t min_match, const std::string& choose,
+Drafting checked_drafting(const py::object& draft_len, const py::object& min_match, const std::string& choose,
                           const char* argument = "draft_len") {
-    if (draft_len < 0 || draft_len > max_draft_len) {
-        fail(argument, "an integer from 0 to " + std::to_string(max_draft_len), std::to_string(draft_len));
-    }
-    if (min_match < 1) {
-        fail("min_match", "an integer >= 1", std::to_string(min_match));
-    }
+    const int64_t most = as_integer(draft_len, argument, 0, max_draft_len),
+                  least = as_integer(min_match, "min_match", 1);
     if (choose != "recent" && choose != "frequent") {
         fail("choose", "'recent' or 'frequent'", "'" + choose + "'");
     }
-    return {draft_len, min_match, choose == "frequent"};
+    return {most, least, choose == "frequent"};
 }
 
 void add(NgramIndex& index, const Tokens& tokens) {
@@ -74,13 +70,11 @@ void extend(Index& index, const py::object& values) {
     index.change([&](NgramIndex& own) { add(own, tokens); });
 }
 
-std::unique_ptr<Index> from_tokens(const py::object& values, int64_t max_match) {
-    if (max_match < 1 || max_match > max_index_tokens) {
-        fail("max_match", "an integer from 1 to " + std::to_string(max_index_tokens), std::to_string(max_match));
-    }
+std::unique_ptr<Index> from_tokens(const py::object& values, const py::object& max_match) {
+    const auto longest = static_cast<int32_t>(as_integer(max_match, "max_match", 1, max_index_tokens));
     const Tokens tokens = checked_tokens(values, "tokens");
     const py::gil_scoped_release released;
-    NgramIndex index(static_cast<int32_t>(max_match));
+    NgramIndex index(longest);
     add(index, tokens);
     return std::make_unique<Index>(std::move(index));
 }
@@ -103,34 +97,31 @@ Proposal propose(const NgramIndex& index, NgramIndex::Match from, const Tokens& 
 
 py::tuple as_tuple(const Proposal& proposal) { return py::make_tuple(to_array(proposal.tokens), proposal.match_len); }
 
-py::tuple propose_after_text(const Index& index, int64_t draft_len, const py::object& tail, int64_t min_match,
-                             const std::string& choose) {
+py::tuple propose_after_text(const Index& index, const py::object& draft_len, const py::object& tail,
+                             const py::object& min_match, const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
     const Tokens more = checked_tokens(tail, "tail");
     return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, own.end(), more, drafting); }));
 }
 
-py::tuple propose_after_context(const Index& index, const py::object& context, int64_t draft_len, int64_t min_match,
-                                const std::string& choose) {
+py::tuple propose_after_context(const Index& index, const py::object& context, const py::object& draft_len,
+                                const py::object& min_match, const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
     const Tokens more = checked_tokens(context, "context");
     return as_tuple(index.read([&](const NgramIndex& own) { return propose(own, {}, more, drafting); }));
 }
 
-py::tuple propose_tree(const Index& index, int64_t nodes, const std::optional<int64_t>& max_levels,
-                       const py::object& tail, const py::object& context, int64_t min_match) {
+py::tuple propose_tree(const Index& index, const py::object& nodes, const py::object& max_levels,
+                       const py::object& tail, const py::object& context, const py::object& min_match) {
     const Drafting drafting = checked_drafting(nodes, min_match, "frequent", "nodes");
-    const int64_t levels = max_levels.value_or(nodes);
-    if (levels < 0) {
-        fail("max_levels", "an integer >= 0 or None", std::to_string(levels));
-    }
+    const int64_t levels = max_levels.is_none() ? drafting.draft_len : as_integer(max_levels, "max_levels", 0);
     const Tokens more = context.is_none() ? checked_tokens(tail, "tail") : checked_tokens(context, "context");
     if (!context.is_none() && !checked_tokens(tail, "tail").empty()) {
         fail("tail", "none beside a context", "both");
     }
     const NgramIndex::Tree tree = index.read([&](const NgramIndex& own) {
         const NgramIndex::Match from = context.is_none() ? own.end() : NgramIndex::Match{};
-        return own.propose_tree(match_after(own, from, more), drafting.draft_len, levels, min_match);
+        return own.propose_tree(match_after(own, from, more), drafting.draft_len, levels, drafting.min_match);
     });
     return py::make_tuple(to_array(tree.parents), to_array(tree.tokens), to_array(tree.probabilities), tree.match_len);
 }
@@ -170,9 +161,9 @@ Proposal propose_for(const Index* own, const Index* store, const Tokens& tail, c
     return best;
 }
 
-py::tuple propose_batch(const std::vector<py::object>& given, int64_t draft_len,
-                        const std::optional<std::vector<py::object>>& tails, const Index* store, int64_t min_match,
-                        const std::string& choose) {
+py::tuple propose_batch(const std::vector<py::object>& given, const py::object& draft_len,
+                        const std::optional<std::vector<py::object>>& tails, const Index* store,
+                        const py::object& min_match, const std::string& choose) {
     const Drafting drafting = checked_drafting(draft_len, min_match, choose);
     const Borrowed<Index> indices(given, "indices", "an NgramIndex or None");
     const auto batch = static_cast<int64_t>(given.size());
@@ -190,11 +181,11 @@ py::tuple propose_batch(const std::vector<py::object>& given, int64_t draft_len,
             proposals[index] = propose_for(indices.pointers[index], store, more[index], drafting);
         }
     }
-    py::array_t<int64_t> tokens({batch, draft_len}), draft_lens(batch), match_lens(batch);
+    py::array_t<int64_t> tokens({batch, drafting.draft_len}), draft_lens(batch), match_lens(batch);
     std::fill_n(tokens.mutable_data(), tokens.size(), int64_t{-1});
     for (int64_t index = 0; index < batch; ++index) {
         const Proposal& proposal = proposals[index];
-        std::copy(proposal.tokens.begin(), proposal.tokens.end(), tokens.mutable_data() + index * draft_len);
+        std::copy(proposal.tokens.begin(), proposal.tokens.end(), tokens.mutable_data() + index * drafting.draft_len);
         draft_lens.mutable_data()[index] = static_cast<int64_t>(proposal.tokens.size());
         match_lens.mutable_data()[index] = proposal.match_len;
     }

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <type_traits>
+
 #include "operators/call.h"
 #include "operators/results.h"
 #include "verify_chain/shard.h"
@@ -10,11 +13,18 @@
 namespace specens {
 namespace {
 
-// A contiguous tensor of as many numbers.
+// A contiguous tensor of this shape.
 template <typename Number>
-const Number* numbers_of(const char* name, const TorchTensor& tensor, ScalarType dtype, int64_t count) {
-    if (!tensor.is_cpu() || tensor.scalar_type() != dtype || !tensor.is_contiguous() || tensor.numel() != count) {
-        fail(name, std::to_string(count) + " contiguous numbers of its type on the CPU", "others");
+const Number* numbers_of(const char* name, const TorchTensor& tensor, std::initializer_list<int64_t> sizes) {
+    constexpr bool is_double = std::is_same_v<Number, double>, is_float = std::is_same_v<Number, float>;
+    constexpr ScalarType dtype = is_double                      ? ScalarType::Double
+                                 : is_float                     ? ScalarType::Float
+                                 : std::is_same_v<Number, bool> ? ScalarType::Bool
+                                                                : ScalarType::Long;
+    require_shape(name, view(tensor), sizes);
+    if (!tensor.is_cpu() || tensor.scalar_type() != dtype || !tensor.is_contiguous()) {
+        const char* type = is_double ? "float64" : is_float ? "float32" : dtype == ScalarType::Bool ? "bool" : "int64";
+        fail(name, std::string("contiguous ") + type + " on the CPU", "another dtype, layout or device");
     }
     return static_cast<const Number*>(tensor.const_data_ptr());
 }
@@ -29,42 +39,59 @@ class ShardCall {
                                 options.rows, process_drafts),
                 &call_.target),
                call_.draft, call_.view(parents)) {}
+    // end: no row of a place is as large.
     ShardPlaces places(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
-                       const TorchTensor& state, const OptionalTensor& least,
-                       const OptionalTensor& offers = std::nullopt) const {
-        const int64_t batch = rows.target.batch, all = batch * rows.target.steps * rows.parts;
-        require(row_of.dim() == 2 && row_of.size(0) == batch, "rows: expected [batch, n]");
+                       const TorchTensor& state, const OptionalTensor& least, const OptionalTensor& offers,
+                       int64_t end) const {
+        const int64_t batch = rows.target.batch, drafts = rows.draft.draft_len;
+        const int64_t* own = numbers_of<int64_t>("rows", row_of, {batch, any_size});
         const int64_t count = row_of.size(1);
+        const auto there = [end](int64_t row) { return row >= 0 && row < end; };
+        const int64_t* const wrong = std::find_if_not(own, own + batch * count, there);
+        if (wrong != own + batch * count) {
+            fail("rows", "0 to " + std::to_string(end - 1), std::to_string(*wrong));
+        }
         return {count,
-                numbers_of<int64_t>("rows", row_of, ScalarType::Long, batch * count),
-                numbers_of<double>("shares", shares, ScalarType::Double, batch * count),
-                numbers_of<double>("masses", masses, ScalarType::Double, all),
-                numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size()),
-                least ? numbers_of<float>("least", *least, ScalarType::Float, all) : nullptr,
-                offers ? numbers_of<double>("offers", *offers, ScalarType::Double, batch * rows.draft.draft_len * 2)
-                       : nullptr};
+                own,
+                numbers_of<double>("shares", shares, {batch, count}),
+                masses_of(masses),
+                state_of(state),
+                least ? of_parts<float>("least", *least) : nullptr,
+                offers ? numbers_of<double>("offers", *offers, {batch, drafts, 2}) : nullptr};
+    }
+    ShardPlaces places(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
+                       const TorchTensor& state, const OptionalTensor& least) const {
+        return places(row_of, shares, masses, state, least, std::nullopt, rows.draft.draft_len + 1);
     }
     ShardPlaces offered(const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
                         const TorchTensor& state, const OptionalTensor& least, const OptionalTensor& offers) const {
         require(offers.has_value() == rows.parents.given, "offers, parents: expected both or neither");
-        return places(row_of, shares, masses, state, least, offers);
+        return places(row_of, shares, masses, state, least, offers, rows.draft.draft_len + 1);
     }
     ShardScale scale(const TorchTensor& largest, const TorchTensor& log_totals) const {
-        const int64_t all = rows.target.batch * rows.target.steps * rows.parts;
-        return {numbers_of<double>("largest", largest, ScalarType::Double, all),
-                numbers_of<double>("log_totals", log_totals, ScalarType::Double, all)};
+        return {of_parts<double>("largest", largest), of_parts<double>("log_totals", log_totals)};
     }
-    ShardWeights weights(const TorchTensor& largest, const TorchTensor& least, bool counts, int64_t all) const {
-        return {numbers_of<double>("largest", largest, ScalarType::Double, all),
-                numbers_of<float>("least", least, ScalarType::Float, all), counts};
+    ShardWeights weights(const TorchTensor& largest, const TorchTensor& least, bool counts, int64_t count) const {
+        return {numbers_of<double>("largest", largest, {rows.target.batch, count}),
+                numbers_of<float>("least", least, {rows.target.batch, count}), counts};
     }
     ShardSearch search(const TorchTensor& masses, const TorchTensor& state, bool of_drafts) const {
-        const int64_t all = rows.target.batch * rows.target.steps * rows.parts;
-        return {of_drafts, numbers_of<double>("masses", masses, ScalarType::Double, all),
-                numbers_of<float>("state", state, ScalarType::Float, all * rows.state_size())};
+        return {of_drafts, masses_of(masses), state_of(state)};
     }
 
   private:
+    template <typename Number>
+    const Number* of_parts(const char* name, const TorchTensor& tensor) const {
+        return numbers_of<Number>(name, tensor, {rows.target.batch, rows.target.steps, rows.parts});
+    }
+    const float* state_of(const TorchTensor& state) const {
+        return numbers_of<float>("state", state, {rows.target.batch, rows.target.steps, rows.parts, rows.state_size()});
+    }
+    const double* masses_of(const TorchTensor& masses) const {
+        const auto* own = of_parts<double>("masses", masses);
+        rows.check_masses(own);
+        return own;
+    }
     Call call_;
 
   public:
@@ -118,10 +145,9 @@ void draw_of_shard_cpu(Results& results, const Members& member_logits, const Tor
     const int64_t batch = call.rows.target.batch;
     const ShardPlaces places = call.offered(row_of, shares, masses, state, least, offers);
     require(places.count == 1, "rows: expected [batch, 1]");
-    const ShardDraws draws{
-        numbers_of<double>("block_masses", block_masses, ScalarType::Double, batch * call.rows.tiles),
-        numbers_of<bool>("subtracts", subtracts, ScalarType::Bool, batch),
-        numbers_of<double>("goals", goals, ScalarType::Double, batch)};
+    const ShardDraws draws{numbers_of<double>("block_masses", block_masses, {batch, call.rows.tiles}),
+                           numbers_of<bool>("subtracts", subtracts, {batch}),
+                           numbers_of<double>("goals", goals, {batch})};
     int64_t* tokens = results.add<int64_t>({batch}, ScalarType::Long);
     const TorchThreads threads;
     draw_of_shard(call.rows, places, draws, tokens);
@@ -152,9 +178,10 @@ void mass_of_drafts_of_shard_cpu(Results& results, const Members& member_logits,
                                  const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
                          {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
-    const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     require(call.rows.parents.given && call.rows.draft.has_distributions(),
             "parents, drafter: expected those of trees, got none");
+    const ShardPlaces places =
+        call.places(row_of, shares, masses, state, least, std::nullopt, call.rows.draft.draft_len);
     double* out = results.add<double>({call.rows.target.batch, places.count}, ScalarType::Double);
     const TorchThreads threads;
     weigh_drafts_of_shard(call.rows, places, out);
@@ -176,8 +203,8 @@ void exceeding_of_shard_cpu(Results& results, const Members& member_logits, cons
     const int64_t batch = call.rows.target.batch, all = batch * places.count;
     require(ratios.dim() == 3 && ratios.size(2) > 0, "ratios: expected [batch, n, ratios]");
     const int64_t count = ratios.size(2);
-    const ShardRatios given{count, numbers_of<int64_t>("nodes", nodes, ScalarType::Long, all),
-                            numbers_of<double>("ratios", ratios, ScalarType::Double, all * count)};
+    const ShardRatios given{count, numbers_of<int64_t>("nodes", nodes, {batch, places.count}),
+                            numbers_of<double>("ratios", ratios, {batch, places.count, count})};
     require(std::all_of(given.nodes, given.nodes + all,
                         [&](int64_t node) { return node >= 0 && node < call.rows.draft.draft_len; }),
             "nodes: expected those of the trees, got others");
@@ -234,7 +261,7 @@ void scores_of_shard_cpu(Results& results, const Members& member_logits, const T
     const ShardPlaces places = call.places(row_of, shares, masses, state, least);
     const int64_t batch = call.rows.target.batch;
     const ShardScale scale = call.scale(largest, log_totals);
-    const auto* ids = numbers_of<int64_t>("tokens", tokens, ScalarType::Long, batch * places.count);
+    const auto* ids = numbers_of<int64_t>("tokens", tokens, {batch, places.count});
     double* out = results.add<double>({batch, places.count}, ScalarType::Double);
     const TorchThreads threads;
     score_tokens_of_shard(call.rows, places, scale, ids, out);
@@ -254,9 +281,8 @@ void best_kept_of_shard_cpu(Results& results, const Members& member_logits, cons
     const int64_t batch = call.rows.target.batch;
     require(call.rows.target.kind != EnsembleKind::mixture, "ensemble: expected a lone model or a mixture of logits");
     require(first_token >= 0 && first_token < int64_t{1} << 31, "first_token: expected one below 2^31");
-    const ShardNoise random{numbers_of<int64_t>("seeds", seeds, ScalarType::Long, batch),
-                            numbers_of<int64_t>("positions", positions, ScalarType::Long, batch * places.count),
-                            first_token};
+    const ShardNoise random{numbers_of<int64_t>("seeds", seeds, {batch}),
+                            numbers_of<int64_t>("positions", positions, {batch, places.count}), first_token};
     double* values = results.add<double>({batch, places.count}, ScalarType::Double);
     int64_t* tokens = results.add<int64_t>({batch, places.count}, ScalarType::Long);
     const TorchThreads threads;
@@ -275,7 +301,7 @@ void samples_of_shard_cpu(Results& results, const Members& member_logits, const 
                          {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardSearch search = call.search(masses, state, of_drafts);
     const int64_t batch = call.rows.target.batch, found = search.rows(call.rows);
-    const ShardWeights weights = call.weights(largest, least, counts, batch * found);
+    const ShardWeights weights = call.weights(largest, least, counts, found);
     require(octaves > 0 && count > 0, "octaves, count: expected at least 1");
     const ShardSamples samples{octaves, count, results.add<double>({batch, found, octaves}, ScalarType::Double),
                                results.add<double>({batch, found, 1 + count}, ScalarType::Double)};
@@ -294,12 +320,12 @@ void entries_of_shard_cpu(Results& results, const Members& member_logits, const 
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
                          {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardSearch search = call.search(masses, state, of_drafts);
-    const int64_t batch = call.rows.target.batch, found = search.rows(call.rows), all = batch * found;
-    const ShardWeights weights = call.weights(largest, least, counts, all);
+    const int64_t batch = call.rows.target.batch, found = search.rows(call.rows);
+    const ShardWeights weights = call.weights(largest, least, counts, found);
     require(count > 0, "count: expected at least 1");
-    const ShardEntries entries{numbers_of<double>("octave", octave, ScalarType::Double, all),
-                               numbers_of<int64_t>("low", low, ScalarType::Long, all),
-                               numbers_of<int64_t>("high", high, ScalarType::Long, all),
+    const ShardEntries entries{numbers_of<double>("octave", octave, {batch, found}),
+                               numbers_of<int64_t>("low", low, {batch, found}),
+                               numbers_of<int64_t>("high", high, {batch, found}),
                                count,
                                results.add<double>({batch, found, 1}, ScalarType::Double),
                                results.add<int64_t>({batch, found, count}, ScalarType::Long),
@@ -321,9 +347,9 @@ void buckets_of_shard_cpu(Results& results, const Members& member_logits, const 
                          {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardSearch search = call.search(masses, state, of_drafts);
     const int64_t batch = call.rows.target.batch, count = search.rows(call.rows);
-    const ShardBuckets buckets{numbers_of<double>("largest", largest, ScalarType::Double, batch * count),
-                               numbers_of<float>("least", least, ScalarType::Float, batch * count),
-                               numbers_of<int64_t>("prefix", prefix, ScalarType::Long, batch * count),
+    const ShardBuckets buckets{numbers_of<double>("largest", largest, {batch, count}),
+                               numbers_of<float>("least", least, {batch, count}),
+                               numbers_of<int64_t>("prefix", prefix, {batch, count}),
                                shift,
                                half,
                                counts};

@@ -6,9 +6,8 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
-#include <optional>
+#include <utility>
 
 #include "bindings/arrays.h"
 #include "bindings/guarded.h"
@@ -30,8 +29,8 @@ std::vector<int64_t> integers(const py::object& values, const char* argument) {
     return to_vector(as_array<int64_t>(values, argument, 1, "iu", "integers of shape [nodes]"));
 }
 
-int64_t level_limit(const std::optional<int64_t>& max_levels) {
-    return max_levels.value_or(std::numeric_limits<int64_t>::max());
+int64_t level_limit(const py::object& max_levels) {
+    return max_levels.is_none() ? most_integer : as_integer(max_levels, "max_levels");
 }
 
 TokenTree from_parents(const py::object& parents, const py::object& child_ranks) {
@@ -42,6 +41,36 @@ TokenTree from_parents(const py::object& parents, const py::object& child_ranks)
     std::vector<int64_t> own = integers(parents, "parents");
     const py::gil_scoped_release released;
     return TokenTree(std::move(own), std::move(ranks));
+}
+
+TokenTree from_paths(const std::vector<py::object>& given) {
+    std::vector<std::vector<int64_t>> paths;
+    for (const py::object& path : given) {
+        const std::string argument = "paths[" + std::to_string(paths.size()) + "]";
+        paths.push_back(to_vector(as_array<int64_t>(path, argument.c_str(), 1, "iu", "integers of shape [ranks]")));
+    }
+    const py::gil_scoped_release released;
+    return TokenTree::from_paths(std::move(paths));
+}
+
+TokenTree chains(const py::object& count, const py::object& length) {
+    const int64_t own_count = as_integer(count, "count"), own_length = as_integer(length, "length");
+    const py::gil_scoped_release released;
+    return TokenTree::chains(own_count, own_length);
+}
+
+TokenTree branching(const py::object& values) {
+    const std::vector<int64_t> branches =
+        to_vector(as_array<int64_t>(values, "branches", 1, "iu", "integers of shape [levels]"));
+    const py::gil_scoped_release released;
+    return TokenTree::branching(branches);
+}
+
+TokenTree best_for_acceptance(const std::vector<double>& acceptance, const py::object& nodes,
+                              const py::object& max_levels) {
+    const int64_t own_nodes = as_integer(nodes, "nodes"), most_levels = level_limit(max_levels);
+    const py::gil_scoped_release released;
+    return best_tree_for_acceptance(acceptance, own_nodes, most_levels);
 }
 
 Int64Array path_matrix(const TokenTree& tree) {
@@ -65,19 +94,21 @@ py::array_t<uint8_t> ancestor_bits(const TokenTree& tree) {
     return rows;
 }
 
-Int64Array position_ids(const TokenTree& tree, int64_t prefix_len) {
+Int64Array position_ids(const TokenTree& tree, const py::object& prefix_len) {
+    const int64_t first = as_integer(prefix_len, "prefix_len");
     Int64Array positions(tree.num_nodes());
     std::transform(tree.depth().begin(), tree.depth().end(), positions.mutable_data(),
-                   [prefix_len](int32_t depth) { return prefix_len + depth; });
+                   [first](int32_t depth) { return first + depth; });
     return positions;
 }
 
-std::unique_ptr<Guarded<TreeGrowth>> grow(int64_t nodes, int64_t width, const std::optional<int64_t>& max_levels,
-                                          const std::string& order) {
+std::unique_ptr<Guarded<TreeGrowth>> grow(const py::object& nodes, const py::object& width,
+                                          const py::object& max_levels, const std::string& order) {
     if (order != "level" && order != "best") {
         fail("order", "'level' or 'best'", "'" + order + "'");
     }
-    return std::make_unique<Guarded<TreeGrowth>>(TreeGrowth(nodes, width, level_limit(max_levels), order == "level"));
+    return std::make_unique<Guarded<TreeGrowth>>(
+        TreeGrowth(as_integer(nodes, "nodes"), as_integer(width, "width"), level_limit(max_levels), order == "level"));
 }
 
 template <typename Element>
@@ -190,21 +221,17 @@ depth: int32 [batch, nodes], padded with 0. child_ranks, first_child, next_sibli
 path_matrix: int64 [batch, leaves, levels], padded with -1. The sizes are the largest of the batch.)";
 
 void bind_builders(py::class_<TokenTree>& tree) {
-    tree.def_static("from_paths", &TokenTree::from_paths, py::arg("paths"), WithoutGil(), paths_doc)
-        .def_static("chains", &TokenTree::chains, py::arg("count"), py::arg("length"), WithoutGil(),
+    tree.def_static("from_paths", &from_paths, py::arg("paths"), paths_doc)
+        .def_static("chains", &chains, py::arg("count"), py::arg("length"),
                     "So many chains of so many nodes from the root position, numbered level by level.")
         .def_static(
-            "branching", &TokenTree::branching, py::arg("branches"), WithoutGil(),
+            "branching", &branching, py::arg("branches"),
             "The tree whose nodes have branches[0] children at the root position, branches[1] on the next level, "
             "...,\nnumbered level by level.")
         .def_static("grow", &grow, py::arg("nodes"), py::arg("width"), py::kw_only(),
                     py::arg("max_levels") = py::none(), py::arg("order") = "level", grow_doc)
-        .def_static(
-            "best_for_acceptance",
-            [](const std::vector<double>& acceptance, int64_t nodes, const std::optional<int64_t>& max_levels) {
-                return best_tree_for_acceptance(acceptance, nodes, level_limit(max_levels));
-            },
-            py::arg("acceptance"), py::arg("nodes"), py::arg("max_levels") = py::none(), WithoutGil(), acceptance_doc)
+        .def_static("best_for_acceptance", &best_for_acceptance, py::arg("acceptance"), py::arg("nodes"),
+                    py::arg("max_levels") = py::none(), acceptance_doc)
         .def_static("batch", &batch, py::arg("trees"), batch_doc)
         .def("with_root", &TokenTree::with_root, WithoutGil(),
              "The tree whose node 0 is the committed token at the root position; every other node moves up by one.\n"
@@ -239,7 +266,10 @@ void bind_properties(py::class_<TokenTree>& tree) {
             "uint8 [nodes, ceil(nodes / 8)]: bit j % 8 of byte j / 8 says that node j is the row's node\n"
             "or an ancestor of it (`tree_mask` with layout \"packed\").")
         .def(
-            "children", [](const TokenTree& self, int64_t node) { return to_array(self.children(node)); },
+            "children",
+            [](const TokenTree& self, const py::object& node) {
+                return to_array(self.children(as_integer(node, "node")));
+            },
             py::arg("node"), "int64 [children] of a node, or of the root position, -1.")
         .def("position_ids", &position_ids, py::arg("prefix_len"),
              "int64 [nodes]: the absolute positions after a prefix of so many tokens, prefix_len + depth.")

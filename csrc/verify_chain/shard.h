@@ -28,6 +28,21 @@ struct ShardRows {
         require(!target.packed() && !draft.packed, "row_offsets: expected none, got some");
         require(!parents.given || target.steps == draft.draft_len + 1,
                 "member_logits: expected a row more than nodes, got others");
+        require(!draft.slots.given(), "draft_slots: expected none, got some");
+        check_parents();
+    }
+    // Raises where a mass is told of a draft that was drawn from nothing.
+    void check_masses(const double* masses) const {
+        for (int64_t request = 0; request < target.batch; ++request) {
+            for (int64_t index = 0; index < draft.draft_len; ++index) {
+                if (masses[draft_part(request, index)] >= 0 && !drawn(request, index)) {
+                    fail("masses",
+                         "a negative one of draft " + std::to_string(index) + " of request " + std::to_string(request) +
+                             ", which nobody drew",
+                         std::to_string(masses[draft_part(request, index)]));
+                }
+            }
+        }
     }
     int64_t state_size() const { return slice_state(tiles); }
     // The row that a draft was drawn at, negative for padding.
@@ -41,6 +56,25 @@ struct ShardRows {
     // The tokens that are looked up in what a draft was drawn from: its own, or those of all nodes.
     int64_t looked_in_draft() const { return parents.given ? draft.draft_len : 1; }
     int64_t looked_size() const { return parts - 1 + looked_in_draft(); }
+
+  private:
+    // So that the way from a node up ends.
+    void check_parents() const {
+        for (int64_t request = 0; parents.given && request < target.batch; ++request) {
+            for (int64_t node = 0; node < draft.draft_len; ++node) {
+                const int64_t parent = parents(request, node);
+                if (parent < -2 || parent >= node) {
+                    fail("parents", "-2 to " + std::to_string(node - 1) + " of node " + std::to_string(node),
+                         std::to_string(parent));
+                }
+            }
+        }
+    }
+    bool drawn(int64_t request, int64_t index) const {
+        const int64_t member = draft.drafter_of(request, index);
+        return row_of(request, index) >= 0 && draft.sampling.valid(request) &&
+               (draft.logits || (member >= 0 && member < static_cast<int64_t>(target.members.size())));
+    }
 };
 
 // What is told of each row, and kept for the operations after. Where a part has no token, or is not looked at, its

@@ -125,7 +125,7 @@ const Softmax* ShardVerifier::searched(const ShardRows& call, const ShardSearch&
     }
     read_target(call, request, step);
     target_.resume(logits_, call.target.parameters(request), state, call.state_size(), search.masses + first, nullptr);
-    return target_.alive() ? &target_.part(part) : nullptr;
+    return target_.share(part) > 0 ? &target_.part(part) : nullptr;
 }
 
 void ShardVerifier::add_up(const ShardRows& call, const ShardSearch& search, const ShardBuckets& buckets,

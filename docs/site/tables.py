@@ -179,11 +179,12 @@ def everyday() -> str:
         own = [run for run in runs if (run["engine"], run["drafts"]) == (engine, drafts)]
         cells = [_everyday([run for run in own if run["settings"] == case]) for case in cases]
         plain = engine if any(name == engine for name, *_ in alone) else engine.partition(",")[0]
-        same = [run["text"] == alone[plain, run["settings"], run["seed"]] for run in own]
+        plain_texts = [alone.get((plain, run["settings"], run["seed"])) for run in own]  # None: not measured
+        same = [run["text"] == text for run, text in zip(own, plain_texts, strict=True) if text is not None]
         laws = [
             run["told"] for run in found if run["kind"] == "law" and (run["engine"], run["drafts"]) == (engine, drafts)
         ]
-        seeds = f"{sum(same)} of {len(same)}" if drafts != "none" else None
+        seeds = f"{sum(same)} of {len(same)}" if same and drafts != "none" else None
         body.append([engine, drafts, *cells, seeds, "; ".join(laws) or None])
     head = ["engine", "drafts", *(f"{case}, tokens/s" for case in cases), "texts of the seed without drafts"]
     head.append("law of first tokens under each setting that draws")

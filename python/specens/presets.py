@@ -13,9 +13,19 @@ from types import FunctionType
 from typing import Any
 
 from specens.decoding.draft_lens import ByAcceptance, ByConfidence
-from specens.drafters import Jacobi, Lookahead, PromptLookup, Several, TreePlan
+from specens.drafters import (
+    DraftModel,
+    Heads,
+    Jacobi,
+    LayerSkip,
+    Lookahead,
+    OtherTokenizer,
+    PromptLookup,
+    Several,
+    TreePlan,
+)
 from specens.targets import Cascade
-from specens_kernels import Contrastive, LogitMixture, Mixture, Replacement, Threshold, Typical
+from specens_kernels import Contrastive, DecisionTree, LogitMixture, Mixture, Replacement, Threshold, Typical
 
 UNUSED = {  # by schedule: arguments that mean nothing there
     "standard": ("drafter", "tree", "draft_lens"),
@@ -37,7 +47,8 @@ class Preset:
     source: who published it. members: what its members are, in order; a last "..." stands for any number more.
     settings: its choices as arguments of SpeculativeEnsemble, or functions of the number of members that make them.
     drafter, topology, target, acceptance: the same in words.
-    needs: an argument that the caller must give. lossless: whether the text follows the target distribution exactly.
+    needs: an argument that the caller must give. needs_one_of: the types that it may have, if not any.
+    lossless: whether the text follows the target distribution exactly.
     leaves_out: what the source describes beyond that.
     """
 
@@ -49,6 +60,7 @@ class Preset:
     target: str = "one model"
     acceptance: str = "token"
     needs: str | None = None
+    needs_one_of: tuple[type, ...] = ()
     lossless: bool = True
     leaves_out: str = ""
 
@@ -180,6 +192,7 @@ PRESETS: dict[str, Preset] = {
         _fixed(8),
         drafter="texts: PromptLookup(store=...)",
         needs="drafter",
+        needs_one_of=(PromptLookup,),
         leaves_out="the tree of all continuations that were found, which rest drafts: here the last one",
     ),
     "rest": Preset(
@@ -189,6 +202,7 @@ PRESETS: dict[str, Preset] = {
         drafter="texts: PromptLookup(16, store=..., choose='frequent')",
         topology="trie of the most frequent continuations",
         needs="drafter",
+        needs_one_of=(PromptLookup,),
         leaves_out="its test by sampling from the target: the rule token gives the same text",
     ),
     "early-exit": Preset(
@@ -197,6 +211,7 @@ PRESETS: dict[str, Preset] = {
         _fixed(4),
         drafter="its own first layers: LayerSkip(exit_layer=...)",
         needs="drafter",
+        needs_one_of=(LayerSkip,),
         leaves_out="training for exits",
     ),
     "self-speculation": Preset(
@@ -206,6 +221,7 @@ PRESETS: dict[str, Preset] = {
         drafter="itself without some layers: LayerSkip([...])",
         topology="chain, as long as it is sure",
         needs="drafter",
+        needs_one_of=(LayerSkip,),
         leaves_out="the search for the layers; a threshold that adapts",
     ),
     "jacobi": Preset(
@@ -231,6 +247,7 @@ PRESETS: dict[str, Preset] = {
         _fixed(4),
         drafter="extra heads: Heads(...)",
         needs="drafter",
+        needs_one_of=(Heads,),
         leaves_out="the tree of the heads' candidates, and typical acceptance: see medusa; files of published heads",
     ),
     "medusa": Preset(
@@ -241,6 +258,7 @@ PRESETS: dict[str, Preset] = {
         topology="product of the heads' candidates",
         acceptance="typical",
         needs="drafter",
+        needs_one_of=(Heads,),
         lossless=False,
         leaves_out="trees by measured accuracy, as TokenTrees are; the greedy first token of a round, drawn here; "
         "files of published heads",
@@ -276,6 +294,7 @@ PRESETS: dict[str, Preset] = {
         topology="static trees, independent, merged",
         acceptance="with replacement",
         needs="drafter",
+        needs_one_of=(Several, DraftModel),
         leaves_out="the training of draft models that complete each other",
     ),
     "recursive-speculative-decoding": Preset(
@@ -397,6 +416,7 @@ PRESETS: dict[str, Preset] = {
         target="the assistant",
         acceptance="decision tree",
         needs="rule",
+        needs_one_of=(DecisionTree,),
         lossless=False,
     ),
     "cosd-tokenizers": Preset(
@@ -407,6 +427,7 @@ PRESETS: dict[str, Preset] = {
         target="the assistant",
         acceptance="replacement rule",
         needs="drafter",
+        needs_one_of=(OtherTokenizer,),
         lossless=False,
     ),
 }

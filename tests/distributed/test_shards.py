@@ -669,6 +669,50 @@ def always_greedy(problem: Problem) -> bool:
     return problem.arguments["sampling"].greedy
 
 
+ROWS, PARTS = torch.ones(2, 1).long(), torch.ones(2, 3, 2).double()
+OUTSIDE = torch.full((2, 1), 9)
+TREE_OF_TWO = {"parents": torch.tensor([[-1, -1], [-1, 0]]), "offers": torch.full((2, 2, 2), 0.5).double()}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rows", {"rows": -ROWS}),
+        ("rows", {"rows": OUTSIDE}),
+        ("rows", {"rows": ROWS[:1]}),
+        ("rows", {"rows": ROWS.int()}),
+        ("rows", {"rows": ROWS * 2, "operator": "mass_of_drafts_of_shard", **TREE_OF_TWO}),
+        ("shares", {"shares": PARTS[:, :2, 0]}),
+        ("masses", {"masses": PARTS.transpose(1, 2)}),
+        ("masses", {"masses": PARTS[..., :1]}),
+        ("masses", {"drafter": -1}),
+        ("masses", {"drafter": -1, **TREE_OF_TWO}),
+        ("masses", {"drafter": -1, "drafters": torch.tensor([[0, 1], [0, 0]])}),
+        ("masses", {"draft_sampling": [-1.0, 0.0, 1.0, 0.0, 0.0]}),
+        ("masses", {"parents": torch.tensor([[-1, -2], [-1, 0]]), "offers": TREE_OF_TWO["offers"]}),
+        ("masses", {"drafter": -1, "of_drafts": True, "operator": "largest_of_shard"}),
+        ("state", {"state": torch.zeros(2, 3, 2, 4)}),
+        ("state", {"state": torch.zeros(2, 3, 2, 3).double()}),
+        ("least", {"least": torch.zeros(2, 3)}),
+        ("offers", {**TREE_OF_TWO, "offers": torch.zeros(2, 2).double()}),
+        ("parents", {**TREE_OF_TWO, "parents": torch.tensor([[-1, 1], [-1, 0]])}),
+        ("parents", {**TREE_OF_TWO, "parents": torch.tensor([[-1, 0], [-3, 0]])}),
+        ("parents", {**TREE_OF_TWO, "parents": torch.tensor([[-1, 0, 1], [-1, 0, 1]])}),
+        ("draft_slots", {"drafter": -1, "draft_logits": [torch.zeros(2, 2, 300), torch.tensor([0, 5])]}),
+    ],
+    ids=str,
+)
+def test_the_operators_of_slices_refuse_what_lies_outside_of_their_rows(name, wrong):
+    logits, drafts = [torch.randn(2, 3, 300)], torch.zeros(2, 2).long()
+    given = {"rows": ROWS, "shares": ROWS.double(), "masses": PARTS, "state": torch.zeros(2, 3, 2, 3)}
+    given |= {"of_drafts": False, "count": 5, "drafter": 0, "operator": "residual_of_shard"} | wrong
+    operator = getattr(torch.ops.specens, given.pop("operator"))
+    taken = {argument.name for argument in operator.default._schema.arguments}
+    given["row_of"] = given.pop("rows")
+    with pytest.raises(ValueError, match=rf"^{name}: expected"):
+        operator(logits, drafts, **{key: value for key, value in given.items() if key in taken})
+
+
 def test_the_operators_of_slices_keep_their_contract_by_opcheck():
     seeds, positions = torch.arange(2), torch.arange(6).view(2, 3)
     options = {"seeds": seeds, "positions": positions, "first_token": 256, "draft_tokens": positions[:, :2]}

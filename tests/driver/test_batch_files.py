@@ -224,7 +224,30 @@ def test_a_run_is_not_continued_by_another_engine(models, prompts, tmp_path, mon
     monkeypatch.setattr("specens.engines.loading.engine_of", lambda spec: ("llama_cpp", spec))
     refused = generate(models, prompts, output)
     assert refused.exit_code == 2
-    assert "engines: expected ['transformers', 'transformers'], with which" in refused.stderr
+    assert "engines: expected transformers, transformers, with which" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("begun", "options", "message"),
+    [
+        ((), ("--top-k", 5), "--top-k: expected none, with which {} was begun; got 5."),
+        (("--top-k", 5), (), "--top-k: expected 5, with which {} was begun; got none."),
+        ((), ("--exact",), "--exact: expected none, with which {} was begun; got --exact."),
+        (("--no-chat",), (), "--chat: expected --no-chat, with which {} was begun; got none."),
+        (
+            ("--stop", "w1", "--stop", "w2"),
+            ("--stop", "w3"),
+            "--stop: expected w1, w2, with which {} was begun; got w3",
+        ),
+    ],
+    ids=str,
+)
+def test_a_command_that_does_not_go_on_says_so_in_its_own_words(models, prompts, tmp_path, begun, options, message):
+    output = tmp_path / "texts.jsonl"
+    assert generate(models, prompts, output, *begun).exit_code == 0
+    refused = generate(models, prompts, output, *options)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("Error: " + message.format(output))
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1}\n{"b": 2}', b'{"b": 2}', b"not JSON\nat all"])

@@ -154,6 +154,9 @@ def test_a_preset_is_the_method_of_that_name(models):
         del values["statistics"]["seconds"]
     assert preset["tokens"] == by_hand["tokens"]
     assert preset["statistics"]["drafted"] == by_hand["statistics"]["drafted"]
+    other = run("generate", models[0], *JOB, "--preset", "medusa", "--drafter", "lookup")
+    contradiction = "--drafter: expected none that contradicts --preset medusa (extra heads: Heads(...)), got lookup"
+    assert contradiction in other.stderr
     needed = run("generate", models[0], *JOB, "--json", "--preset", "early-exit", "--drafter", "exit:1")
     assert needed.exit_code == 0, needed.stderr
 
@@ -174,6 +177,7 @@ def test_a_preset_is_the_method_of_that_name(models):
         ("dynamic-trees", ("--tree-nodes", "3"), "--tree-nodes: expected none that contradicts --preset dynamic-trees"),
         ("confident-drafts", ("--draft-lens", "3"), "--draft-lens: expected none that contradicts --preset confident"),
         ("sequoia", (), "--tree: expected one beside --preset sequoia (the best shape for measured acceptance"),
+        ("cosd-tree", ("--rule", "token"), "--rule: expected none that contradicts --preset cosd-tree (decision tree)"),
         ("cosd-tree", (), "is given in Python: SpeculativeEnsemble.from_preset('cosd-tree', members, rule=...)"),
         ("speculative-ensemble", ("--logit-weights", "1,1"), "--logit-weights: expected none that contradicts"),
     ],
@@ -187,7 +191,11 @@ def test_what_a_preset_chooses_does_not_contradict_it(name):
     method = specens.presets.PRESETS[name]
     num_members = len(method.members)
     own = method.settings_under(None, num_members)
-    check_beside_preset(name, num_members, own if method.needs is None else own | {method.needs: object()})
+    needed = {} if method.needs is None else {method.needs: object.__new__((*method.needs_one_of, object)[0])}
+    check_beside_preset(name, num_members, own | needed)
+    if method.needs_one_of:
+        with pytest.raises(ValueError, match=f"--{method.needs}: expected none that contradicts --preset {name} "):
+            check_beside_preset(name, num_members, own | {method.needs: 0})
 
 
 @pytest.mark.parametrize(("name", "schedule"), [("specinfer", "alternate"), ("block-verification", "standard")])

@@ -132,7 +132,8 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PromptLookup(0), "max_match: expected an integer >= 1, got 0"),
+        (lambda: PromptLookup(0), "max_match: expected an integer from 1 to 536870912, got 0"),
+        (lambda: PromptLookup(2**63), "max_match: expected an integer from 1 to 536870912, got 9223372036854775808"),
         (lambda: PromptLookup(2, 3), "min_match: expected at most max_match, 2; got 3"),
         (lambda: PromptLookup(choose="last"), "choose: expected one of recent, frequent; got 'last'"),
         (lambda: PromptLookup(store="text"), "store: expected a list of texts"),
@@ -145,7 +146,8 @@ def test_processing_and_constraints_hold_whoever_drafts(pair, name):
         (lambda: LayerSkip(exit_layer=4), "exit_layer: expected at most the member's 3 layers, got 4"),
         (lambda: LayerSkip([0], index=2), "index: expected the index of a member, 0 to 1; got 2"),
         (lambda: Jacobi(True), "index: expected the index of a member, 0 to 1; got True"),
-        (lambda: Lookahead(1), "ngram: expected an integer >= 2, got 1"),
+        (lambda: Lookahead(1), "ngram: expected an integer from 2 to 536870912, got 1"),
+        (lambda: Lookahead(window=2**63), "window: expected an integer from 0 to 16384, got 9223372036854775808"),
         (lambda: Heads(3), "heads: expected a function of hidden states, got 3"),
         (lambda: DraftModel("nowhere"), "model: expected a folder"),
         (lambda: DraftModel(None), "model: expected a causal LM, an Engine, or what names a model, got NoneType"),

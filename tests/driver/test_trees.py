@@ -286,8 +286,8 @@ def test_trees_that_outgrow_a_sliding_window_are_read_path_by_path():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ((), "tree: expected a number of children >= 1 for each level"),
-        ((2, 0), "tree: expected a number of children >= 1 for each level"),
+        ((), "tree: expected a number of children from 1 to 16384 for each level"),
+        ((2, 0), "tree: expected a number of children from 1 to 16384 for each level"),
         ("4,2", "tree: expected the number of children on each level, a TokenTree or a TreePlan, got '4,2'"),
         (b"42", "tree: expected the number of children on each level, a TokenTree or a TreePlan, got b'42'"),
     ],
@@ -303,6 +303,10 @@ def test_a_wrong_tree_is_refused(pair, tree, message):
     "settings",
     [
         {"nodes": 0},
+        {"nodes": 2**63},
+        {"branches": (2**63,)},
+        {"nodes": 4, "width": 2**63},
+        {"nodes": 4, "levels": 2**63},
         {"nodes": 5, "children": "independent"},
         {"order": "widest"},
         {"width": True},

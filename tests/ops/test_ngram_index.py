@@ -250,6 +250,7 @@ def test_a_wrong_token_leaves_the_index_as_it_was():
 
 
 INDEX = NgramIndex([1, 2, 1])
+NO_COUNTS = (2**63, -(2**63) - 1, 2**64, True, 1.0, "1", None)
 
 
 @pytest.mark.parametrize(
@@ -261,11 +262,20 @@ INDEX = NgramIndex([1, 2, 1])
         ("tokens", lambda: NgramIndex([[1]])),
         ("tokens", lambda: NgramIndex(None)),
         ("max_match", lambda: NgramIndex(max_match=0)),
+        *(("max_match", lambda value=value: NgramIndex(max_match=value)) for value in NO_COUNTS),
         ("max_match", lambda: NgramIndex(max_match=2**40)),
+        ("tokens", lambda: NgramIndex([2**70])),
+        ("tokens", lambda: NgramIndex(np.array([2**64 - 1], dtype=np.uint64))),
         ("draft_len", lambda: INDEX.propose(-1)),
         ("draft_len", lambda: INDEX.propose(2**40)),
+        ("draft_len", lambda: INDEX.propose(2**63)),
+        ("draft_len", lambda: INDEX.propose_after([1], 2**63)),
+        ("draft_len", lambda: NgramIndex.propose_batch([INDEX], -(2**63) - 1)),
+        ("nodes", lambda: INDEX.propose_tree(2**63)),
+        ("max_levels", lambda: INDEX.propose_tree(2, max_levels=2**63)),
         ("tail[0]", lambda: INDEX.propose(1, [-1])),
         ("min_match", lambda: INDEX.propose(1, min_match=0)),
+        ("min_match", lambda: INDEX.propose(1, min_match=2**63)),
         ("choose", lambda: INDEX.propose(1, choose="first")),
         ("context", lambda: INDEX.propose_after([[1]], 1)),
         ("context[1]", lambda: INDEX.propose_after([1, -1], 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,17 @@ class Files:
 class FileRun:
     """Many texts, from what is there already to the last one.
 
-    prompt: the only one where the files name none. job: the settings of all texts. settings: all that they depend on.
-    Raises ValueError where the files do not suit the run, or each other.
+    job: the settings of all texts, and the only prompt where the files name none. settings: all that they depend on.
+    told: as of `open_texts`. Raises ValueError where the files do not suit the run, or each other.
     """
 
-    def __init__(self, files: Files, job: dict[str, Any], settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        job: dict[str, Any],
+        settings: dict[str, Any],
+        told: Callable[[str, Any], tuple[str, str]],
+    ) -> None:
         self._files = files
         self._job = {name: value for name, value in job.items() if name not in ("prompt", "seed")}
         self._open = ExitStack()
@@ -72,7 +79,7 @@ class FileRun:
         if files.output is None or is_stream(files.output):
             self._texts = StreamLines(files.output or STANDARD)
         else:
-            self._texts, seed = open_texts(files.output, lines, settings, seed)
+            self._texts, seed = open_texts(files.output, lines, settings, seed, told)
         self._open.callback(self._texts.close)
         self._total = len(lines) * files.samples
         self._pieces = missing(self._texts.kept, lines, files.samples, draw_seed() if seed is None else seed)

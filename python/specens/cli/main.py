@@ -175,7 +175,7 @@ def generate(
     if files.are_many:
         from specens.files.workers import ask
 
-        run = FileRun(files, job, texts_of)
+        run = FileRun(files, job, texts_of, partial(_as_given, context))
         many = (
             load_in_workers(context, models, placement, workers, **how)
             if workers
@@ -440,6 +440,17 @@ def _job(prompts: list[str] | None, chat: bool | None, input: Path | None = None
         raise ValueError("--prompt: expected none beside --input, which names a file of prompts")
     prompt = None if input is not None else options.read_prompt(prompts)
     return settings | {"prompt": prompt, "chat": chat}
+
+
+def _as_given(context: typer.Context, name: str, value: Any) -> tuple[str, str]:
+    """A setting as its option, and a value of it, in the words of the command line."""
+    option = next((own for own in context.command.params if own.name == name), None)
+    own = name if option is None else option.opts[0] if option.opts[0].startswith("-") else name.upper()
+    if value is True:
+        return own, own
+    if value is None or value is False:
+        return own, option.secondary_opts[0] if value is False and option and option.secondary_opts else "none"
+    return own, ", ".join(map(str, value if isinstance(value, list) else [value]))
 
 
 def _settings_of_texts(context: typer.Context, models: list[str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -82,17 +83,21 @@ def build(
     given = {name: value for name, value in settings.items() if value is not None}
     make: Any = SpeculativeEnsemble
     if preset is not None:
-        check_beside_preset(preset, len(models), given)
+        texts = {name: text for name, text in (("drafter", drafter), ("draft_lens", draft_lens)) if text is not None}
+        check_beside_preset(preset, len(models), given, texts)
         make = partial(SpeculativeEnsemble.from_preset, preset)
     checked()
     return make(models, **given, **placement.apply(models))
 
 
-def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -> None:
+def check_beside_preset(
+    name: str, num_members: int, given: Mapping[str, Any], texts: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Raise ValueError where there is no such method, or it is for other members, or an option contradicts it.
 
-    given: what options say, as arguments of SpeculativeEnsemble. Draft lengths that are numbers may take the place of
-    the method's numbers, a schedule that of its own, and what it leaves open is theirs to say: weights, who drafts.
+    given: what options say, as arguments of SpeculativeEnsemble; texts: some in their own words. Draft lengths that are
+    numbers may take the place of the method's numbers, a schedule that of its own, and what it leaves open is theirs to
+    say: weights, who drafts.
     """
     from specens.presets import preset
     from specens_kernels import Mixture
@@ -100,19 +105,22 @@ def check_beside_preset(name: str, num_members: int, given: Mapping[str, Any]) -
     method = preset(name)
     method.check_members(name, num_members)
     chosen = {"rule": "token", "tree": None} | method.settings_under(given.get("schedule"), num_members)
+    words = {"drafter": method.drafter, "tree": method.topology, "rule": method.acceptance}
     for argument, value in given.items():
         own, option = chosen.get(argument), _option(argument, value)
         is_tuning = argument == "schedule" or (argument == "draft_lens" and _are_numbers(own) and _are_numbers(value))
         is_open = argument not in chosen and (argument != "ensemble" or isinstance(value, Mixture))
-        if not (is_tuning or is_open or argument == method.needs or _is_same(own, value)):
-            what = method.topology if argument == "tree" else own or method.target
-            raise ValueError(f"{option}: expected none that contradicts --preset {name} ({what}), got {value}")
+        fits = is_tuning or is_open or _is_same(own, value)
+        if argument == method.needs:
+            fits = isinstance(value, method.needs_one_of or object)
+        if not fits:
+            what, got = words.get(argument) or own or method.target, texts.get(argument, value)
+            raise ValueError(f"{option}: expected none that contradicts --preset {name} ({what}), got {got}")
     if method.needs is not None and method.needs not in given:
         option = _option(method.needs, None)
-        words = {"drafter": method.drafter, "tree": method.topology, "rule": method.acceptance}[method.needs]
         raise ValueError(
-            f"{option}: expected one beside --preset {name} ({words}), got none; what no option makes is given in "
-            f"Python: SpeculativeEnsemble.from_preset({name!r}, members, {method.needs}=...)"
+            f"{option}: expected one beside --preset {name} ({words[method.needs]}), got none; what no option makes is "
+            f"given in Python: SpeculativeEnsemble.from_preset({name!r}, members, {method.needs}=...)"
         )
 
 

@@ -7,7 +7,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -225,6 +226,15 @@ def parse_grammar(json_schema: Path | None, regex: str | None, lark: Path | None
         raise ValueError(f"{named[0]}: {error}") from error
 
 
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Have a ValueError begin with the option, in place of Python's argument."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(re.sub(r"^[\w\[\]]+:", f"{option}:", str(error))) from None
+
+
 def parse_numbers(text: str, kind: Callable[[str], Any], option: str) -> list[Any]:
     """Numbers between commas. Raises ValueError naming the option."""
     try:
@@ -255,9 +265,12 @@ def parse_ensemble(
     if contrast is not None:
         if num_models != 2:
             raise ValueError(f"--contrast: expected two MODELS, an expert and an amateur; got {num_models}")
+        with naming("--contrast"):
+            Contrastive(contrast)
         return Contrastive(contrast, plausibility)
     if logit_weights is not None:
-        return LogitMixture(_parse_weights(logit_weights, "--logit-weights", num_models))
+        with naming("--logit-weights"):
+            return LogitMixture(_parse_weights(logit_weights, "--logit-weights", num_models))
     return None if weights is None else Mixture(_parse_weights(weights, "--weights", num_models))
 
 
@@ -313,14 +326,15 @@ def parse_drafter(text: str, placement: Placement) -> int | Drafters:
     numbers = [int(part) for part in setting.split(",")] if setting.replace(",", "").isdigit() else []
     if kind == "model" and setting:
         return drafters.DraftModel(setting, **placement.apply([setting]))
-    if kind == "lookup" and (not setting or len(numbers) == 1):
-        return drafters.PromptLookup(max_match=numbers[0]) if numbers else drafters.PromptLookup()
-    if kind == "lookahead" and (not setting or len(numbers) == 1):
-        return drafters.Lookahead(*numbers[:1])
-    if kind == "skip" and numbers:
-        return drafters.LayerSkip(numbers)
-    if kind == "exit" and len(numbers) == 1:
-        return drafters.LayerSkip(exit_layer=numbers[0])
+    with naming("--drafter"):
+        if kind == "lookup" and (not setting or len(numbers) == 1):
+            return drafters.PromptLookup(max_match=numbers[0]) if numbers else drafters.PromptLookup()
+        if kind == "lookahead" and (not setting or len(numbers) == 1):
+            return drafters.Lookahead(*numbers)
+        if kind == "skip" and numbers:
+            return drafters.LayerSkip(numbers)
+        if kind == "exit" and len(numbers) == 1:
+            return drafters.LayerSkip(exit_layer=numbers[0])
     if text == "jacobi":
         return drafters.Jacobi()
     expected = "the number of a member, model:MODEL, lookup[:N], skip:N,N,..., exit:N, jacobi or lookahead[:N]"
@@ -360,7 +374,8 @@ def parse_planned(text: str | None, num_models: int) -> PromptLookup | None:
             f"--drafter: expected lookup or lookup[:LONGEST], got {text!r}; every member is planned for, and a model "
             "that only drafts is a member of weight 0"
         )
-    return PromptLookup(max_match=int(longest)) if longest else PromptLookup()
+    with naming("--drafter"):
+        return PromptLookup(max_match=int(longest)) if longest else PromptLookup()
 
 
 def parse_given(
@@ -427,7 +442,8 @@ def parse_draft_lens(text: str) -> DraftLen | list[int]:
         except ValueError:
             form = "MOST:COST" if is_acceptance else "THRESHOLD:MOST"
             raise ValueError(f"--draft-lens: expected {kind}:{form}, got {text!r}") from None
-        return ByAcceptance(most, number) if is_acceptance else ByConfidence(number, most, kind == "fallback")
+        with naming("--draft-lens"):
+            return ByAcceptance(most, number) if is_acceptance else ByConfidence(number, most, kind == "fallback")
     lens = parse_numbers(text, int, "--draft-lens")
     return lens[0] if len(lens) == 1 else lens
 
@@ -446,15 +462,12 @@ def parse_tree(tree: str | None, tree_nodes: int | None, schedule: str | None = 
     if tree is None and tree_nodes is None:
         return None
     shape, _, children = (tree or "").partition(":")
-    try:
+    with naming("--tree-nodes" if tree is None else "--tree"):
         if tree is None:
             return TreePlan(nodes=tree_nodes)
         if shape.replace(",", "").isdigit():
             return TreePlan(branches=tuple(parse_numbers(shape, int, "--tree")), children=children or "top")
         return TreePlan(shape=_parse_shape(tree))
-    except ValueError as error:
-        option = "--tree-nodes:" if tree is None else "--tree:"
-        raise ValueError(re.sub("^tree:", option, str(error))) from None
 
 
 def _parse_shape(text: str) -> TokenTree:

@@ -111,10 +111,13 @@ def add_chosen(request: Request, tokens: Iterable[int]) -> None:
         request.add_draft(token, OUTSIDE)
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise ValueError where a setting of a drafter is no integer >= `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
+MOST_TOKENS = 2**29  # of an index
+
+
+def check_count(name: str, value: object, least: int = 1, most: int = MOST_TOKENS) -> None:
+    """Raise ValueError where a setting of a drafter is no integer from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name}: expected an integer from {least} to {most}, got {value!r}")
 
 
 def check_index(index: int, num_members: int) -> None:

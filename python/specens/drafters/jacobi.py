@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specens.decoding.drafts import ROOT
 from specens.decoding.request import OUTSIDE, Request
 from specens.drafters.drafter import Drafter, check_count, check_index
-from specens.drafters.tree_plan import TreePlan
+from specens.drafters.tree_plan import MOST_NODES, TreePlan
 from specens.drafters.trees import paths_of
 from specens.engines.protocol import Engine
 from specens_kernels import NgramIndex
@@ -94,7 +94,7 @@ class Lookahead(Jacobi):
     def __init__(self, ngram: int = 5, index: int = 0, window: int = 0) -> None:
         super().__init__(index)
         check_count("ngram", ngram, 2)
-        check_count("window", window, 0)
+        check_count("window", window, 0, MOST_NODES)
         self.ngram, self.window = ngram, window
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from specens_kernels import TokenTree
 
+MOST_NODES = 16384  # of a TokenTree
 CHILDREN = ("top", "sampled", "independent")
 ORDERS = ("level", "best")
 
@@ -46,12 +47,13 @@ class TreePlan:
 
     def __post_init__(self) -> None:
         listed = isinstance(self.branches, Sequence) and not isinstance(self.branches, str | bytes)
-        if not listed or not self.branches or not all(_is_positive(count) for count in self.branches):
-            raise ValueError(f"tree: expected a number of children >= 1 for each level, got {self.branches!r}")
+        if not listed or not self.branches or not all(_fits(count) for count in self.branches):
+            expected = f"a number of children from 1 to {MOST_NODES} for each level"
+            raise ValueError(f"tree: expected {expected}, got {self.branches!r}")
         for name in ("nodes", "width", "levels"):
             value = getattr(self, name)
-            if not _is_positive(value) and not (name == "nodes" and value is None):
-                raise ValueError(f"tree: expected {name} to be an integer >= 1, got {value!r}")
+            if not _fits(value) and not (name == "nodes" and value is None):
+                raise ValueError(f"tree: expected {name} to be an integer from 1 to {MOST_NODES}, got {value!r}")
         if self.shape is not None and (not isinstance(self.shape, TokenTree) or not len(self.shape)):
             raise ValueError(f"tree: expected shape to be a TokenTree with nodes, got {self.shape!r}")
         if self.shape is not None and self.nodes is not None:
@@ -69,7 +71,7 @@ class TreePlan:
             try:
                 _ = self.tree
             except ValueError as error:  # too many nodes
-                raise ValueError(str(error).replace("branches", "tree")) from None
+                raise ValueError(str(error).replace("branches:", "tree:")) from None
 
     @property
     def is_grown(self) -> bool:
@@ -140,5 +142,5 @@ def as_tree_plan(tree: Any) -> TreePlan | None:
     return tree
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _fits(count: object) -> bool:
+    return isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MOST_NODES

@@ -67,12 +67,17 @@ class Piece:
 
 
 def open_texts(
-    output: Path, lines: Sequence[PromptLine], settings: dict[str, Any], seed: int | None
+    output: Path,
+    lines: Sequence[PromptLine],
+    settings: dict[str, Any],
+    seed: int | None,
+    told: Callable[[str, Any], tuple[str, str]] = lambda name, value: (name, repr(value)),
 ) -> tuple[JsonLines, int]:
     """The file of texts, begun or to be continued, and the seed of its first text.
 
     settings: everything that the texts depend on, as plain values for JSON. seed: None draws one, or takes the kept
-        one. Prompts may be added after those that the file was begun with.
+        one. Prompts may be added after those that the file was begun with. told: how an error names a setting, and
+        its value.
     Raises ValueError where the file was begun with other settings or prompts, or by something else.
     """
     settings = json.loads(json.dumps(settings))  # as they come back from the file
@@ -81,7 +86,7 @@ def open_texts(
         beside = output.with_name(output.name + SETTINGS_SUFFIX)
         begun = _begun(texts, beside)
         if begun is not None:
-            _check_same(output, begun, lines, settings, seed)
+            _check_same(output, begun, lines, settings, seed, told)
             seed = begun["seed"]
         first = draw_seed() if seed is None else seed
         values = {"settings": settings, "seed": first, "num_prompts": len(lines), "digest": digest(lines)}
@@ -106,7 +111,12 @@ def _begun(texts: JsonLines, beside: Path) -> dict | None:
 
 
 def _check_same(
-    output: Path, begun: dict, lines: Sequence[PromptLine], settings: dict[str, Any], seed: int | None
+    output: Path,
+    begun: dict,
+    lines: Sequence[PromptLine],
+    settings: dict[str, Any],
+    seed: int | None,
+    told: Callable[[str, Any], tuple[str, str]],
 ) -> None:
     then, now = (
         begun["settings"] | {"seed": begun["seed"]},
@@ -114,8 +124,9 @@ def _check_same(
     )
     for name in sorted(then.keys() | now.keys()):
         if then.get(name) != now.get(name):
+            (named, expected), (_, got) = told(name, then.get(name)), told(name, now.get(name))
             raise ValueError(
-                f"{name}: expected {then.get(name)!r}, with which {output} was begun; got {now.get(name)!r}. "
+                f"{named}: expected {expected}, with which {output} was begun; got {got}. "
                 "Give another file for the texts, or the same settings"
             )
     if digest(lines[: begun["num_prompts"]]) != begun["digest"]:

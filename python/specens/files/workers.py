@@ -27,11 +27,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """A text that is to be written: of a prompt, by its number, and among the samples of that prompt."""
+    """A text that is to be written: of a prompt, by its number, and among the samples of that prompt.
+
+    losses: how many workers were lost with it.
+    """
 
     index: int
     sample: int
     job: Job
+    losses: int = 0
 
 
 @dataclass
@@ -56,7 +60,8 @@ class Workers:
     make: makes the SpeculativeEnsemble in each. num_workers: how many. options: of each actor, as Ray takes them
     (num_cpus, num_gpus, resources, ...); Ray gives one that asks for no GPU none, and one thread of the processor.
     Ray is started, or joined where its variable RAY_ADDRESS says so, unless it is already. A worker that is lost is
-    started again, until it has been lost five times without finishing a text; its texts are written by any of them.
+    started again, until it has been lost five times without finishing a text. Its texts are written by any of them, one
+    at a time: a text with which a worker is lost again has failed.
     Raises ValueError where Ray is not installed, or num_workers is no number of them.
     """
 
@@ -107,7 +112,7 @@ class Workers:
         of logits, which `exact` excludes. Of each text one more prompt than a worker has room for waits in it. A worker
         that cannot begin, as one that Ray has no place for, is waited for as long as there are texts to give it.
         on_round: called with the rounds of a text when it is finished. on_error: called with a ValueError or a
-        RuntimeError that says what was raised there.
+        RuntimeError that says what was raised there, or that a text's worker was lost a second time.
         Raises as there; RuntimeError where workers are lost again and again, and while they write the texts of another
         call, which are to be taken, or let go by `close`, first.
         """
@@ -128,7 +133,8 @@ class Workers:
         on_error: Callable[[int, int, Exception], None] | None,
     ) -> Iterator[Generation]:
         """As workers finish pieces, their texts, and more pieces to them."""
-        work, runs = Work(pieces), dict[Any, Worker]()  # runs: by the streams of what workers finish
+        work = Work(pieces, call["batch_size"] + 1)
+        runs = dict[Any, Worker]()  # by the streams of what workers finish
         call_of_each = call, on_round is not None
         self._check_open()
         if self._is_writing:
@@ -143,9 +149,13 @@ class Workers:
                     finished = self._ray.get(next(stream))
                 except (StopIteration, self._ray.exceptions.RayError) as ended:
                     del runs[stream]
-                    work.again(worker)
-                    if isinstance(ended, self._ray.exceptions.RayError):
+                    is_lost = isinstance(ended, self._ray.exceptions.RayError)
+                    poison = work.again(worker, is_lost)
+                    if is_lost:
                         self._replace(worker, ended)
+                        if poison is not None:
+                            twice = RuntimeError(f"a worker was lost with this text, twice ({type(ended).__name__})")
+                            work.fail(poison, twice, on_error)
                         self._check_open()
                     if work.remains:  # for all that have nothing to do
                         busy = {id(own) for own in runs.values()}
@@ -154,20 +164,18 @@ class Workers:
                     continue
                 if finished is None:
                     worker.has_begun = True
-                    work.give(worker, call["batch_size"] + 1)
+                    work.give(worker)
                     continue
                 piece = work.finish(worker, finished.number)
                 text = finished.text
-                if isinstance(text, Exception) and on_error is None:
-                    work.failure = work.failure or text
-                work.give(worker, 1)
                 for of_text in finished.rounds:
                     assert on_round is not None
                     on_round(replace(of_text, index=piece.index, sample=piece.sample))
+                if isinstance(text, Exception):
+                    work.fail(piece, text, on_error)
+                work.give(worker)
                 if not isinstance(text, Exception):
                     yield replace(text, index=piece.index, sample=piece.sample)
-                elif on_error is not None:
-                    on_error(piece.index, piece.sample, text)
         finally:
             self._is_writing = False
             for worker in runs.values():  # not at their end: their texts are wanted no more
@@ -212,10 +220,13 @@ class Workers:
 
 
 class Work:
-    """The pieces of a call. lost: those of workers that ended too early. failure: after which no others begin."""
+    """The pieces of a call. lost: those of workers that ended too early. failure: after which no others begin.
 
-    def __init__(self, pieces: Iterator[Wanted]) -> None:
-        self._pieces, self._numbers = pieces, itertools.count()
+    room: how many pieces a worker has at a time.
+    """
+
+    def __init__(self, pieces: Iterator[Wanted], room: int) -> None:
+        self._pieces, self._room, self._numbers = pieces, room, itertools.count()
         self.lost: deque[Wanted] = deque()
         self.failure: Exception | None = None
         self._is_taken = False
@@ -225,18 +236,22 @@ class Work:
         """Whether there is more to give."""
         return bool(self.lost) or not (self._is_taken or self.failure)
 
-    def give(self, worker: Worker, count: int) -> None:
-        """Give a worker up to so many pieces, and word that nothing follows."""
+    def give(self, worker: Worker) -> None:
+        """Give a worker what it has room for, and word that nothing follows.
+
+        One with which a worker was lost is given to one that has no other, and nothing follows it: so what ends a
+        worker a second time is no other.
+        """
         jobs: list[tuple[int, Job] | None] = []
-        while len(jobs) < count and not worker.is_last:
-            piece = self._take()
-            if piece is None:
-                worker.is_last = True
-                jobs.append(None)
-            else:
+        while len(worker.pieces) < self._room and not worker.is_last:
+            piece = self.lost.popleft() if self.lost and not worker.pieces else self._take()
+            if piece is not None:
                 number = next(self._numbers)
                 worker.pieces[number] = piece
                 jobs.append((number, piece.job))
+            worker.is_last = piece is None or piece.losses > 0
+            if worker.is_last:
+                jobs.append(None)
         if jobs:
             worker.actor.give.remote(jobs)
 
@@ -245,14 +260,24 @@ class Work:
         worker.losses = 0
         return worker.pieces.pop(number)
 
-    def again(self, worker: Worker) -> None:
-        """Take back what a worker did not finish."""
-        self.lost.extend(worker.pieces.values())
-        worker.pieces = {}
+    def fail(self, piece: Wanted, error: Exception, on_error: Callable[[int, int, Exception], None] | None) -> None:
+        """Have a text of which there is none told to the caller."""
+        if on_error is None:
+            self.failure = self.failure or error
+        else:
+            on_error(piece.index, piece.sample, error)
+
+    def again(self, worker: Worker, is_lost: bool) -> Wanted | None:
+        """Take back what a worker did not finish, but for one with which a worker was lost before: that one."""
+        pieces, worker.pieces = list(worker.pieces.values()), {}
+        if is_lost and any(piece.losses for piece in pieces):
+            return pieces[0]  # it had no other
+        self.lost.extend(replace(piece, losses=piece.losses + is_lost) for piece in pieces)
+        return None
 
     def _take(self) -> Wanted | None:
-        if self.lost or self.failure is not None:
-            return self.lost.popleft() if self.lost else None
+        if self.failure is not None:
+            return None
         try:
             piece = next(self._pieces, None)
         except Exception as error:  # noqa: BLE001

@@ -100,6 +100,19 @@ def test_a_text_that_fails_does_so_alone(workers, expected):
         list(workers.generate_many(prompts, **JOB, **processors))
 
 
+def test_a_text_that_ends_its_worker_twice_fails_alone(expected):
+    def deadly(ids, scores):
+        return os._exit(1) if ids[0, 0] == 9 else scores
+
+    workers, errors = Workers(make, 1), []
+    how = {"on_error": lambda *own: errors.append(own), "logits_processors": [deadly]}
+    found = texts_of(workers.generate_many(PROMPTS, **how, **JOB | {"samples": 1}))
+    assert found == {key: text for key, text in expected.items() if key[0] != 2 and key[1] == 0}
+    assert [own[:2] for own in errors] == [(2, 0)]
+    assert str(errors[0][2]).startswith("a worker was lost with this text, twice")
+    workers.close()
+
+
 def test_prompts_without_an_end_are_taken_as_places_are_free_and_let_go(workers, expected):
     taken = []
 
