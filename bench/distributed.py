@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from bench.counts import print_counts
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, TokenTree, distributed
+from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, Threshold, TokenTree, distributed
 from specens_kernels.distributed import local
 
 BATCH, DRAFT_LEN, VOCAB, RANKS = 4, 5, 131072, 8
@@ -69,6 +69,12 @@ def chain(dtype: torch.dtype = torch.bfloat16, members: int = 1, **arguments: An
     return lambda group: distributed.verify_chain(logits, drafts, group=group, **arguments)
 
 
+def draw(**arguments: Any) -> Callable[[Counted], Any]:
+    logits, numbers = torch.randn(BATCH, VOCAB // RANKS).bfloat16(), torch.arange(BATCH)
+    arguments = {"seeds": numbers, "positions": numbers, "vocab_start": 0, "vocab_size": VOCAB, **arguments}
+    return lambda group: distributed.sample(logits, group=group, **arguments)
+
+
 def tree(**arguments: Any) -> Callable[[Counted], Any]:
     shape = TokenTree.branching([3, 2])
     logits = torch.randn(BATCH, len(shape) + 1, VOCAB // RANKS).bfloat16()
@@ -98,6 +104,7 @@ def settings() -> Iterator[Setting]:
     yield Setting("rule token, top_logprobs 5", 3, chain(**report))
     yield Setting("rule block", 3, chain(rule="block"))
     yield Setting("rule typical", 3, chain(rule="typical"))
+    yield Setting("rule threshold", 2, chain(rule=Threshold(0.2)))
     yield Setting("rule token, mixture", 3, chain(ensemble=half, **two), **two)
     yield Setting("rule token, top-k 50, top-p", 3, chain(sampling=top_k))
     yield Setting("rule token, min-p", 4, chain(sampling=Sampling(min_p=0.05)))
@@ -111,6 +118,7 @@ def settings() -> Iterator[Setting]:
     yield Setting("rule token, mixture, min-p", 5, chain(ensemble=half, sampling=Sampling(min_p=0.05), **two), **two)
     yield Setting("rule token, mixture, top-p", 5, chain(ensemble=half, sampling=top_p, **two), **two, drafts=searched)
     yield Setting("rule token, top-p, float32", 4, chain(torch.float32, sampling=top_p), drafts=searched)
+    yield Setting("sample", 2, draw(), BATCH)
     yield Setting("tree of 9 nodes, rule gumbel", 1, tree(rule="gumbel"), nodes)
     yield Setting("tree of 9 nodes, chosen", 3, tree(), nodes)
     drawn = tree(drafter=0, siblings="without_replacement")

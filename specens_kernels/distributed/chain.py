@@ -188,7 +188,7 @@ def accept_steps(call: Call, seen: Seen) -> Steps[Accepted]:
     most_likely = leading(seen.at_target > 0, call.end)
     if call.by_best:
         return Accepted(most_likely, share, None)
-    uniforms, masses = tested_uniforms(call, rows), None
+    uniforms, masses = tested_uniforms(call, rows), None if rows.of_ranks is None else Masses.of_target(rows.of_ranks)
     if kind == RuleKind.BLOCK:
         num_accepted, share, masses = yield from block_steps(call, seen, uniforms)
     else:

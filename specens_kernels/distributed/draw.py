@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specens_kernels.distributed.local import has_operators
 from specens_kernels.distributed.shard import Shard
-from specens_kernels.distributed.softmax import union
+from specens_kernels.distributed.softmax import OfRanks, union
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.ops.sample.gumbel import gumbel_noise, noise_of
 from specens_kernels.ops.verify_chain.reference import pick_row
@@ -73,6 +73,11 @@ class Masses(NamedTuple):
     starts: Tensor  # float64 [ranks, batch], the first token of each
     residual: Tensor  # float64 [ranks, batch, rows], or [ranks, batch]
     target: Tensor  # likewise; where residuals have fewer rows, nothing is subtracted from the others
+
+    @classmethod
+    def of_target(cls, known: OfRanks) -> Masses:
+        """Where nothing is subtracted."""
+        return cls(known.starts, known.masses[..., :0], known.masses)
 
     def at(self, row: Tensor) -> Masses:
         """Those of one row of each request, int64 [batch]; zero where it is not there."""

@@ -69,7 +69,8 @@ def read_rows(
     if direct:
         rows, _ = yield from direct_steps(shard, target, before, noise, slices=slices)
         return Read(rows, draft, rows, DenseReports(rows.logprobs, shard.start), rows.most_likely, None)
-    parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares, slices)]
+    draws = not (kind.subtracts or kind.picks or kind == RuleKind.TYPICAL)  # and tells nothing else of rows
+    parts: list[Steps[Any]] = [target_steps(shard, target, before, looked, kind.compares, slices, draws)]
     if drafts is not None:
         parts.append(drafts)
     if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):

@@ -17,7 +17,7 @@ from specens_kernels.arguments import (
     target_of,
     uniforms_of,
 )
-from specens_kernels.distributed.draw import Choice, Noise, Reports, best_steps, draw_steps, reported, top_steps
+from specens_kernels.distributed.draw import Choice, Masses, Noise, Reports, best_steps, draw_steps, reported, top_steps
 from specens_kernels.distributed.shard import Shard, shifted
 from specens_kernels.distributed.slices import SlicedChoice, SlicedReports, Slices, no_drafts
 from specens_kernels.distributed.steps import Steps, together
@@ -93,7 +93,7 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
         rows, tokens = yield from direct_steps(shard, target, None, noise, count, slices)
         told: list[Any] = []
     else:
-        parts = [target_steps(shard, target, None, looked, slices=slices)]
+        parts = [target_steps(shard, target, None, looked, slices=slices, by_ranks=stream.best == 0)]
         if report.logprobs not in (NO_LOGPROBS, TARGET_LOGPROBS):
             of_raw = None if slices is None else raw_slices(slices)
             parts.append(target_steps(shard, raw(target), None, looked, slices=of_raw))
@@ -133,6 +133,11 @@ def uniforms_of_draw(source: RandomSource, stream: Stream, rows: Rows) -> Tensor
     return torch.zeros_like(rows.greedy, dtype=torch.float64)
 
 
+def masses_of_ranks(rows: Rows) -> Masses | None:
+    """Of the one row, where they are known."""
+    return None if rows.of_ranks is None else Masses.of_target(rows.of_ranks).at(torch.zeros_like(rows.status[:, 0]))
+
+
 def chosen_steps(
     shard: Shard, rows: Rows, source: RandomSource, stream: Stream, noise: Noise, logprobs: Tensor | None
 ) -> Steps[tuple[Tensor, Tensor]]:
@@ -145,7 +150,7 @@ def chosen_steps(
     masses = probabilities(shard, rows)[:, 0]
     uniform = torch.where(rows.greedy, 0.0, uniforms_of_draw(source, stream, rows))
     choice = Choice(masses, masses, torch.zeros_like(rows.greedy), uniform, logprobs, shard.start)
-    drawn = yield from draw_steps(shard, choice)
+    drawn = yield from draw_steps(shard, choice, masses_of_ranks(rows))
     return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]
 
 
@@ -168,5 +173,5 @@ def sliced_steps(
     never = torch.zeros_like(rows.greedy)
     certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)
     given = places, slices.nothing_left, own[:, 0], never, uniform, logprobs, certain
-    drawn = yield from draw_steps(shard, SlicedChoice(slices, *given))
+    drawn = yield from draw_steps(shard, SlicedChoice(slices, *given), masses_of_ranks(rows))
     return drawn.tokens[:, None, None], drawn.logprobs[:, None, None]

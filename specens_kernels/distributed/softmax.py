@@ -42,6 +42,14 @@ class Source(NamedTuple):
     filter: Filter | None = None
     here: Here | None = None  # where it is known, and scores are not
     rows: RowsHere | None = None  # likewise, where they are filtered
+    by_ranks: bool = False  # whether it is told where shards begin; not filtered
+
+
+class OfRanks(NamedTuple):
+    """What each rank has of rows."""
+
+    starts: Tensor  # float64 [ranks, batch], the first token
+    masses: Tensor  # float64 [ranks, batch, rows]
 
 
 class Softmax(NamedTuple):
@@ -60,6 +68,7 @@ class Softmax(NamedTuple):
     least: Tensor | None  # float32 [batch, rows], the least score that is kept; None: all. Likewise
     largest: Tensor  # float64 [batch, rows], the largest score
     log_total: Tensor  # float64 [batch, rows], the logarithm of the mass, relative to that of the largest score
+    of_ranks: OfRanks | None = None  # where it was asked for
 
 
 def look_up(values: Tensor, source: Source) -> Tensor:
@@ -88,6 +97,7 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
         rows = DenseRows(scores, temperature, source.filter.keys) if rows is None else rows
         of_filter = first_of_filter(source.filter, rows, here.largest)
     told += [part.flatten(1) for part in of_filter]
+    told += [here.sums.new_full((len(here.sums), 1), float(shard.start))] if source.by_ranks else []
     widths = [part.shape[1] for part in told]
     heard = yield torch.cat(told, 1)
     maxima, tokens, sums, status, looked_up, *more = heard.split(widths, 2)
@@ -96,7 +106,9 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     ratios = torch.nan_to_num(((maxima - largest) / temperature[:, None]).exp(), nan=0.0)  # [ranks, batch, rows]
     most_likely = torch.where(maxima == largest, tokens, math.inf).amin(0)
     scaled = relative_to(scores, largest, temperature)
-    total = (sums * ratios).sum(0)
+    total, of_ranks = (sums * ratios).sum(0), None
+    if source.by_ranks:
+        of_ranks = OfRanks(more.pop()[..., 0], torch.where(largest > -math.inf, sums * ratios / total, 0.0))
     ratio = torch.nan_to_num(((here.largest - largest) / temperature[:, None]).exp(), nan=0.0)
     mass_here = torch.where(largest > -math.inf, here.sums * ratio / total, -1.0)
     looked = looked_up.amax(0)
@@ -126,7 +138,18 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
     most_likely = most_likely.nan_to_num(posinf=0).long()
     return Softmax(
-        logprobs, looked_up, most_likely, best, alive, union(status), mass_here, whole, lowest, largest, log_total
+        logprobs,
+        looked_up,
+        most_likely,
+        best,
+        alive,
+        union(status),
+        mass_here,
+        whole,
+        lowest,
+        largest,
+        log_total,
+        of_ranks,
     )
 
 

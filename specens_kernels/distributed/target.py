@@ -32,7 +32,7 @@ from specens_kernels.distributed.slices import (
     has_source,
     least_of,
 )
-from specens_kernels.distributed.softmax import Here, Softmax, Source, softmax_steps
+from specens_kernels.distributed.softmax import Here, OfRanks, Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.distributed.written import is_written, plausible_steps, written_mixture
 from specens_kernels.ensembles import EnsembleKind
@@ -69,6 +69,7 @@ class Rows(NamedTuple):
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch]
     parts: Parts
+    of_ranks: OfRanks | None = None  # where it was asked for, and nothing is filtered
     slices: Slices | None = None  # where kernels read them, whose log-probabilities nobody knows
 
 
@@ -249,12 +250,15 @@ def target_steps(
     looked: Looked,
     picks: bool = False,
     slices: Slices | None = None,
+    by_ranks: bool = False,
 ) -> Steps[Rows]:
     """The target distributions: a collective for a lone model or a mixture of logits, and what filters take.
 
     picks: whether the most likely tokens are looked at, also of requests that are not greedy.
     slices: where kernels have read the rows; what is looked up is the drafts.
+    by_ranks: whether each rank's masses are asked for.
     """
+    by_ranks = by_ranks and not target.sampling.filters
     if slices is None:
         members = read_members(shard, target, before)
     else:
@@ -269,13 +273,14 @@ def target_steps(
                 written = yield from plausible_steps(slices)
                 slices, temperature = slices.of(written), torch.ones_like(temperature)
             scores = slices.unknown
-        source = Source(scores, temperature, members.status, looked.tokens, looked.rows, *of_slices(slices, kept))
+        given = members.status, looked.tokens, looked.rows
+        source = Source(scores, temperature, *given, *of_slices(slices, kept), by_ranks)
         found = yield from softmax_steps(shard, source)
         status, parts = found.status, parts_of(found, 1)
     else:
-        found, status, parts, slices = yield from mixture_steps(shard, target, members, looked, picks, slices)
+        found, status, parts, slices = yield from mixture_steps(shard, target, members, looked, picks, slices, by_ranks)
     status = status | ~found.alive * Status.NO_TOKEN
-    return Rows(*found[:5], status, own.greedy, members.invalid, parts, slices)
+    return Rows(*found[:5], status, own.greedy, members.invalid, parts, found.of_ranks, slices)
 
 
 def of_slices(slices: Slices | None, kept: Filter | None) -> tuple[Filter | None, Here | None, SlicedRows | None]:
@@ -406,7 +411,7 @@ def first_if_greedy(shard: Shard, rows: Rows) -> Tensor:
 
 
 def mixture_steps(
-    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, slices: Slices | None
+    shard: Shard, target: Target, members: Members, looked: Looked, picks: bool, slices: Slices | None, by_ranks: bool
 ) -> Steps[tuple[Softmax, Tensor, Parts, Slices | None]]:
     """A mixture of probabilities: a collective for its members, and one for the mixture if it must be looked at.
 
@@ -423,6 +428,7 @@ def mixture_steps(
         looked.tokens.repeat(1, count),
         (looked.rows[:, None] + index).flatten(1),
         *of_slices(slices, kept if target.filter_members else None),
+        by_ranks and not is_written(target, picks),
     )
     each = yield from softmax_steps(shard, source)
     status = each.status.view(batch, count, rows)[:, 0]
@@ -440,13 +446,16 @@ def mixture_steps(
     if not is_written(target, picks):
         nothing, unknown = torch.zeros_like(status), torch.zeros_like(mixed[..., 0])
         found = Softmax(mixed, looked_up, nothing, unknown, there, status, unknown, unknown, None, unknown, unknown)
+        if each.of_ranks is not None:
+            masses = each.of_ranks.masses.unflatten(2, (count, rows)) * shares.transpose(0, 1).exp()
+            found = found._replace(of_ranks=each.of_ranks._replace(masses=masses.sum(2)))
         return found, status, parts, slices
     if kept is not None:
         mixed = mixed.float().double()  # as kernels write it: what is searched has float32 keys
     if slices is not None:
         slices = slices.of(written_mixture(SlicedReports(slices, *parts[1:])))
     plain, usual = torch.ones_like(own.temperature), torch.zeros_like(status)
-    whole = Source(mixed, plain, usual, looked.tokens, looked.rows, *of_slices(slices, kept))
+    whole = Source(mixed, plain, usual, looked.tokens, looked.rows, *of_slices(slices, kept), by_ranks)
     found = yield from softmax_steps(shard, whole)
     return found, status, parts if slices is None else parts_of(found, 1), slices
 
