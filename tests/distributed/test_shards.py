@@ -681,6 +681,23 @@ def test_triton_reads_of_filtered_slices_what_is_told_and_the_blocks_that_reach_
     assert_equal(results[0], verify_chain([logits], outside.argmax(-1), backend="reference", **arguments), "")
 
 
+@pytest.mark.parametrize(
+    ("ensemble", "launches", "reads"), [(Mixture((0.4, 0.6)), 5, 2), (Contrastive(0.5, 0.1), 8, 3)], ids=str
+)
+def test_triton_reads_members_again_to_write_a_target_down(ensemble, launches, reads, monkeypatch):
+    """Told, written and searched; of what is plausible member 0 alone is read and written besides."""
+    by_triton(monkeypatch)
+    numbers = torch.Generator().manual_seed(2)
+    logits = [torch.randn(1, 3, 2048, generator=numbers).bfloat16() for _ in range(2)]
+    arguments = {"rule": "gumbel", "seeds": torch.arange(1), "positions": torch.arange(1), "ensemble": ensemble}
+    drafts = logits[0][:, :2].float().argmax(-1)
+    with traffic.counted() as counts:
+        results, _ = on_shards(operations.chain_of, logits, drafts, bounds=[0, 2048], **arguments)
+    assert counts.launches <= launches
+    assert counts.logits <= (reads + 0.05) * 2 * sum(own.numel() for own in logits)
+    assert_equal(results[0], verify_chain(logits, drafts, backend="reference", **arguments), ensemble)
+
+
 def always_greedy(problem: Problem) -> bool:
     return problem.arguments["sampling"].greedy
 
