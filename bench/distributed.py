@@ -119,6 +119,7 @@ def settings() -> Iterator[Setting]:
     yield Setting("rule token, mixture, top-p", 5, chain(ensemble=half, sampling=top_p, **two), **two, drafts=searched)
     yield Setting("rule token, top-p, float32", 4, chain(torch.float32, sampling=top_p), drafts=searched)
     yield Setting("sample", 2, draw(), BATCH)
+    yield Setting("sample, top-k 50, top-p", 2, draw(sampling=top_k), BATCH)
     yield Setting("tree of 9 nodes, rule gumbel", 1, tree(rule="gumbel"), nodes)
     yield Setting("tree of 9 nodes, chosen", 3, tree(), nodes)
     drawn = tree(drafter=0, siblings="without_replacement")

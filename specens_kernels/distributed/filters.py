@@ -39,6 +39,11 @@ class Filter(NamedTuple):
         return self.most if self.most <= MOST_CANDIDATES else 0
 
     @property
+    def by_candidates(self) -> bool:
+        """Whether these settle every request."""
+        return self.candidates > 0 and self.always
+
+    @property
     def by_samples(self) -> bool:
         """Whether keys of float32 are searched."""
         searches = self.has_top_p if self.candidates == 0 else self.has_top_p and not self.always
@@ -259,6 +264,20 @@ def by_candidates(own: Filter, rows: FilteredRows, values: Tensor, ties: Tensor)
         least = torch.maximum(least, log_min_p[..., 0].expand_as(least))
     counts = torch.where(scaled >= least[..., None], counts, 0.0)
     return least, torch.where(counts > 0, counts * scaled.exp(), 0.0).sum(-1)
+
+
+def masses_of_ranks(
+    own: Filter, rows: FilteredRows, least: Least, whole: Tensor, values: Tensor, ties: Tensor
+) -> Tensor:
+    """The masses of what is kept that each rank has, float64 [ranks, batch, rows]; of candidates as `by_candidates`.
+
+    whole: those of all its tokens, which requests without a top-k keep.
+    """
+    counts = torch.cat([torch.ones_like(values[..., 1:]), ties + 1], -1)
+    scaled = torch.stack([relative_to(own, rows.largest, rows.temperature) for own in values])
+    kept = (scaled > -math.inf) & (scaled >= least.scaled[..., None])
+    masses = torch.where(kept, counts * scaled.exp(), 0.0).sum(-1)
+    return torch.where((own.top_k > 0)[:, None], masses, whole)
 
 
 def _lowest(scaled: Tensor, counts: Tensor, inside: Tensor) -> Tensor:

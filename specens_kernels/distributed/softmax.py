@@ -15,6 +15,7 @@ from specens_kernels.distributed.filters import (
     RowsHere,
     filter_steps,
     first_of_filter,
+    masses_of_ranks,
     relative_to,
     sum_steps,
 )
@@ -42,7 +43,7 @@ class Source(NamedTuple):
     filter: Filter | None = None
     here: Here | None = None  # where it is known, and scores are not
     rows: RowsHere | None = None  # likewise, where they are filtered
-    by_ranks: bool = False  # whether it is told where shards begin; not filtered
+    by_ranks: bool = False  # whether it is told where shards begin; not searched
 
 
 class OfRanks(NamedTuple):
@@ -106,9 +107,8 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     ratios = torch.nan_to_num(((maxima - largest) / temperature[:, None]).exp(), nan=0.0)  # [ranks, batch, rows]
     most_likely = torch.where(maxima == largest, tokens, math.inf).amin(0)
     scaled = relative_to(scores, largest, temperature)
-    total, of_ranks = (sums * ratios).sum(0), None
-    if source.by_ranks:
-        of_ranks = OfRanks(more.pop()[..., 0], torch.where(largest > -math.inf, sums * ratios / total, 0.0))
+    masses, starts = sums * ratios, more.pop() if source.by_ranks else None
+    total = masses.sum(0)
     ratio = torch.nan_to_num(((here.largest - largest) / temperature[:, None]).exp(), nan=0.0)
     mass_here = torch.where(largest > -math.inf, here.sums * ratio / total, -1.0)
     looked = looked_up.amax(0)
@@ -127,6 +127,8 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
         if mass is None:
             mass = yield from sum_steps(of_kept)
         total = mass
+        if source.by_ranks:
+            masses = masses_of_ranks(source.filter, filtered, least, masses, *first[:2])
         if source.here is not None:
             mass_here = torch.where(largest > -math.inf, of_kept / total, -1.0)
             lowest = least.scores(source.filter.keys, largest, temperature)
@@ -136,7 +138,9 @@ def softmax_steps(shard: Shard, source: Source) -> Steps[Softmax]:
     looked_up = torch.where(kept_looked, looked_scaled - by_rows(log_total, source), -math.inf).clamp(max=0)
     alive = largest > -math.inf
     best = torch.where(alive, -log_total, -math.inf).clamp(max=0)
-    most_likely = most_likely.nan_to_num(posinf=0).long()
+    most_likely, of_ranks = most_likely.nan_to_num(posinf=0).long(), None
+    if starts is not None:
+        of_ranks = OfRanks(starts[..., 0], torch.where(alive, masses / total, 0.0))
     return Softmax(
         logprobs,
         looked_up,

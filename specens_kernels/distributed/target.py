@@ -69,7 +69,7 @@ class Rows(NamedTuple):
     greedy: Tensor  # bool [batch]
     invalid: Tensor  # bool [batch]
     parts: Parts
-    of_ranks: OfRanks | None = None  # where it was asked for, and nothing is filtered
+    of_ranks: OfRanks | None = None  # where it was asked for, and no filter searches for it
     slices: Slices | None = None  # where kernels read them, whose log-probabilities nobody knows
 
 
@@ -258,14 +258,14 @@ def target_steps(
     slices: where kernels have read the rows; what is looked up is the drafts.
     by_ranks: whether each rank's masses are asked for.
     """
-    by_ranks = by_ranks and not target.sampling.filters
     if slices is None:
         members = read_members(shard, target, before)
     else:
         members = members_of_slices(shard, target, slices)
     own = members.sampling
+    kept, temperature = filter_of_target(shard, target, own), own.temperature
+    by_ranks = by_ranks and (kept is None or kept.by_candidates)
     if target.ensemble != EnsembleKind.MIXTURE:
-        kept, temperature = filter_of_target(shard, target, own), own.temperature
         if slices is None:
             scores = yield from mixed_steps(target, members)
         else:
