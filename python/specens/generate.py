@@ -18,7 +18,7 @@ from specens.decoding.stream import Stream
 from specens.decoding.trace import Round, Tracer
 from specens.decoding.views import generation_html, generation_repr
 from specens.drafters import Drafter, TreePlan
-from specens.engines.loading import RayOptions
+from specens.engines.loading import Device, RayOptions
 from specens.engines.protocol import Engine, Needs, running
 from specens.presets import preset
 from specens.schedules import SCHEDULES
@@ -122,8 +122,8 @@ class SpeculativeEnsemble:
         DecisionTree are CoSD [Wang et al., 2025]: the drafter writes, and the ensemble of the others, the assistant,
         replaces tokens where the rule says so.
     dtype, device, revision: for members given as specs, refused where there is none. A torch.dtype or its name, "auto"
-        for that of each checkpoint, None for bfloat16; None is the GPU where there is one; a branch, tag or commit of
-        names of the hub.
+        for that of each checkpoint, None for bfloat16; None is the GPU where there is one, and a list has one for each
+        member; a branch, tag or commit of names of the hub.
     ray_options: what Ray is to give the actors of specs with `ray:` before them (num_gpus, num_cpus, resources, ...),
         each or all alike; None: a GPU of the cluster each, or an even part of one where they are fewer, unless device
         is "cpu".
@@ -146,7 +146,7 @@ class SpeculativeEnsemble:
         tree: TreePlan | TokenTree | Sequence[int] | None = None,
         rule: Rule = "token",
         dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
+        device: Device | Sequence[Device] = None,
         revision: str | None = None,
         ray_options: RayOptions = None,
         model_kwargs: Mapping[str, Any] | None = None,

@@ -2,12 +2,16 @@
 
 import importlib.util
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from driver.tiny_models import tiny_llama
 from specens import SpeculativeEnsemble
 from specens.cli.options import Placement, parse_drafter, parse_object, specs_of
-from specens.engines.loading import Loader, engine_of, split_adapter
+from specens.engines.loading import Loader, devices_of, engine_of, load_engine, split_adapter
+
+VOCABULARY = SimpleNamespace(get_vocab=dict, decode=str)
 
 
 @pytest.fixture
@@ -85,6 +89,79 @@ def test_each_actor_may_have_options_of_its_own_those_of_drafters_at_the_end(mon
     assert made["ray:c"] == each[:1]
 
 
+def test_devices_are_given_to_models_in_order_those_of_drafters_at_the_end(monkeypatch):
+    placement = Placement(None, "cuda:0, cpu,cuda:1", None)
+    placement.check(["a", "b", "c"])
+    members, drafters = placement.split(["a", "b"])
+    assert (members.apply(["a", "b"])["device"], drafters.apply(["c"])["device"]) == (["cuda:0", "cpu"], "cuda:1")
+    monkeypatch.setattr("specens.engines.ray.options_unless_given", lambda number, device: (number, device))
+    assert [
+        replace(placement, device=own).share_of_gpus(2)[1] for own in ("cpu,cuda:0", "cpu, cpu:0", "cuda:1", None)
+    ] == [
+        "cuda",
+        "cpu",
+        "cuda",
+        "",
+    ]
+    with pytest.raises(ValueError, match=r"--device: expected one, or one for each of 2 models, .* got cuda"):
+        placement.check(["a", "b"])
+    with pytest.raises(ValueError, match="--device: expected one beside models with ray: before them, got cuda"):
+        placement.check(["a", "ray:b", "c"])
+
+
+def test_each_member_may_have_a_device_of_its_own(monkeypatch):
+    placed = []
+
+    def load_model(spec, *, device, **_):
+        placed.append((spec, str(device)))
+        return tiny_llama(0, vocab=9)
+
+    monkeypatch.setattr("specens.engines.transformers.loader.pinned", lambda spec, _: spec)
+    monkeypatch.setattr("specens.engines.transformers.loader.load_model", load_model)
+    monkeypatch.setattr("specens.engines.transformers.loader.load_tokenizer", lambda *_, **__: VOCABULARY)
+    ensemble = SpeculativeEnsemble(["a", "a", "b", "a"], device=["cpu", "cuda:1", None, torch.device("cuda", 1)])
+    assert placed == [("a", "cpu"), ("a", "cuda:1"), ("b", "None")]
+    assert ensemble.models[1] is ensemble.models[3]
+    assert ensemble.models[0] is not ensemble.models[1]
+    with pytest.raises(ValueError, match="device: expected one, or one for each of 2 members; got 3"):
+        SpeculativeEnsemble(["a", "b"], device=["cpu"] * 3)
+    loaded = tiny_llama(0, vocab=9)
+    with pytest.raises(ValueError, match="device: expected None as that of member 1, a loaded model; got 'cpu'"):
+        SpeculativeEnsemble(["a", loaded], device=["cpu", "cpu"])
+    SpeculativeEnsemble(["a", loaded], VOCABULARY, device=["cpu", None])
+    with pytest.raises(
+        ValueError, match="device: expected None as that of member 0, an actor, whose devices Ray gives it"
+    ):
+        devices_of(["cpu", "cpu"], ["ray:a", "b"])
+
+
+def test_an_argument_is_of_use_where_an_engine_on_any_device_takes_it():
+    loaders = [Loader("fp32", device) for device in ("cpu", "cuda")]
+    loaders[0]._loaders["llama_cpp"] = SimpleNamespace(unused=("dtype", "revision", "model_kwargs"))
+    with pytest.raises(ValueError, match="dtype: expected none for models that llama_cpp runs, got 'fp32'"):
+        Loader.check(*loaders)
+    loaders[1]._loaders["transformers"] = SimpleNamespace(unused=())
+    Loader.check(*loaders)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda:1", (-1, 0, 1)), ("cuda", (-1, 7, 0)), ("cpu", (0, 7, 0))])
+def test_llama_cpp_puts_a_model_on_the_gpu_that_is_named(monkeypatch, tmp_path, device, expected):
+    parameters = SimpleNamespace(n_gpu_layers=None, split_mode=7, main_gpu=0)
+    functions = SimpleNamespace(
+        LLAMA_SPLIT_MODE_NONE=0,
+        llama_model_default_params=lambda: parameters,
+        llama_supports_gpu_offload=lambda: True,
+        llama_model_load_from_file=lambda *_: None,
+    )
+    for module in ("model", "loader"):
+        monkeypatch.setattr(f"specens.engines.llama_cpp.{module}.library", lambda: functions)
+    path = tmp_path / "a.gguf"
+    path.touch()
+    with pytest.raises(ValueError, match=r"model: expected a GGUF file that llama\.cpp can load"):
+        load_engine(f"llama_cpp:{path}", device=device)
+    assert (parameters.n_gpu_layers, parameters.split_mode, parameters.main_gpu) == expected
+
+
 @pytest.mark.parametrize("installed", [True, False])
 def test_a_spec_may_say_by_which(llama_cpp_is, installed):
     llama_cpp_is(installed)
@@ -113,4 +190,4 @@ def test_equal_specs_are_one_engine(monkeypatch):
     loader = Loader("fp32", "cpu")
     assert loader.engine("folder") is loader.engine("transformers:folder")
     assert loader.engine("folder").tokenizer is loader.tokenizer("folder")
-    loader.check()
+    Loader.check(loader)

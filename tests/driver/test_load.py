@@ -81,6 +81,7 @@ def test_a_wrong_spec_says_what_was_expected_and_what_came(tmp_path):
         (str(tmp_path), "a folder without config.json"),
         (str(tmp_path / "weights.bin"), "a file that does not end in .gguf"),
         (str(tmp_path / "nowhere"), "which does not exist"),
+        ("no.gguf", "'no.gguf', which does not exist"),
         ("someone/some-model", "hf download someone/some-model"),
         ("", "a folder without config.json"),
     ]:
@@ -88,6 +89,7 @@ def test_a_wrong_spec_says_what_was_expected_and_what_came(tmp_path):
             resolve_model(spec)
         assert found in str(raised.value)
         assert repr(spec) in str(raised.value)
+        assert ("hf download" in str(raised.value)) is (spec == "someone/some-model")
 
 
 def test_a_missing_package_says_how_to_install_it():

@@ -130,7 +130,13 @@ GenerationConfig = Annotated[
     str,
     typer.Option(help="model: what no option says is as the model's generation config says. none: leave that out."),
 ]
-Device = Annotated[str | None, typer.Option(help="Default: cuda where there is a GPU, else cpu.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="For all models, or one for each, those that draft at the end: cuda:0,cuda:1. Default: cuda where there "
+        "is a GPU, else cpu."
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Processor threads. Default: as torch chooses.", min=1)]
 RayAddress = Annotated[
     str | None,
@@ -531,8 +537,21 @@ class Placement:
         parsed = {name: parse_object(name, given[name]) for name in ("ray_options", "model_kwargs")}
         return cls(**given | parsed)
 
+    @property
+    def devices(self) -> list[str] | None:
+        """One for each model, where the option says more than one."""
+        listed = [own.strip() for own in (self.device or "").split(",")]
+        return listed if len(listed) > 1 else None
+
     def check(self, models: Sequence[str]) -> None:
         """Raise ValueError where an option is for other models."""
+        if self.devices is not None and len(self.devices) != len(models):
+            raise ValueError(
+                f"--device: expected one, or one for each of {len(models)} models, those that draft at the end; got "
+                f"{self.device}"
+            )
+        if self.devices is not None and num_in_actors(models):
+            raise ValueError(f"--device: expected one beside models with ray: before them, got {self.device}")
         uses_ray = self.workers is not None or num_in_actors(models) > 0
         for option, given in (("--ray-address", self.ray_address), ("--ray-options", self.ray_options)):
             if given is not None and not uses_ray:
@@ -548,11 +567,16 @@ class Placement:
             )
 
     def split(self, models: Sequence[str]) -> tuple[Placement, Placement]:
-        """That of the first models, these, and that of those after them: each actor may have options of its own."""
-        if not isinstance(self.ray_options, list):
-            return self, self
-        first, last = self.ray_options[: num_in_actors(models)], self.ray_options[num_in_actors(models) :]
-        return replace(self, ray_options=first), replace(self, ray_options=last)
+        """Of the first models, these, and of those after them: each may have a device, an actor its options."""
+        first, last = self, self
+        if isinstance(self.ray_options, list):
+            num_actors = num_in_actors(models)
+            first = replace(first, ray_options=self.ray_options[:num_actors])
+            last = replace(last, ray_options=self.ray_options[num_actors:])
+        if self.devices is not None:
+            first = replace(first, device=",".join(self.devices[: len(models)]))
+            last = replace(last, device=",".join(self.devices[len(models) :]))
+        return first, last
 
     def join(self) -> None:
         """Have `engines.ray` join the cluster that is named."""
@@ -564,7 +588,8 @@ class Placement:
         from specens.engines.ray import options_unless_given
 
         self.join()
-        return options_unless_given(num_actors, self.device)
+        kinds = sorted(own.partition(":")[0] for own in self.devices or [self.device or ""])
+        return options_unless_given(num_actors, kinds[-1])  # "cpu" only where all are
 
     def apply(self, models: Sequence[str]) -> dict[str, Any]:
         """Set the threads of torch; what these models are loaded with. Raises ValueError where the dtype is unknown."""
@@ -578,7 +603,7 @@ class Placement:
         self.join()
         own: dict[str, Any] = {"ray_options": self.ray_options} if num_in_actors(models) else {}
         own |= {} if self.model_kwargs is None else {"model_kwargs": self.model_kwargs}
-        return {"dtype": dtype, "device": self.device, **own}
+        return {"dtype": dtype, "device": self.devices or self.device, **own}
 
 
 def specs_of(models: Sequence[str], drafter: str | None) -> list[str]:

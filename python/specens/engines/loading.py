@@ -14,6 +14,7 @@ import torch
 from specens.engines.protocol import Engine
 
 RayOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+Device = str | torch.device | None
 ENGINES = {  # by the names that may stand before a spec; each module has a ModelLoader
     "transformers": "specens.engines.transformers.loader",
     "llama_cpp": "specens.engines.llama_cpp.loader",
@@ -55,7 +56,7 @@ class Loader:
     def __init__(
         self,
         dtype: str | torch.dtype | None = None,
-        device: str | torch.device | None = None,
+        device: Device = None,
         revision: str | None = None,
         ray_options: Sequence[Mapping[str, Any]] | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
@@ -74,12 +75,14 @@ class Loader:
         name, rest = engine_of(spec)
         return self._loader(name).engine(rest)
 
-    def check(self) -> None:
-        """Raise ValueError for an argument that no engine of those asked for has a use for."""
-        for name, value in self._given.items():
-            if value is not None and all(name in loader.unused for loader in self._loaders.values()):
+    @staticmethod
+    def check(*loaders: Loader) -> None:
+        """Raise ValueError for an argument of some loaders, alike but for devices, that no engine asked for uses."""
+        engines = {name: own for loader in loaders for name, own in loader._loaders.items()}
+        for name, value in loaders[0]._given.items():
+            if value is not None and all(name in own.unused for own in engines.values()):
                 raise ValueError(
-                    f"{name}: expected none for models that {' and '.join(self._loaders)} runs, got {str(value)!r}"
+                    f"{name}: expected none for models that {' and '.join(engines)} runs, got {str(value)!r}"
                 )
 
     def _loader(self, name: str) -> Any:
@@ -92,7 +95,7 @@ class Loader:
 def load_engine(
     spec: str | os.PathLike[str],
     dtype: str | torch.dtype | None = None,
-    device: str | torch.device | None = None,
+    device: Device = None,
     ray_options: RayOptions = None,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> Engine:
@@ -100,12 +103,30 @@ def load_engine(
     options = options_of_actors([spec], ray_options, device)
     loader = Loader(dtype, device, ray_options=options, model_kwargs=model_kwargs)
     engine = loader.engine(spec)
-    loader.check()
+    Loader.check(loader)
     return engine
 
 
+def devices_of(device: Device | Sequence[Device], members: Sequence[Any]) -> list[Device]:
+    """The device of each member.
+
+    device: of all that are given as specs, or in a list one for each member: None of a loaded one, and of an actor.
+    Raises ValueError where these are not so many, or where one of them has a device already.
+    """
+    if device is None or isinstance(device, str | torch.device):
+        return [device] * len(members)
+    if len(device) != len(members):
+        raise ValueError(f"device: expected one, or one for each of {len(members)} members; got {len(device)}")
+    for index, (member, own) in enumerate(zip(members, device, strict=True)):
+        is_loaded = not isinstance(member, str | os.PathLike)
+        if own is not None and (is_loaded or engine_of(member)[0] == "ray"):
+            what = "a loaded model" if is_loaded else "an actor, whose devices Ray gives it"
+            raise ValueError(f"device: expected None as that of member {index}, {what}; got {str(own)!r}")
+    return list(device)
+
+
 def options_of_actors(
-    specs: Sequence[Any], given: RayOptions, device: str | torch.device | None
+    specs: Sequence[Any], given: RayOptions, device: Device | Sequence[Device]
 ) -> Sequence[Mapping[str, Any]] | None:
     """Ray's options of the actor of each spec with `ray:` before it, None where there is none.
 
@@ -114,7 +135,8 @@ def options_of_actors(
     """
     count = sum(engine_of(spec)[0] == "ray" for spec in specs)
     if count:
-        return importlib.import_module(ENGINES["ray"]).options_of(count, given, device)
+        of_actors = None if isinstance(device, list | tuple) else device
+        return importlib.import_module(ENGINES["ray"]).options_of(count, given, of_actors)
     if given is not None:
         raise ValueError(f"ray_options: expected none without a spec with ray: before it, got {given!r}")
     return None

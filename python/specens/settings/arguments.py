@@ -18,7 +18,7 @@ from specens.decoding.request import Ensemble, Task
 from specens.drafters import Drafter, PromptLookup, TreePlan
 from specens.drafters.tree_plan import as_tree_plan
 from specens.engines.checks import check_engine
-from specens.engines.loading import Loader, RayOptions, options_of_actors
+from specens.engines.loading import Device, Loader, RayOptions, devices_of, options_of_actors
 from specens.engines.protocol import Engine
 from specens.engines.transformers.causal_lm import CausalLM
 from specens.engines.transformers.load import check_unused, is_spec
@@ -196,12 +196,12 @@ def load_members(
     members: Sequence[Any],
     tokenizer: Any | None,
     dtype: str | torch.dtype | None,
-    device: str | torch.device | None,
+    device: Device | Sequence[Device],
     revision: str | None,
     ray_options: RayOptions,
     model_kwargs: Mapping[str, Any] | None,
 ) -> tuple[list[Engine], Any | None]:
-    """Load the members that are given as specs, and the tokenizer; a spec that comes twice is loaded once.
+    """Load the members that are given as specs, and the tokenizer; a spec that comes twice on a device is loaded once.
 
     Raises ValueError where a spec cannot be loaded, or where its tokenizer differs from the ensemble's.
     """
@@ -210,10 +210,12 @@ def load_members(
         given = {"dtype": dtype, "device": device, "revision": revision, "model_kwargs": model_kwargs}
         check_unused(**given, ray_options=ray_options)
     options = options_of_actors([member for member in members if is_spec(member)], ray_options, device)
-    loader = Loader(dtype, device, revision, options, model_kwargs)
-    tokenizer = _as_tokenizer(tokenizer, loader)
+    devices = devices_of(device, members)
+    loaders = {str(own): Loader(dtype, own, revision, options, model_kwargs) for own in devices}
+    tokenizer = _as_tokenizer(tokenizer, loaders[str(devices[0])])
     models: list[Engine] = []
-    for index, member in enumerate(members):
+    for index, (member, own_device) in enumerate(zip(members, devices, strict=True)):
+        loader = loaders[str(own_device)]
         if isinstance(member, Engine) or not is_spec(member):
             models.append(member if isinstance(member, Engine) else CausalLM(member))
             own = models[-1].tokenizer
@@ -225,7 +227,7 @@ def load_members(
         if is_spec(member):
             models.append(loader.engine(member))
     if has_specs:
-        loader.check()
+        Loader.check(*loaders.values())
     return models, tokenizer
 
 

@@ -10,7 +10,7 @@ import torch
 
 from specens.engines.llama_cpp.engine import LlamaCpp
 from specens.engines.llama_cpp.library import library
-from specens.engines.llama_cpp.model import GGUFModel
+from specens.engines.llama_cpp.model import ALL_LAYERS, GGUFModel
 from specens.engines.llama_cpp.tokenizer import GGUFTokenizer
 from specens.engines.loading import split_adapter
 from specens.engines.transformers.load import resolve_model
@@ -31,8 +31,10 @@ class ModelLoader:
         revision: str | None,  # noqa: ARG002
         model_kwargs: Mapping[str, Any] | None,  # noqa: ARG002
     ) -> None:
-        kind = None if device is None else torch.device(device).type
-        self._gpu_layers = None if kind is None else 0 if kind == "cpu" else -1
+        self._where: dict[str, int | None] = {}
+        if device is not None:
+            named = torch.device(device)
+            self._where = {"gpu_layers": 0} if named.type == "cpu" else {"gpu_layers": ALL_LAYERS, "gpu": named.index}
         self._engines: dict[str, LlamaCpp] = {}
         self._models: dict[Path, GGUFModel] = {}
 
@@ -49,6 +51,6 @@ class ModelLoader:
             if path.suffix != ".gguf":
                 raise ValueError(f"model: expected a .gguf file or package:NAME for llama.cpp, got {base!r}")
             if path not in self._models:
-                self._models[path] = GGUFModel(path, gpu_layers=self._gpu_layers)
+                self._models[path] = GGUFModel(path, **self._where)
             self._engines[spec] = LlamaCpp(self._models[path], adapter)
         return self._engines[spec]

@@ -25,12 +25,12 @@ class GGUFModel:
     """The weights of one file, read by any number of contexts.
 
     path: a .gguf file. gpu_layers: how many layers lie on the GPU, -1 all of them; None is all where llama.cpp was
-        built for one.
+        built for one. gpu: the number of the GPU that has them all; None spreads them over all GPUs.
     Raises ValueError where llama-cpp-python is missing, where the file cannot be loaded, or where it is no model that
     continues a text.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int | None = None, gpu: int | None = None) -> None:
         self.functions = functions = library()
         self.path = Path(path)
         parameters = functions.llama_model_default_params()
@@ -38,6 +38,8 @@ class GGUFModel:
         if gpu_layers and not has_gpu:
             raise ValueError("device: expected cpu, as this llama.cpp was built without a GPU")
         parameters.n_gpu_layers = (ALL_LAYERS if has_gpu else 0) if gpu_layers is None else gpu_layers
+        if gpu is not None:
+            parameters.split_mode, parameters.main_gpu = functions.LLAMA_SPLIT_MODE_NONE, gpu
         last_errors()
         self.pointer = functions.llama_model_load_from_file(os.fsencode(self.path), parameters)
         if not self.pointer:

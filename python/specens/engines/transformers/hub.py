@@ -24,7 +24,7 @@ def find_in_hub(text: str, revision: str | None = None) -> tuple[str, str, Path]
     Raises ValueError where it cannot be had.
     """
     match = NAME.fullmatch(text)
-    if match is None:
+    if match is None or text.endswith(".gguf"):
         return None
     name, own = match["name"], match["revision"] or revision
     try:
