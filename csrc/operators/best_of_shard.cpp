@@ -7,17 +7,19 @@ namespace specens {
 namespace {
 
 void best_of_shard_cpu(Results& results, const Members& member_logits, const OptionalTensor& draft_tokens,
-                       const OptionalTensor& seeds, const OptionalTensor& positions, int64_t first_token,
-                       const OptionalTensor& allowed, const Numbers& ensemble, const Numbers& sampling,
-                       const Rows& rows, const Numbers& processing, const Rows& processing_rows) {
+                       const OptionalTensor& parents, const OptionalTensor& seeds, const OptionalTensor& positions,
+                       int64_t first_token, int64_t count, const OptionalTensor& allowed, const Numbers& ensemble,
+                       const Numbers& sampling, const Rows& rows, const Numbers& processing,
+                       const Rows& processing_rows) {
     Call given(member_logits, {allowed, ensemble, sampling, rows, processing, processing_rows});
     const Tensor* drafts = given.view(draft_tokens);
+    const Tensor* nodes = given.view(parents);
     const Tensor* own_seeds = given.view(seeds);
-    const ShardArguments call(&given.target, drafts, own_seeds, given.view(positions), first_token);
+    const ShardArguments call(&given.target, drafts, nodes, own_seeds, given.view(positions), first_token, count);
     const int64_t batch = call.target.batch, steps = call.target.steps;
     ShardResults found{};
-    found.values = results.add<double>({batch, steps}, ScalarType::Double);
-    found.tokens = results.add<int64_t>({batch, steps}, ScalarType::Long);
+    found.values = results.add<double>({batch, steps, count}, ScalarType::Double);
+    found.tokens = results.add<int64_t>({batch, steps, count}, ScalarType::Long);
     found.status = results.add<int32_t>({batch, steps}, ScalarType::Int);
     const TorchThreads threads;
     best_of_shard(call, found);
@@ -53,8 +55,9 @@ void gumbel_noise_cpu(Results& results, const TorchTensor& seeds, const TorchTen
 
 STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
     library.def(
-        "best_of_shard(Tensor[] member_logits, *, Tensor? draft_tokens=None, Tensor? seeds=None, "
-        "Tensor? positions=None, int first_token=0, " SPECENS_TARGET_OPTIONS ") -> Tensor[]");
+        "best_of_shard(Tensor[] member_logits, *, Tensor? draft_tokens=None, Tensor? parents=None, "
+        "Tensor? seeds=None, Tensor? positions=None, int first_token=0, int count=1, " SPECENS_TARGET_OPTIONS
+        ") -> Tensor[]");
     library.def("gumbel_noise(Tensor seeds, Tensor positions, Tensor tokens) -> Tensor");
 }
 

@@ -270,7 +270,7 @@ void scores_of_shard_cpu(Results& results, const Members& member_logits, const T
 void best_kept_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
                             const TorchTensor& row_of, const TorchTensor& shares, const TorchTensor& masses,
                             const TorchTensor& state, const TorchTensor& seeds, const TorchTensor& positions,
-                            int64_t first_token, const OptionalTensor& least, int64_t drafter,
+                            int64_t first_token, int64_t count, const OptionalTensor& least, int64_t drafter,
                             const OptionalTensor& drafters, const OptionalTensors& draft_logits,
                             const Numbers& draft_sampling, bool process_drafts, const OptionalTensor& allowed,
                             const Numbers& ensemble, const Numbers& sampling, const Rows& rows,
@@ -283,10 +283,11 @@ void best_kept_of_shard_cpu(Results& results, const Members& member_logits, cons
     require(first_token >= 0 && first_token < int64_t{1} << 31, "first_token: expected one below 2^31");
     const ShardNoise random{numbers_of<int64_t>("seeds", seeds, {batch}),
                             numbers_of<int64_t>("positions", positions, {batch, places.count}), first_token};
-    double* values = results.add<double>({batch, places.count}, ScalarType::Double);
-    int64_t* tokens = results.add<int64_t>({batch, places.count}, ScalarType::Long);
+    require(count > 0, "count: expected at least 1");
+    double* values = results.add<double>({batch, places.count, count}, ScalarType::Double);
+    int64_t* tokens = results.add<int64_t>({batch, places.count, count}, ScalarType::Long);
     const TorchThreads threads;
-    find_best_of_shard(call.rows, places, random, values, tokens);
+    find_best_of_shard(call.rows, places, random, count, values, tokens);
 }
 
 void samples_of_shard_cpu(Results& results, const Members& member_logits, const TorchTensor& draft_tokens,
@@ -401,9 +402,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(specens, library) {
     library.def("scores_of_shard(" SPECENS_PLACES
                 ", Tensor largest, Tensor log_totals, Tensor tokens, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
                 ") -> Tensor");
-    library.def("best_kept_of_shard(" SPECENS_PLACES
-                ", Tensor seeds, Tensor positions, int first_token, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
-                ") -> Tensor[]");
+    library.def(
+        "best_kept_of_shard(" SPECENS_PLACES
+        ", Tensor seeds, Tensor positions, int first_token, int count, *, Tensor? least=None, " SPECENS_SHARD_OPTIONS
+        ") -> Tensor[]");
     library.def("samples_of_shard(" SPECENS_SEARCH
                 ", Tensor largest, Tensor least, bool counts, int octaves, int count, *, " SPECENS_SHARD_OPTIONS
                 ") -> Tensor[]");

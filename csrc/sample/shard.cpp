@@ -1,5 +1,6 @@
 #include "sample/shard.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "parts/parallel.h"
@@ -9,8 +10,10 @@ namespace specens {
 void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step, const ShardResults& results) {
     const TargetArguments& target = call.target;
     const int64_t row = request * target.steps + step;
-    results.values[row] = -std::numeric_limits<double>::infinity();
-    results.tokens[row] = -1;
+    double* values = results.values + row * call.count;
+    int64_t* tokens = results.tokens + row * call.count;
+    std::fill_n(values, call.count, -std::numeric_limits<double>::infinity());
+    std::fill_n(tokens, call.count, int64_t{-1});
     results.status[row] = status_ok;
     if (!target.valid(request)) {
         return;
@@ -20,13 +23,13 @@ void ShardReader::run(const ShardArguments& call, int64_t request, int64_t step,
         key = NoiseKey{static_cast<uint64_t>(call.seeds(request)), static_cast<uint64_t>(call.positions(request, step)),
                        static_cast<uint32_t>(call.first_block)};
     }
-    target.rows(request, step, edits_.at(target, call.drafts, target.vocab, request, step), logits_);
-    const int64_t token = scores_.find_best(logits_, target.parameters(request), key);
-    results.status[row] = scores_.status() & ~status_no_token;
-    if (token >= 0) {
-        results.values[row] = scores_.logit(token);
-        results.tokens[row] = token;
+    const RowEdits* edits = edits_.at(target, call.drafts, call.parents, target.vocab, request, step);
+    target.rows(request, step, edits, logits_);
+    for (const Scored& best : scores_.find(logits_, target.parameters(request), key, call.count)) {
+        *values++ = scores_.logit(best.token);
+        *tokens++ = best.token;
     }
+    results.status[row] = scores_.status() & ~status_no_token;
 }
 
 void best_of_shard(const ShardArguments& call, const ShardResults& results) {

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "parts/path_edits.h"
 #include "parts/scratch.h"
-#include "parts/target_arguments.h"
 #include "sample/best_scores.h"
 
 namespace specens {
@@ -12,27 +12,34 @@ namespace specens {
 struct ShardArguments {
     TargetArguments target;  // a lone model or a mixture of logits, not filtered but where requests are greedy
     IntegerTable drafts;     // [batch, steps - 1 or more]: the tokens before each row, as the part counts them
+    IntegerTable parents;    // likewise of a tree, -1: the root, less: padding
     IntegerRows seeds;
     IntegerTable positions;  // [batch, steps], of each row's own token
     int64_t first_block;     // of the part, in the whole vocabulary
+    int64_t count;           // of tokens of a row
 
-    ShardArguments(const specens_target* given, const Tensor* draft_tokens, const Tensor* seeds_given,
-                   const Tensor* positions_given, int64_t first_token)
+    ShardArguments(const specens_target* given, const Tensor* draft_tokens, const Tensor* parents_given,
+                   const Tensor* seeds_given, const Tensor* positions_given, int64_t first_token, int64_t best)
         : target(given),
           drafts("draft_tokens", draft_tokens, {target.batch, any_size}),
+          parents("parents", parents_given, {target.batch, drafts.columns}),
           seeds("seeds", seeds_given, target.batch),
           positions("positions", positions_given, {target.batch, target.steps}),
-          first_block(first_token / block_size) {
+          first_block(first_token / block_size),
+          count(best) {
         require(!target.packed(), "row_offsets: expected none, got some");
         require(target.kind != EnsembleKind::mixture, "ensemble: expected a lone model or a mixture of logits");
+        require(!parents.given || target.steps <= drafts.columns + 1, "draft_tokens: expected one a node, got fewer");
+        require(count > 0, "count: expected at least 1");
         require(seeds.given() == positions.given, "seeds, positions: expected both or neither");
         require(first_token >= 0 && first_token % block_size == 0 && first_block < int64_t{1} << 24,
                 "first_token: expected a multiple of 128 below 2^31, got another");
     }
 };
 
-// [batch, steps] each. values: logits, or weighted sums of them, -inf where a row has no token. tokens: as the part
-// counts them, -1 where there is none. status: what is unusual about this part of a row.
+// values: logits, or weighted sums of them, [batch, steps, count], best scores first, -inf where there are fewer
+// tokens. tokens: as the part counts them, -1 where there is none. status: [batch, steps], what is unusual about this
+// part.
 struct ShardResults {
     double* values;
     int64_t* tokens;
@@ -46,7 +53,7 @@ class ShardReader {
 
   private:
     BestScores scores_;
-    ChainEdits edits_;
+    PathEdits edits_;
     std::vector<LogitRow> logits_;
 };
 

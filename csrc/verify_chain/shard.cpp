@@ -11,21 +11,9 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 }  // namespace
 
 const RowEdits* ShardVerifier::read_target(const ShardRows& call, int64_t request, int64_t step) {
-    const RowEdits* edits = nullptr;
-    if (!call.parents.given) {
-        edits = edits_.at(call.target, call.draft.tokens, call.draft.known_tokens, request, step);
-    } else if (call.target.edited()) {
-        path_.clear();
-        for (int64_t row = step; row > 0 && call.row_of(request, row - 1) >= 0; row = call.row_of(request, row - 1)) {
-            path_.push_back(call.draft.token(request, row - 1));
-        }
-        const auto depth = static_cast<int64_t>(path_.size());
-        path_edits_.start(call.target.processing.of(request, call.draft.known_tokens), request);
-        path_edits_.enter_row(path_.data(), depth, depth, call.target.mask(request, step));
-        edits = &path_edits_;
-    }
-    call.target.rows(request, step, edits, logits_);
-    return edits;
+    row_edits_ = edits_.at(call.target, call.draft.tokens, call.parents, call.draft.known_tokens, request, step);
+    call.target.rows(request, step, row_edits_, logits_);
+    return row_edits_;
 }
 
 // The drafts that were drawn at a row.
@@ -169,8 +157,7 @@ bool ShardVerifier::resume_offers(const ShardRows& call, const ShardPlaces& plac
             draft = &slice.softmax();
             const auto uses = [draft](const Offer& other) { return other.draft == draft; };
             if (std::none_of(offers_.begin(), offers_.end(), uses)) {
-                const RowEdits* edits = call.target.edited() ? &path_edits_ : nullptr;  // those of this row
-                resume_draft(slice, call, request, child, edits, places.state, places.masses[part],
+                resume_draft(slice, call, request, child, row_edits_, places.state, places.masses[part],
                              places.least_of(part));
             }
         }

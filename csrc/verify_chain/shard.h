@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "parts/parallel.h"
+#include "parts/path_edits.h"
+#include "sample/best_list.h"
 #include "sample/block_race.h"
 #include "sample/exact_logits.h"
 #include "verify_chain/arguments.h"
@@ -226,9 +228,9 @@ class ShardVerifier {
     // A token's log-probability.
     double score_of(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale, int64_t request,
                     int64_t index, int64_t token);
-    // The token of the best score of those that are kept, with its logit; -1 where there is none.
-    Scored find_best(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, int64_t request,
-                     int64_t index);
+    // The tokens of the best scores of those that are kept, best first, and their logits, [count] each; then -1.
+    void find_best(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, int64_t request,
+                   int64_t index, int64_t count, double* values, int64_t* tokens);
     void take_samples(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights, int64_t request,
                       int64_t row, const ShardSamples& samples);
     void find_entries(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights, int64_t request,
@@ -278,9 +280,10 @@ class ShardVerifier {
     };
     Scores scores_{};
     std::vector<Scored> top_;
-    ChainEdits edits_;
-    RowEdits path_edits_;
-    std::vector<int64_t> path_, children_;
+    PathEdits edits_;
+    const RowEdits* row_edits_ = nullptr;  // of the row that was read last
+    std::vector<int64_t> children_;
+    BestList best_;
     std::vector<Offer> offers_;
     std::vector<DraftSlice> slices_ = std::vector<DraftSlice>(1);  // of each drafter, or that of a lone one
     TargetRow target_;
@@ -317,8 +320,8 @@ void find_top_of_shard(const ShardRows& call, const ShardPlaces& places, const S
                        double* values, int64_t* tokens);  // [batch, places, count] each
 void score_tokens_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardScale& scale,
                            const int64_t* tokens, double* scores);  // [batch, places] each
-void find_best_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, double* values,
-                        int64_t* tokens);  // [batch, places] each
+void find_best_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, int64_t count,
+                        double* values, int64_t* tokens);  // [batch, places, count] each
 void take_samples_of_shard(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights,
                            const ShardSamples& samples);
 void find_entries_of_shard(const ShardRows& call, const ShardSearch& search, const ShardWeights& weights,

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "verify_chain/shard.h"
 
 namespace specens {
@@ -21,11 +23,12 @@ double ShardVerifier::exact_logit(const EnsembleParameters& parameters, int64_t 
     return total;
 }
 
-Scored ShardVerifier::find_best(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random,
-                                int64_t request, int64_t index) {
-    Scored best{-infinity, -1};
+void ShardVerifier::find_best(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random,
+                              int64_t request, int64_t index, int64_t count, double* values, int64_t* tokens) {
+    std::fill_n(values, count, -infinity);
+    std::fill_n(tokens, count, int64_t{-1});
     if (!resume(call, places, request, index, false)) {
-        return best;
+        return;
     }
     kept_.clear();
     target_.softmax()->kept_tokens(kept_);
@@ -37,7 +40,7 @@ Scored ShardVerifier::find_best(const ShardRows& call, const ShardPlaces& places
     const EnsembleParameters parameters = call.target.parameters(request);
     const double origin = target_.softmax()->slice_sum().largest;
     int64_t block = -1, tile = -1;
-    double best_logit = -infinity;
+    best_.start(count, 0);
     for (const int64_t token : kept_) {
         const int64_t place = token + shift;
         if (place / block_size != block) {
@@ -47,26 +50,21 @@ Scored ShardVerifier::find_best(const ShardRows& call, const ShardPlaces& places
                 noise_.draw_tiles(tile, tile + 1);
             }
         }
-        const double logit = exact_logit(parameters, token);
-        const double value = (logit - origin) / parameters.temperature;
-        if (value + noise_.bound(block) < best.score) {
-            continue;
-        }
-        const double score = noise_.score(place, value, noise_.largest(block));
-        if (score > best.score) {
-            best = {score, token};
-            best_logit = logit;
+        const double value = (exact_logit(parameters, token) - origin) / parameters.temperature;
+        if (value + noise_.bound(block) >= best_.limit()) {
+            best_.add({noise_.score(place, value, noise_.largest(block)), token});
         }
     }
-    return {best_logit, best.token};
+    for (const Scored& found : best_.list()) {
+        *values++ = exact_logit(parameters, found.token);
+        *tokens++ = found.token;
+    }
 }
 
-void find_best_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, double* values,
-                        int64_t* tokens) {
+void find_best_of_shard(const ShardRows& call, const ShardPlaces& places, const ShardNoise& random, int64_t count,
+                        double* values, int64_t* tokens) {
     for_rows(call, places.count, [&](ShardVerifier& verifier, int64_t request, int64_t place, int64_t index) {
-        const Scored best = verifier.find_best(call, places, random, request, place);
-        values[index] = best.score;
-        tokens[index] = best.token;
+        verifier.find_best(call, places, random, request, place, count, values + index * count, tokens + index * count);
     });
 }
 

@@ -15,8 +15,7 @@ void ShardVerifier::add_exceeding(const ShardRows& call, const ShardPlaces& plac
     const Softmax* drawn = nullptr;  // of a sibling of this row that was
     if (call.row_of(request, node) == places.rows[place] && places.masses[part] >= 0) {
         DraftSlice& slice = slices_[std::max<int64_t>(call.draft.drafter_of(request, node), 0)];
-        resume_draft(slice, call, request, node, call.target.edited() ? &path_edits_ : nullptr, places.state,
-                     places.masses[part], places.least_of(part));
+        resume_draft(slice, call, request, node, row_edits_, places.state, places.masses[part], places.least_of(part));
         drawn = &slice.softmax();
     }
     const double share = places.shares[place];

@@ -23,10 +23,10 @@ TILE = 2048  # tokens whose sums C++ keeps
 
 
 class Found(NamedTuple):
-    """Of each row the best token here, as its slice counts it, its logit, and the slice's status."""
+    """Of each row the best tokens here, as its slice counts them, their logits, and the slice's status."""
 
-    values: Tensor  # float64 [batch, rows], -inf where there is none
-    tokens: Tensor  # int64 [batch, rows]
+    values: Tensor  # float64 [batch, rows, count], -inf where there are fewer
+    tokens: Tensor  # int64 [batch, rows, count]
     status: Tensor  # int64 [batch, rows]
 
 
@@ -38,11 +38,11 @@ class Part(NamedTuple):
     before: Tensor | Paths | None
 
 
-def empty_best(member_logits: list[Tensor], **_: Any) -> list[Tensor]:
+def empty_best(member_logits: list[Tensor], *, count: int = 1, **_: Any) -> list[Tensor]:
     """Tensors of the shapes that `best_of_shard` gives."""
-    shape = member_logits[0].shape[:2]
-    types = (torch.float64, torch.int64, torch.int32)
-    return [member_logits[0].new_empty(shape, dtype=dtype) for dtype in types]
+    rows = member_logits[0].shape[:2]
+    found = [member_logits[0].new_empty((*rows, count), dtype=dtype) for dtype in (torch.float64, torch.int64)]
+    return [*found, member_logits[0].new_empty(rows, dtype=torch.int32)]
 
 
 def empty_numbers(member_logits: list[Tensor], draft_tokens: Tensor, **options: Any) -> list[Tensor]:
@@ -89,11 +89,6 @@ def empty_exceeding(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *giv
     return ratios.new_empty((*row_of.shape, 2, ratios.shape[-1]))
 
 
-def empty_kept(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *_: Any, **__: Any) -> list[Tensor]:
-    """Of `best_kept_of_shard`."""
-    return [row_of.new_empty(row_of.shape, dtype=torch.float64), row_of.new_empty(row_of.shape)]
-
-
 def empty_samples(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any) -> list[Tensor]:
     """Of `samples_of_shard`."""
     largest: Tensor = given[3]
@@ -109,7 +104,7 @@ def empty_entries(_logits: list[Tensor], _tokens: Tensor, *given: Any, **_: Any)
 
 
 def empty_top(_logits: list[Tensor], _tokens: Tensor, row_of: Tensor, *given: Any, **_: Any) -> list[Tensor]:
-    """Of `top_of_shard`."""
+    """Of `top_of_shard` and `best_kept_of_shard`."""
     shape = (*row_of.shape, given[-1])
     return [row_of.new_empty(shape, dtype=torch.float64), row_of.new_empty(shape)]
 
@@ -162,7 +157,7 @@ LAUNCHERS: dict[
     "samples_of_shard": ("verify_chain.triton_shard_search", "samples", empty_samples),
     "entries_of_shard": ("verify_chain.triton_shard_search", "entries", empty_entries),
     "largest_of_shard": ("verify_chain.triton_shard_search", "largest", empty_largest),
-    "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_kept),
+    "best_kept_of_shard": ("verify_chain.triton_shard_search", "best_kept", empty_top),
     "mass_of_drafts_of_shard": ("verify_chain.triton_shard_tree", "draft_masses", empty_scores),
     "exceeding_of_shard": ("verify_chain.triton_shard_tree", "exceeding", empty_exceeding),
     "entropies_of_shard": ("verify_chain.triton_shard_report", "entropies", empty_scores),
@@ -199,11 +194,9 @@ def operator_for(name: str, like: Tensor) -> Callable[..., Any] | None:
     return None if own is None else getattr(torch.ops.specens, own)
 
 
-def has_kernel(target: Target, before: Tensor | Paths | None) -> bool:
-    """Whether a kernel can find the best tokens; plausibility and the paths of trees are for torch."""
-    follows_paths = target.processing.active and isinstance(before, Paths)
-    like = target.member_logits[0]
-    return operator_for("best_of_shard", like) is not None and target.plausibility == 0 and not follows_paths
+def has_kernel(target: Target) -> bool:
+    """Whether a kernel can find the best tokens; plausibility is for torch."""
+    return operator_for("best_of_shard", target.member_logits[0]) is not None and target.plausibility == 0
 
 
 def split_at_block(shard: Shard, target: Target, before: Tensor | Paths | None) -> tuple[Part | None, Part | None]:
@@ -221,7 +214,9 @@ def split_at_block(shard: Shard, target: Target, before: Tensor | Paths | None) 
     logits = [_columns(values, head, shard.width) for values in target.member_logits]
     rest = shard._replace(start=shard.start + head, width=shard.width - head)
     moved = Shard(head, shard.sizes, shard.draft_size, rest.width, None)
-    if isinstance(before, Tensor):
+    if isinstance(before, Paths):
+        before = before._replace(tokens=moved.own(before.tokens))
+    elif before is not None:
         before = moved.own(before)
     allowed = None
     if target.allowed is not None:
@@ -237,10 +232,21 @@ def _columns(logits: Tensor, begin: int, end: int) -> Tensor:
     return own if own.shape[-1] > 0 else logits.new_full((*logits.shape[:-1], 1), -math.inf)
 
 
-def best_by_kernel(part: Part, seeds: Tensor | None, positions: Tensor | None) -> Found:
+def parents_of(paths: Paths) -> Tensor:
+    """int64 [batch, nodes], the node before each, -1 for the root; -2 for padding."""
+    nodes = paths.tokens.shape[1]
+    index = torch.arange(nodes, device=paths.tokens.device)
+    above = paths.above[:, 1:]
+    parents = torch.where(above & (index < index[:, None]), index, -1).amax(-1) if nodes > 0 else paths.tokens
+    return torch.where(above.diagonal(dim1=1, dim2=2), parents, -2)
+
+
+def best_by_kernel(part: Part, seeds: Tensor | None, positions: Tensor | None, count: int) -> Found:
     """The best tokens of a part that begins with a block of noise."""
-    target, options = part.target, operator_options(part.target)
-    if isinstance(part.before, Tensor):
+    target, options = part.target, operator_options(part.target) | {"count": count}
+    if isinstance(part.before, Paths):
+        options |= {"draft_tokens": part.before.tokens.contiguous(), "parents": parents_of(part.before)}
+    elif part.before is not None:
         options["draft_tokens"] = part.before
     if seeds is not None and positions is not None:
         options |= {"seeds": seeds, "positions": positions}

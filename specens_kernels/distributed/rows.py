@@ -86,7 +86,7 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
     best = OPERATORS_OF_RULES[RuleKind.GUMBEL] if stream.best > 0 else []
     by_best, slices = stream.best > 0 or always_greedy(target), None
     direct = by_best and scores_need_no_sums(target) and report.logprobs == NO_LOGPROBS
-    reads = count == 1 and not (direct and target.plausibility == 0)
+    reads = not direct or target.plausibility > 0
     if reads and kernels_read(shard, target, *operators_of(report, stream.best > 0), *best):
         slices = Slices(shard, target, no_drafts(target, looked.tokens), looked.tokens)
     if direct:
@@ -106,7 +106,7 @@ def sample_steps(shard: Shard, member_logits: list[Tensor], **options: Any) -> S
         else:
             uniform = uniforms_of_draw(source, stream, rows)
             by_scores = noise if stream.best > 0 else None
-            chosen = sliced_steps(shard, rows, rows.slices, uniform, by_scores, reports, logprobs)
+            chosen = sliced_steps(shard, rows, rows.slices, uniform, by_scores, count, reports, logprobs)
         if logprobs is None:
             (tokens, _), told = (yield from chosen), []
         else:
@@ -160,13 +160,17 @@ def sliced_steps(
     slices: Slices,
     uniform: Tensor,
     noise: Noise | None,
+    count: int,
     reports: Reports,
     logprobs: Tensor | None,
 ) -> Steps[tuple[Tensor, Tensor]]:
-    """`chosen_steps` of rows that kernels have read. noise: None: by inverse CDF. logprobs: those of `reports`."""
+    """`chosen_steps` of rows that kernels have read.
+
+    noise: None: by inverse CDF. count: of tokens, else. logprobs: those of `reports`.
+    """
     if noise is not None:
         of_best = None if logprobs is None else reports
-        best = yield from sliced_best_steps(shard, None, noise, rows, slices, of_best)
+        best = yield from sliced_best_steps(shard, None, noise, rows, slices, of_best, count)
         return best.tokens, best.logprobs
     own = masses_here(rows)
     places = places_of(slices, rows.parts, torch.zeros_like(own, dtype=torch.int64))

@@ -151,12 +151,13 @@ def masses_of_drafts(slices: Slices, places: Places) -> Tensor:
     return result
 
 
-def best_kept(slices: Slices, places: Places, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens of the best scores of those that are kept, [batch, n], as the shard counts them, and their logits.
+def best_kept(slices: Slices, places: Places, seeds: Tensor, positions: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The logits of the tokens of the best scores of those that are kept, [batch, n, count], and these tokens.
 
-    -1 where there is none, and of greedy requests.
+    As the shard counts them, -1 where there are fewer, and of greedy requests.
     """
-    values, tokens = places.call(slices, "best_kept_of_shard", seeds.contiguous(), positions.contiguous(), slices.start)
+    given = seeds.contiguous(), positions.contiguous(), slices.start, count
+    values, tokens = places.call(slices, "best_kept_of_shard", *given)
     return values, tokens
 
 

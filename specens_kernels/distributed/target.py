@@ -31,10 +31,11 @@ from specens_kernels.distributed.slices import (
     by_parts,
     has_source,
     least_of,
+    without_filters,
 )
 from specens_kernels.distributed.softmax import Here, OfRanks, Softmax, Source, softmax_steps
 from specens_kernels.distributed.steps import Steps
-from specens_kernels.distributed.written import is_written, plausible_steps, written_mixture
+from specens_kernels.distributed.written import is_written, may_be_greedy, plausible_steps, written_mixture
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import Paths, invalid_penalties
 from specens_kernels.ops.target_logprobs.reference import (
@@ -330,8 +331,8 @@ def direct_steps(
     if slices is not None:
         target = yield from plausible_steps(slices)
         own = parameters(target.sampling, own.temperature)
-    if count == 1 and has_kernel(target, before):
-        found = best_in_parts(shard, target, before, own, noise)
+    if has_kernel(target):
+        found = best_in_parts(shard, target, before, own, noise, count)
     else:
         members = read_members(shard, target, before)
         scores = yield from mixed_steps(target, members)
@@ -348,9 +349,9 @@ def direct_steps(
 
 
 def best_in_parts(
-    shard: Shard, target: Target, before: Tensor | Paths | None, own: Parameters, noise: Noise
+    shard: Shard, target: Target, before: Tensor | Paths | None, own: Parameters, noise: Noise, count: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best token of each row here, [batch, rows, 1], its logit, and the slice's status [batch, rows].
+    """The logits of the best tokens of each row here, these, both [batch, rows, count], and the slice's status.
 
     A kernel reads from the first block of noise on that begins here; torch what lies before that, 127 tokens at most.
     """
@@ -360,23 +361,29 @@ def best_in_parts(
     if first is not None:
         members = read_members(*first)
         scores = mixed_logits(members.logits, members.weights, 0.0)
-        found = best_here(first.shard, scores, own.temperature, own.greedy, noise, 1)
+        found = best_here(first.shard, scores, own.temperature, own.greedy, noise, count)
         values, tokens, status = [found[0]], [found[1]], members.status
     if rest is not None:
         seeds = None if noise.seeds is None else noise.seeds.contiguous()
         positions = None if noise.positions is None or seeds is None else noise.positions.contiguous()
-        best = best_by_kernel(rest, seeds, positions)
-        values.append(best.values[..., None])
-        tokens.append(best.tokens.clamp(min=0)[..., None] + rest.shard.start)
+        best = best_by_kernel(rest, seeds, positions, count)
+        values.append(best.values)
+        tokens.append(best.tokens.clamp(min=0) + rest.shard.start)
         status = status | best.status
     together = ranked(torch.cat(values, -1), torch.cat(tokens, -1), own.temperature, own.greedy, noise)
-    return together[0][..., :1], together[1][..., :1].clamp(min=0), status
+    return together[0][..., :count], together[1][..., :count].clamp(min=0), status
 
 
 def sliced_best_steps(
-    shard: Shard, before: Tensor | Paths | None, noise: Noise, rows: Rows, slices: Slices, reports: Reports | None
+    shard: Shard,
+    before: Tensor | Paths | None,
+    noise: Noise,
+    rows: Rows,
+    slices: Slices,
+    reports: Reports | None,
+    count: int = 1,
 ) -> Steps[Best]:
-    """`best_steps` of rows that kernels have read: one token each.
+    """`best_steps` of rows that kernels have read.
 
     Where nothing is filtered, `best_in_parts` reads the slices once more, else the tiles that reach the threshold.
     """
@@ -386,12 +393,22 @@ def sliced_best_steps(
     own = parameters(target.sampling, rows.status)
     index = torch.arange(rows.alive.shape[1], device=rows.alive.device).expand_as(rows.alive).contiguous()
     if least is None or noise.seeds is None or noise.positions is None:
-        values, tokens, _ = best_in_parts(shard, target, before, own, noise)
+        values, tokens, _ = best_in_parts(shard, target, before, own, noise, count)
     else:
-        values, tokens = best_kept(slices, places_of(slices, rows.parts, index), noise.seeds, noise.positions)
-        values = torch.where(rows.greedy[:, None], numbers.largest[..., 0], values)[..., None]
-        tokens = torch.where(rows.greedy[:, None], numbers.tokens, tokens.clamp(min=0))[..., None] + shard.start
-    of_tokens = None if reports is None else reports.at(index, shard.own(tokens[..., 0]))[..., None]
+        places = places_of(slices, rows.parts, index)
+        values, tokens = best_kept(slices, places, noise.seeds, noise.positions, count)
+        tokens = tokens.clamp(min=0) + shard.start
+        if may_be_greedy(target):
+            likely = numbers.largest[..., :1], numbers.tokens[..., None] + shard.start
+            if count > 1:
+                unfiltered = target._replace(sampling=without_filters(target.sampling))
+                likely = best_in_parts(shard, unfiltered, before, own, noise, count)[:2]
+            greedy = rows.greedy[:, None, None]
+            values, tokens = torch.where(greedy, likely[0], values), torch.where(greedy, likely[1], tokens)
+    of_tokens = None
+    if reports is not None:
+        own_tokens = shard.own(tokens).flatten(1)
+        of_tokens = reports.at(index.repeat_interleave(count, 1), own_tokens).view(tokens.shape)
     return (yield from winner_steps(values, tokens, own.temperature, rows.greedy, noise, rows.status, of_tokens))
 
 

@@ -27,7 +27,6 @@ from specens_kernels.distributed.target import (
     without_source,
 )
 from specens_kernels.distributed.written import is_written, lone_draft
-from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.reference import parameters
 from specens_kernels.ops.verify_tree.reference import LEAST_MASS_LEFT, at_parents, earlier_siblings
 from specens_kernels.ops.verify_tree.shape import Shape, paths, tree_shape
@@ -110,11 +109,10 @@ def prepare(shard: Shard, arguments: TreeArguments) -> Call:
 def slices_of(call: Call) -> Slices | None:
     """The rows as kernels read them, where these can; None: torch."""
     draft = call.draft if call.offers else without_source(call.draft)
-    follows_paths = call.kind == RuleKind.GUMBEL and call.target.processing.active
     needed = "exceeding_of_shard" if call.kind == RuleKind.K_SEQ else "mass_of_drafts_of_shard"
     members = call.target.member_logits
     several, written = draft.drafters is not None and len(members) > 1, is_written(call.target, False)
-    if not written and (call.direct or (follows_paths and call.target.ensemble != EnsembleKind.MIXTURE)):
+    if call.direct and not written:
         return None
     if several and (written or not local.takes_a_drafter_a_node(members[0])):
         return None

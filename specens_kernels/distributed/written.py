@@ -20,12 +20,15 @@ from specens_kernels.ops.target_logprobs.processing import Paths
 from specens_kernels.ops.target_logprobs.reference import pad_vocab, raw
 
 
+def may_be_greedy(target: Target) -> bool:
+    return target.sampling.temperatures is not None or target.sampling.temperature == 0
+
+
 def is_written(target: Target, compares: bool) -> bool:
     """Whether rows are read once more as a lone model's. compares: whether drafts are compared with the likeliest."""
     if target.ensemble != EnsembleKind.MIXTURE:
         return target.plausibility > 0
-    may_be_greedy = target.sampling.temperatures is not None or target.sampling.temperature == 0
-    return compares or may_be_greedy or (target.sampling.filters and not target.filter_members)
+    return compares or may_be_greedy(target) or (target.sampling.filters and not target.filter_members)
 
 
 def lone_draft(shard: Shard, target: Target, draft: Draft, before: Tensor | Paths, rows: int) -> Draft:

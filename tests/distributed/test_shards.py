@@ -246,6 +246,66 @@ def test_random_draws_on_shards_are_those_of_whole_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["cpp", "triton"])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 6}, {"top_p": 0.8}], ids=str)
+def test_kernels_find_several_best_tokens_of_slices(filters, backend, monkeypatch):
+    """Of requests by Gumbel scores and greedy ones, also more tokens than there are."""
+    if backend == "triton":
+        by_triton(monkeypatch)
+    operators, calls = local.operator_for, []
+    monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
+    for seed, vocab in enumerate((3, 300, 700) if backend == "cpp" else (300,)):
+        numbers = torch.Generator().manual_seed(seed)
+        rows = [torch.randn(4, vocab, generator=numbers).mul(3).bfloat16() for _ in range(2)]
+        for count, temperature in ((4, torch.tensor([0.7, 0.0, 1.3, 0.0])), (9, 0.8)):
+            arguments = {"ensemble": LogitMixture((1.0, -0.4)), "sampling": Sampling(temperature, **filters)}
+            arguments |= {"method": "gumbel", "count": count, "seeds": torch.arange(4), "positions": torch.arange(4)}
+            if count == 4:
+                arguments |= {"logprobs": True, "top_logprobs": 2}
+            calls.clear()
+            bounds = bounds_of(vocab, 3, random.Random(seed))
+            results, _ = on_shards(operations.draw_of, rows, bounds=bounds, **arguments)
+            assert_alike(results)
+            assert_equal(results[0], sample(rows, backend="reference", **arguments), (seed, count))
+            assert "best_kept_of_shard" in calls if filters else "best_of_shard" in calls
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
+@pytest.mark.parametrize("kind", ["gumbel", "greedy", "reported"])
+def test_kernels_follow_the_paths_of_trees_that_penalties_depend_on(kind, backend, monkeypatch):
+    """Nodes are made those that are accepted, one after the other."""
+    if backend == "triton":
+        by_triton(monkeypatch)
+    operators, calls = local.operator_for, []
+    monkeypatch.setattr(local, "operator_for", lambda *given: calls.append(given[0]) or operators(*given))
+    monkeypatch.setattr(target, "read_members", nothing_is_written_down)
+    accepted = 0
+    for seed in range(many(6) if backend == "cpp" else 1):
+        numbers, nodes = torch.Generator().manual_seed(seed), 6
+        logits = torch.randn(2, nodes + 1, 384, generator=numbers)
+        parents = torch.tensor([[-1, 0, 1, 2, 0, -1], [-1, -1, 0, 2, -2, 3]])
+        arguments: dict[str, Any] = {"processing": Processing(repetition_penalty=1.6, frequency_penalty=0.9)}
+        arguments |= {"rule": "gumbel", "seeds": torch.arange(2) + seed, "positions": torch.arange(2)}
+        if kind == "greedy":
+            arguments["sampling"] = Sampling(temperature=0.0)
+        if kind == "reported":
+            arguments |= {"logprobs": True, "top_logprobs": 2, "sampling": Sampling(top_k=9)}
+        tokens = logits.argmax(-1)[:, :-1].clone()
+        for _ in range(3):
+            expected = verify_tree(logits, tokens, parents, backend="reference", **arguments)
+            for request in range(2):
+                children = (parents[request] == expected.path[request].max()).nonzero()[:1, 0]
+                tokens[request, children] = expected.next_token[request]
+        expected = verify_tree(logits, tokens, parents, backend="reference", **arguments)
+        calls.clear()
+        results, _ = on_shards(operations.tree_of, [logits], tokens, parents, bounds=[0, 128, 384], **arguments)
+        assert_alike(results)
+        assert_equal(results[0], expected, seed)
+        assert ("best_kept_of_shard" if kind == "reported" else "best_of_shard") in calls
+        accepted += int(expected.num_accepted.sum())
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton"])
 def test_the_slices_of_distributions_are_those_of_whole_rows(backend, monkeypatch):
     if backend == "triton":
         by_triton(monkeypatch)
@@ -514,6 +574,10 @@ def test_padding_is_not_read():
     assert_equal(results[1], verify_chain(logits, drafts, seeds=numbers, positions=numbers, backend="reference"), "")
 
 
+def nothing_is_written_down(*_: Any) -> Any:
+    raise AssertionError("torch reads the rows")
+
+
 def by_triton(monkeypatch: Any) -> None:
     """Let Triton read slices, interpreted."""
     operators = {name: getattr(torch.ops.specens, own) for name, own in local.BY_TRITON.items()}
@@ -766,7 +830,7 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
         (torch.ops.specens.top_of_shard.default, (logits, drafts, *places, *scale, 4), {"drafter": 0}),
         (
             torch.ops.specens.best_kept_of_shard.default,
-            (logits, drafts, *places, seeds, seeds[:, None].contiguous(), 70),
+            (logits, drafts, *places, seeds, seeds[:, None].contiguous(), 70, 3),
             {"drafter": 0},
         ),
         (torch.ops.specens.samples_of_shard.default, (logits, drafts, *searched, *weighed, 9, 7), {"drafter": 0}),
@@ -778,6 +842,7 @@ def test_the_operators_of_slices_keep_their_contract_by_opcheck():
         (torch.ops.specens.buckets_of_shard.default, (logits, drafts, *searched, *begun), {"drafter": 0}),
         (torch.ops.specens.largest_of_shard.default, (logits, drafts, *searched, 5), {"drafter": 0}),
         (torch.ops.specens.best_of_shard.default, (logits,), options),
+        (torch.ops.specens.best_of_shard.default, (logits,), options | {"count": 4, "parents": parents}),
         (torch.ops.specens.chain_of_shard.default, (logits, drafts), {"drafter": 0}),
         (torch.ops.specens.residual_of_shard.default, (logits, drafts, *places), {"drafter": 0}),
         (torch.ops.specens.draw_of_shard.default, (logits, drafts, *places, *aims), {"drafter": 0}),

@@ -44,6 +44,7 @@ def variants() -> list[Launch]:
         )
         *_, best = launches_of_scores(draw_found(tokens, None, status, 1), scores, statistics, target, DraftView())
         found.append(best)
-        *_, of_shard = shard_launches(new_best(target), scores._replace(first_block=8), statistics, target)
-        found.append(of_shard)
+        for count in (1, 5):
+            *_, of_shard = shard_launches(new_best(target, count), scores._replace(first_block=8), statistics, target)
+            found.append(of_shard)
     return found

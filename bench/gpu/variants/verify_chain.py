@@ -93,7 +93,7 @@ def _shard_launches(target: TargetView, index: int) -> Iterator[Launch]:
     likeliest = shares.new_empty(*rows.shape, own.statistics.blocks, 5)
     yield from triton_shard_report.top_launches(likeliest, likeliest.long(), kept, scale, own)
     yield from triton_shard_report.score_launches(shares, rows, kept, scale, own)
-    found = triton_shard_search.Found(blocks, blocks, blocks.long())
+    found = triton_shard_search.Found(blocks[..., None], blocks[..., None], blocks[..., None].long(), 1)
     noise = triton_shard_search.Noise(row, rows, shares, 300)
     yield from triton_shard_search.best_launches(found, kept, noise, own)
     for of_drafts in (False, True):

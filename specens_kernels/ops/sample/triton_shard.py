@@ -26,14 +26,13 @@ from specens_kernels.parts.target import TargetView, batch_of, target_is_valid, 
 
 
 class ShardBest(NamedTuple):
-    """What is written of each row, [batch, steps]: as `best_of_shard` of C++ does."""
+    """What is written of each row, as `best_of_shard` of C++ does, but in any order."""
 
-    logits: Tensor  # float64, that of the best token, or the sum of weighted ones; -inf where there is no token
-    tokens: Tensor  # int64, as the part counts them, -1 for none
-    status: Tensor  # int32
-
-
-BEST_TYPES = (torch.float64, torch.int64, torch.int32)
+    logits: Tensor  # float64 [batch, steps, count], of the best tokens, or sums of weighted ones; -inf for none
+    tokens: Tensor  # int64 [batch, steps, count], as the part counts them, -1 for none
+    status: Tensor  # int32 [batch, steps]
+    count: int
+    BEST: tl.constexpr  # the power of two from it
 
 
 @triton.jit
@@ -48,22 +47,23 @@ def _shard_kernel(
     row = tl.program_id(0).to(tl.int64)
     request = row // target.steps
     step = row % target.steps
-    value = tl.full([], -INFINITY, tl.float64)
-    token = tl.full([], -1, tl.int64)
+    value = tl.zeros([best.BEST], tl.float64) - INFINITY
+    token = tl.zeros([best.BEST], tl.int64) - 1
     status = tl.full([], 0, tl.int32)
     if target_is_valid(target, request):
         position = row
         if scores.HAS_SEEDS:
             position = tl.load(scores.positions + row)
-        found, chosen, bits = search_scores(scores, statistics, target, request, step, position, 1, 1)
-        there = found > -INFINITY
+        found, chosen, bits = search_scores(scores, statistics, target, request, step, position, best.BEST, best.count)
+        there = (found > -INFINITY) & (tl.arange(0, best.BEST) < best.count)
         chosen = tl.where(there, chosen, 0)
         logits = score_logits(scores, target, request, step, chosen, -INFINITY).logits
-        value = tl.max(tl.where(there, logits.to(tl.float64), -INFINITY), 0)
-        token = tl.max(tl.where(there, chosen, -1), 0).to(tl.int64)
+        value = tl.where(there, logits.to(tl.float64), -INFINITY)
+        token = tl.where(there, chosen, -1).to(tl.int64)
         status = bits.to(tl.int32) & ~NO_TOKEN
-    tl.store(best.logits + row, value)
-    tl.store(best.tokens + row, token)
+    index = tl.arange(0, best.BEST)
+    tl.store(best.logits + row * best.count + index, value, mask=index < best.count)
+    tl.store(best.tokens + row * best.count + index, token, mask=index < best.count)
     tl.store(best.status + row, status)
 
 
@@ -71,25 +71,31 @@ def launch(
     member_logits: list[Tensor],
     *,
     draft_tokens: Tensor | None = None,
+    parents: Tensor | None = None,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
     first_token: int = 0,
+    count: int = 1,
     **options: Any,
 ) -> list[Tensor]:
     """`best_of_shard`: a lone model or a mixture of logits without plausibility, not filtered."""
     ready, steps = ready_for_kernels(target_of(member_logits, options)), member_logits[0].shape[1]
     target = target_view(ready, steps, draft_tokens)
-    best, statistics = new_best(target), new_statistics(target, DraftView())
+    if parents is not None and target.edits is not None:
+        target = target._replace(edits=target.edits._replace(parents=parents))
+    best, statistics = new_best(target, count), new_statistics(target, DraftView())
     scores = score_view(target, statistics, seeds, positions, False)
     scores = scores._replace(first_block=first_token // NOISE_BLOCK.value)
     run(launches(best, scores, statistics, target), best.logits)
-    return list(best)
+    return list(best[:3])
 
 
-def new_best(target: TargetView) -> ShardBest:
+def new_best(target: TargetView, count: int = 1) -> ShardBest:
     """Unwritten."""
-    shape, device = (batch_of(target), target.steps), target.logits[0].device
-    return ShardBest(*(torch.empty(shape, dtype=dtype, device=device) for dtype in BEST_TYPES))
+    status = torch.empty(batch_of(target), target.steps, dtype=torch.int32, device=target.logits[0].device)
+    logits = status.new_empty(*status.shape, count, dtype=torch.float64)
+    size = tl.constexpr(triton.next_power_of_2(count))
+    return ShardBest(logits, torch.empty_like(logits, dtype=torch.int64), status, count, size)
 
 
 def launches(best: ShardBest, scores: ScoreView, statistics: Statistics, target: TargetView) -> Iterator[Launch]:

@@ -76,11 +76,12 @@ class Noise(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The best of each block, [batch, places, blocks]."""
+    """The best of each block, [batch, places, blocks, count], best first."""
 
     scores: Tensor  # float64, -inf where there is none
     logits: Tensor  # float64
     tokens: Tensor  # int64, -1
+    count: int
 
 
 @triton.jit
@@ -268,13 +269,19 @@ def _best_kept_kernel(
     place = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request, step, usable = row_at(places, target, place)
-    best = tl.full([], -INFINITY, tl.float64)
-    logit = best
-    token = tl.full([], -1, tl.int64)
+    keeps = usable
     if usable:
-        row = request * target.steps + step
-        if keeps_of_block(places, statistics, row, block):
-            least = tl.load(places.least + row * (statistics.PARTS + 1))
+        keeps = keeps_of_block(places, statistics, request * target.steps + step, block)
+    last = tl.full([], INFINITY, tl.float64)  # the score of the token that was found before
+    token = tl.full([], -1, tl.int64)
+    at = (place * statistics.blocks + block) * found.count
+    for rank in range(found.count):
+        best = tl.full([], -INFINITY, tl.float64)
+        logit = best
+        after = token
+        token = tl.full([], -1, tl.int64)
+        if keeps:
+            least = tl.load(places.least + (request * target.steps + step) * (statistics.PARTS + 1))
             largest = tl.load(noise.largest + place)
             seed = tl.load(noise.seeds + request)
             position = tl.load(noise.positions + place)
@@ -287,7 +294,8 @@ def _best_kept_kernel(
                 if tl.max(kept.to(tl.int32), 0) > 0:
                     scaled = (values.to(tl.float64) - largest) * rate
                     own = scaled - tl.log(token_noise(seed, position, tokens + noise.first_token))
-                    own = tl.where(kept, own, -INFINITY)
+                    left = kept & ((own < last) | ((own == last) & (tokens > after)))
+                    own = tl.where(left, own, -INFINITY)
                     score = tl.max(own, 0)
                     chosen = tl.min(tl.where(own == score, tokens, NOWHERE), 0)
                     better = score > best
@@ -295,10 +303,11 @@ def _best_kept_kernel(
                     best = tl.where(better, score, best)
                     logit = tl.where(better, value, logit)
                     token = tl.where(better, chosen.to(tl.int64), token)
-    at = place * statistics.blocks + block
-    tl.store(found.scores + at, best)
-    tl.store(found.logits + at, logit)
-    tl.store(found.tokens + at, token)
+        tl.store(found.scores + at + rank, best)
+        tl.store(found.logits + at + rank, logit)
+        tl.store(found.tokens + at + rank, token)
+        last = best
+        keeps = keeps & (best > -INFINITY)
 
 
 def best_kept(
@@ -311,6 +320,7 @@ def best_kept(
     seeds: Tensor,
     positions: Tensor,
     first_token: int,
+    count: int,
     *,
     least: Tensor,
     **options: Any,
@@ -319,12 +329,13 @@ def best_kept(
     own = views(member_logits, draft_tokens, options, state)
     planes = own.statistics.numbers.view(*masses.shape[:2], *own.statistics.numbers.shape[1:])
     largest = planes[:, :, 0].amax(-1).double().gather(1, row_of).clamp(min=-torch.finfo(torch.float32).max)
-    shape = (*row_of.shape, own.statistics.blocks)
-    found = Found(masses.new_empty(shape), masses.new_empty(shape), row_of.new_empty(shape))
+    shape = (*row_of.shape, own.statistics.blocks, count)
+    found = Found(masses.new_empty(shape), masses.new_empty(shape), row_of.new_empty(shape), count)
     places = places_of(row_of, shares, masses, least)
     run(best_launches(found, places, Noise(seeds, positions, largest, first_token), own), found.scores)
-    best = found.scores.argmax(-1, keepdim=True)  # the first of those alike
-    return [found.logits.gather(-1, best)[..., 0], found.tokens.gather(-1, best)[..., 0]]
+    scores, logits, tokens = (part.flatten(2) for part in found[:3])  # in the order of tokens, but for those of a block
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return [logits.gather(-1, best), tokens.gather(-1, best)]
 
 
 def best_launches(found: Found, places: ShardPlaces, noise: Noise, own: Views) -> Iterator[Launch]:
