@@ -1,11 +1,25 @@
 // What changes the logits of a row after drafts, of a chain or of a tree.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "parts/target_arguments.h"
 
 namespace specens {
+
+// Nodes stand after their parents, so that the way up from one ends.
+inline void check_parents(const IntegerTable& parents, int64_t batch) {
+    for (int64_t request = 0; parents.given && request < batch; ++request) {
+        for (int64_t node = 0; node < parents.columns; ++node) {
+            const int64_t parent = parents(request, node);
+            if (parent < -2 || parent >= node) {
+                fail("parents", "-2 to " + std::to_string(node - 1) + " of node " + std::to_string(node),
+                     std::to_string(parent));
+            }
+        }
+    }
+}
 
 class PathEdits {
   public:

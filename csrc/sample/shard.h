@@ -30,6 +30,7 @@ struct ShardArguments {
         require(!target.packed(), "row_offsets: expected none, got some");
         require(target.kind != EnsembleKind::mixture, "ensemble: expected a lone model or a mixture of logits");
         require(!parents.given || target.steps <= drafts.columns + 1, "draft_tokens: expected one a node, got fewer");
+        check_parents(parents, target.batch);
         require(count > 0, "count: expected at least 1");
         require(seeds.given() == positions.given, "seeds, positions: expected both or neither");
         require(first_token >= 0 && first_token % block_size == 0 && first_block < int64_t{1} << 24,

@@ -31,7 +31,7 @@ struct ShardRows {
         require(!parents.given || target.steps == draft.draft_len + 1,
                 "member_logits: expected a row more than nodes, got others");
         require(!draft.slots.given(), "draft_slots: expected none, got some");
-        check_parents();
+        check_parents(parents, target.batch);
     }
     // Raises where a mass is told of a draft that was drawn from nothing.
     void check_masses(const double* masses) const {
@@ -60,18 +60,6 @@ struct ShardRows {
     int64_t looked_size() const { return parts - 1 + looked_in_draft(); }
 
   private:
-    // So that the way from a node up ends.
-    void check_parents() const {
-        for (int64_t request = 0; parents.given && request < target.batch; ++request) {
-            for (int64_t node = 0; node < draft.draft_len; ++node) {
-                const int64_t parent = parents(request, node);
-                if (parent < -2 || parent >= node) {
-                    fail("parents", "-2 to " + std::to_string(node - 1) + " of node " + std::to_string(node),
-                         std::to_string(parent));
-                }
-            }
-        }
-    }
     bool drawn(int64_t request, int64_t index) const {
         const int64_t member = draft.drafter_of(request, index);
         return row_of(request, index) >= 0 && draft.sampling.valid(request) &&
