@@ -60,7 +60,7 @@ def score_steps(
     before = None if draft_tokens is None else shard.own(draft_tokens)
     looked, slices = nothing_looked_up(member_logits[0]), None
     steps = torch.arange(member_logits[0].shape[1], device=looked.rows.device).expand(member_logits[0].shape[:2])
-    if kernels_read(shard, target, "logprobs_of_shard"):
+    if kernels_read(shard, target):
         tokens = looked.tokens if before is None else before
         tokens = torch.nn.functional.pad(tokens, (0, max(0, steps.shape[1] - 1 - tokens.shape[1])), value=-1)
         looked = Looked(tokens[:, : max(0, steps.shape[1] - 1)], steps[:, :-1])

@@ -164,19 +164,15 @@ def kernels_read(shard: Shard, target: Target, *more: str) -> bool:
     """Whether kernels can read what probabilities of a target are made of. more: operators that are needed besides."""
     first = target.member_logits[0]
     kept = filter_of_target(shard, target, parameters(target.sampling, first))
-    needed = ["chain_of_shard", "logprobs_of_shard", *more]  # what is written down of a target is log-probabilities
+    needed = ["chain_of_shard", "logprobs_of_shard", *more]
     return kernels_filter(kept, first) and all(local.operator_for(name, first) is not None for name in needed)
 
 
 def operators_of(report: Report, scores: bool) -> list[str]:
-    """What a report needs. scores: of rows that pick the token of the best score."""
+    """What a report needs besides. scores: of rows that pick the token of the best score."""
     if report.logprobs == NO_LOGPROBS:
         return []
-    return [
-        "logprobs_of_shard",
-        *(["top_of_shard"] if report.top > 0 else []),
-        *(["scores_of_shard"] if scores else []),
-    ]
+    return [*(["top_of_shard"] if report.top > 0 else []), *(["scores_of_shard"] if scores else [])]
 
 
 OPERATORS_OF_RULES = {

@@ -370,12 +370,14 @@ def test_tokens_of_mixtures_that_tie_are_kept_on_every_slice(backend, monkeypatc
     if backend == "torch":
         monkeypatch.setattr(local, "operator_for", lambda *_: None)
     filters: list[dict[str, Any]] = [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.01}, {}]
-    vocab, filters = (100, filters[:1]) if backend == "triton" else (3000, filters)
+    vocab, ensembles = 3000, [Mixture((0.4, 0.6)), Contrastive(0.5, 0.1)]
+    if backend == "triton":
+        vocab, ensembles, filters = 100, ensembles[:1], filters[:1]
     first = (ties("few values") / 2).round().bfloat16()[..., :vocab]
     second = (first.float() * 0.5 + (torch.arange(vocab) % 7 == 0)).bfloat16()
     second[..., 0] = 9.0  # so that slices have sums of their own
     bounds, uniforms = [0, vocab // 3, vocab // 2, vocab], torch.full((4,), 0.9, dtype=torch.float64)
-    for ensemble in (Mixture((0.4, 0.6)), Contrastive(0.5, 0.1)):
+    for ensemble in ensembles:
         for own in filters:
             sampling = Sampling(temperature=torch.tensor([0.0, 1.0, 0.7, 1.3]), **own)
             given = {"ensemble": ensemble, "sampling": sampling}
