@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specens.decoding.logit_rows import joined
 from specens.decoding.request import OUTSIDE, Request
-from specens.decoding.settings import alike, edits, is_edited, row_masks, sampling_of, target_arguments
+from specens.decoding.settings import alike, edits, is_edited, padded, row_masks, sampling_of, target_arguments
 from specens_kernels import Draw, Sampling, Verdict, sample, target_logprobs, uniforms
 
 NEXT_TOKEN_STREAM = 1
@@ -35,7 +35,7 @@ class Drafting:
     def __init__(self, index: int, min_probability: float = 0.0, hands_over: bool = False) -> None:
         self._index, self._least, self._hands_over = index, min_probability, hands_over
         self._requests: Sequence[Request] = ()
-        self._groups: list[tuple[list[Request], dict[str, Any], dict[str, Any]]] = []  # and what their draws share
+        self._groups: list[tuple[list[Request], dict[str, Any], dict[str, Any], bool]] = []  # and what draws share
 
     def add(self, requests: Sequence[Request]) -> list[Request]:
         """Append a draft token to each request, whose rows end after its last one; to some there may be none.
@@ -48,10 +48,10 @@ class Drafting:
         if requests != self._requests:
             self._requests, self._groups = requests, [self._shared(group) for group in alike(requests)]
         sure: list[Request] = []
-        for group, settings, seeds in self._groups:
+        for group, settings, seeds, has_edits in self._groups:
             rows = [request.rows[self._index] for request in group]
             logits, positions = joined([own.last for own in rows]), [own.end - 1 for own in rows]
-            edited = _edits(group, positions, logits.device) if is_edited(group[0]) else {}
+            edited = _edits(group, positions, logits.device) if has_edits else {}
             draw = sample([logits], **settings, **edited, **_randomness(group, positions, DRAFT_STREAM, seeds))
             tokens, statuses = on_host(draw.tokens, draw.status)
             told = draw.logprobs if draw.top_logprobs is None else draw.top_logprobs[:, 0]
@@ -65,10 +65,11 @@ class Drafting:
                     sure += [request] * is_sure
         return sure
 
-    def _shared(self, group: list[Request]) -> tuple[list[Request], dict[str, Any], dict[str, Any]]:
+    def _shared(self, group: list[Request]) -> tuple[list[Request], dict[str, Any], dict[str, Any], bool]:
         device = group[0].rows[self._index].last.device
-        report = {"logprobs": self._least > 0, "top_logprobs": int(self._hands_over)}
-        return group, {"sampling": sampling_of(group, device)} | report, seeds_of_uniforms(group, device)
+        settings = {"sampling": sampling_of(group, device), "logprobs": self._least > 0}
+        settings["top_logprobs"] = int(self._hands_over)
+        return group, settings, seeds_of_uniforms(group, device), is_edited(group[0])
 
 
 def draw(requests: Sequence[Request], kind: str) -> None:
@@ -136,7 +137,7 @@ def rows_at(request: Request, index: int, nodes: Sequence[int]) -> Tensor:
     """A member's logits [nodes, vocab] after some drafts, -1 being the settled text."""
     first, last = min(nodes), max(nodes)
     rows = request.rows[index].take(request.num_settled + 1 + first, request.num_settled + 2 + last)
-    return rows if len(nodes) == len(rows) else rows[[node - first for node in nodes]]
+    return rows if len(nodes) == rows.shape[0] else rows[[node - first for node in nodes]]
 
 
 def draft_logprobs(request: Request, index: int, nodes: Sequence[int]) -> Tensor:
@@ -229,7 +230,7 @@ def seeds_of_uniforms(requests: Sequence[Request], device: torch.device) -> dict
 
 @lru_cache(maxsize=8)  # a round asks for the same numbers at each draft and in its test
 def _as_seeds(numbers: tuple[tuple[int, int], ...], device: torch.device) -> dict[str, Any]:
-    seeds, positions = torch.tensor(tuple(zip(*numbers, strict=True)), device=device).unbind()
+    seeds, positions = padded(tuple(zip(*numbers, strict=True)), 0, device).unbind()
     return {"seeds": seeds, "positions": positions}
 
 

@@ -124,7 +124,7 @@ def _settle(
         is_whole = len(path) == ends[row] or len(emitted) > len(path)
         if status[row] or not is_whole:
             request.note_status(status[row], emitted=is_whole)
-        if path and (request.is_unreadable(path[-1]) or num_scored(request) < path[-1] + 2):
+        if path and ends[row] is None and (request.is_unreadable(path[-1]) or num_scored(request) < path[-1] + 2):
             del emitted[len(path) :]  # not all members have scored the place after it
         request.statistics.rounds += 1
         request.settle_drafts(emitted, path, count, None if reports is None else reports[row])
