@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import TRACED_BACKENDS, many, operator_arguments, with_threads
+from cases import FULL, TRACED_BACKENDS, many, operator_arguments, with_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_problems import REFUSED, random_problem
@@ -46,13 +46,14 @@ def test_kept_slots_move_and_no_other_byte_changes(backend, device, paging):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("paging", ["dense", "block_table", "slot_mapping"])
 def test_numbers_out_of_range_refuse_their_request_and_touch_nothing(backend, device, paging):
+    problems = PROBLEMS[backend] + (10 if backend == "triton" and not FULL else 50)
     seen = [
         status
-        for seed in range(PROBLEMS[backend] + 50)
+        for seed in range(problems)
         for status in check(random_problem(seed, faults=0.04, paging=paging), backend, device)
     ]
-    assert seen.count(0) > 20
-    assert seen.count(REFUSED) > 20
+    assert seen.count(0) > problems // 10
+    assert seen.count(REFUSED) > problems // 10
 
 
 @settings(max_examples=60, deadline=None)
