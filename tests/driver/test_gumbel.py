@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from cases import FULL, many
@@ -68,14 +70,19 @@ def test_every_way_of_speculating_writes_the_text_of_standard(members, data):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
 
 
-@pytest.mark.parametrize("way", sorted(WAYS))
-def test_a_batch_writes_the_texts_of_its_seeds_alone(members, way):
-    ensemble = SpeculativeEnsemble(members, rule="gumbel", **WAYS[way])
-    prompts = [PROMPT, [1, 2], [7] * 20, [60]]
-    together = sorted(ensemble.generate_many(prompts, batch_size=3, seed=9, max_new_tokens=12), key=lambda g: g.index)
+@pytest.fixture(scope="module")
+def alone(members):
+    """What `standard` writes of a prompt and a seed, once for all ways."""
     standard = SpeculativeEnsemble(members, rule="gumbel", schedule="standard")
-    alone = [standard.generate(prompts[text.index], seed=text.seed, max_new_tokens=12) for text in together]
-    assert [text.tokens for text in together] == [text.tokens for text in alone]
+    return functools.cache(lambda prompt, seed: standard.generate(prompt, seed=seed, max_new_tokens=12).tokens)
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_a_batch_writes_the_texts_of_its_seeds_alone(members, alone, way):
+    ensemble = SpeculativeEnsemble(members, rule="gumbel", **WAYS[way])
+    prompts = [tuple(PROMPT), (1, 2), (7,) * 20, (60,)]
+    together = sorted(ensemble.generate_many(prompts, batch_size=3, seed=9, max_new_tokens=12), key=lambda g: g.index)
+    assert [text.tokens for text in together] == [alone(prompts[text.index], text.seed) for text in together]
 
 
 def test_drafters_that_are_no_members_and_contrastive_targets(members):
