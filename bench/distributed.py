@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from bench.counts import print_counts
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, Threshold, TokenTree, distributed
+from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, Threshold, TokenTree, distributed
 from specens_kernels.distributed import local
 
 BATCH, DRAFT_LEN, VOCAB, RANKS = 4, 5, 131072, 8
@@ -32,9 +32,23 @@ OF_CONTRASTS = ("rule gumbel, contrastive, plausible", "rule token, contrastive,
 BY_SCORES = ("rule gumbel, top-k 50, top-p", "rule gumbel, min-p", "rule gumbel, top-p", "rule gumbel, top-p, float32")
 OF_FILTERS = ("rule token, top-k 50, top-p", "rule token, min-p", "rule token, top-p", "rule block, top-p")
 OF_PROBABILITIES = ("rule token", "rule token, top_logprobs 5", "rule block", "rule typical", "rule token, mixture")
-OF_TREES = ("tree of 9 nodes, chosen", "tree of 9 nodes, drawn", "tree of 9 nodes, k_seq")
+OF_TREES = (
+    "tree of 9 nodes, rule gumbel, penalties",
+    "tree of 9 nodes, chosen",
+    "tree of 9 nodes, drawn",
+    "tree of 9 nodes, k_seq",
+)
 BY_TOKEN = (*OF_PROBABILITIES, *OF_FILTERS, "rule token, top-p, float32")
-OWN_PARTS = ("rule gumbel", "greedy", *BY_SCORES, *BY_TOKEN, *OF_MIXTURES, *OF_CONTRASTS, *OF_TREES)
+OWN_PARTS = (
+    "rule gumbel",
+    "greedy",
+    *BY_SCORES,
+    *BY_TOKEN,
+    *OF_MIXTURES,
+    *OF_CONTRASTS,
+    *OF_TREES,
+    "sample, 5 best tokens",
+)
 
 
 class Counted:
@@ -120,7 +134,10 @@ def settings() -> Iterator[Setting]:
     yield Setting("rule token, top-p, float32", 4, chain(torch.float32, sampling=top_p), drafts=searched)
     yield Setting("sample", 2, draw(), BATCH)
     yield Setting("sample, top-k 50, top-p", 2, draw(sampling=top_k), BATCH)
+    yield Setting("sample, 5 best tokens", 1, draw(method="gumbel", count=5), BATCH)
     yield Setting("tree of 9 nodes, rule gumbel", 1, tree(rule="gumbel"), nodes)
+    penalised = tree(rule="gumbel", processing=Processing(repetition_penalty=1.2))
+    yield Setting("tree of 9 nodes, rule gumbel, penalties", 1, penalised, nodes)
     yield Setting("tree of 9 nodes, chosen", 3, tree(), nodes)
     drawn = tree(drafter=0, siblings="without_replacement")
     yield Setting("tree of 9 nodes, drawn", 5, drawn, nodes)

@@ -770,6 +770,7 @@ def always_greedy(problem: Problem) -> bool:
 
 ROWS, PARTS = torch.ones(2, 1).long(), torch.ones(2, 3, 2).double()
 OUTSIDE = torch.full((2, 1), 9)
+RATIOS = torch.ones(2, 1, 4).double()
 TREE_OF_TWO = {"parents": torch.tensor([[-1, -1], [-1, 0]]), "offers": torch.full((2, 2, 2), 0.5).double()}
 
 
@@ -797,6 +798,8 @@ TREE_OF_TWO = {"parents": torch.tensor([[-1, -1], [-1, 0]]), "offers": torch.ful
         ("parents", {**TREE_OF_TWO, "parents": torch.tensor([[-1, 1], [-1, 0]])}),
         ("parents", {**TREE_OF_TWO, "parents": torch.tensor([[-1, 0], [-3, 0]])}),
         ("parents", {**TREE_OF_TWO, "parents": torch.tensor([[-1, 0, 1], [-1, 0, 1]])}),
+        ("nodes", {**TREE_OF_TWO, "operator": "exceeding_of_shard", "nodes": 2 * ROWS, "ratios": RATIOS}),
+        ("ratios", {**TREE_OF_TWO, "operator": "exceeding_of_shard", "nodes": ROWS, "ratios": RATIOS[0]}),
         ("draft_slots", {"drafter": -1, "draft_logits": [torch.zeros(2, 2, 300), torch.tensor([0, 5])]}),
     ],
     ids=str,

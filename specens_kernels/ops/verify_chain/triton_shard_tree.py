@@ -34,6 +34,8 @@ from specens_kernels.parts.launches import Launch, run, wait_for_launch_before
 from specens_kernels.parts.statistics import NOWHERE, tokens_of
 from specens_kernels.parts.target import target_is_valid, target_temperature
 
+EDITED_REGISTERS = 160  # of a thread that weighs ratios; what edits look up takes more than two programs at once leave
+
 
 @triton.jit
 def _drawn_child(places, statistics, target, draft, request, row):
@@ -239,7 +241,8 @@ def exceeding_launches(
     yield from edit_launches(own)
     arguments = {"sums_ptr": sums, "nodes_ptr": nodes, "ratios_ptr": ratios, "num_ratios": ratios.shape[-1]}
     arguments |= {"places": places, **own._asdict()}
-    yield Launch(_shard_exceeding_kernel, (nodes.numel(), sums.shape[2]), arguments, BLOCK_WARPS)
+    registers = None if own.target.edits is None else EDITED_REGISTERS
+    yield Launch(_shard_exceeding_kernel, (nodes.numel(), sums.shape[2]), arguments, BLOCK_WARPS, registers)
 
 
 def draft_masses(*given: Any, **options: Any) -> Tensor:
