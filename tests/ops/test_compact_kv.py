@@ -227,8 +227,7 @@ def test_the_operator_keeps_its_contract_by_opcheck(backend, device, paged):
 
 
 @pytest.mark.parametrize("backend", ["cpp"])
-@pytest.mark.parametrize("paged", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("paged", "masked"), [(False, False), (True, True), *[(False, True), (True, False)] * FULL])
 def test_it_compiles_to_one_graph_and_still_moves_in_place(backend, paged, masked):
     def step(caches, kept, prefix_lens, options):
         result = compact_kv(caches, kept, prefix_lens, **options, backend=backend)
