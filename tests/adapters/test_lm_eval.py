@@ -124,9 +124,10 @@ def test_a_local_task_runs_from_model_args(tmp_path):
     data = tmp_path / "test.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)))
     tasks = [task | {"dataset_kwargs": {"data_files": {"test": str(data)}}} for task in (CHOICE, ANSWER)]
+    members, attention = f"{tmp_path / 'one'};{tmp_path / 'two'}", '{"attn_implementation": "eager"}'
     found = lm_eval.simple_evaluate(
         model="specens",
-        model_args=f"members={tmp_path / 'one'};{tmp_path / 'two'},weights=.7;.3,dtype=fp32,draft_lens=2",
+        model_args=f"members={members},weights=.7;.3,dtype=fp32,draft_lens=2,model_kwargs={attention}",
         tasks=tasks,
         batch_size=2,
         bootstrap_iters=0,
@@ -170,6 +171,16 @@ def test_the_command_of_the_page_runs_as_pasted(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"^\|arc_easy *\|.*\|acc +\|", printed, re.M)
     assert re.search(r"^\|gsm8k *\|.*\|exact_match\|", printed, re.M)
+
+
+def test_arguments_of_from_pretrained_are_a_mapping_or_json(tmp_path):
+    FIRST.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    for own in ({"attn_implementation": "eager"}, '{"attn_implementation": "eager"}'):
+        (member,) = SpeculativeLM(str(tmp_path), dtype="fp32", device="cpu", model_kwargs=own).ensemble.models
+        assert member.model.config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="--model-kwargs: expected a JSON object such as .*; got 'eager'"):
+        SpeculativeLM(str(tmp_path), model_kwargs="eager")
 
 
 def test_wrong_arguments_are_named():

@@ -8,7 +8,7 @@ are separated by semicolons, since the harness separates arguments by commas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +19,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from torch import Tensor
 
-from specens.cli.options import Placement, parse_draft_lens, parse_drafter, parse_ensemble, parse_tree
+from specens.cli.options import Placement, parse_draft_lens, parse_drafter, parse_ensemble, parse_object, parse_tree
 from specens.engines.protocol import Engine, Needs, Read, running
 from specens.generate import SpeculativeEnsemble
 from specens.settings.jobs import Job
@@ -40,6 +40,7 @@ class SpeculativeLM(TemplateLM):
 
     members: specs, separated by semicolons, or a list; an `ensemble` made elsewhere stands in place of all of these.
     weights, logit_weights, contrast, plausibility, schedule, draft_lens, drafter, tree, rule, dtype, device: as there.
+    model_kwargs: JSON text, as there, or a mapping.
     batch_size: texts that are read together. max_length: of context and text; None is what every member was built for.
     seed: of the texts that are sampled; each has one of its own.
     Raises ValueError where an argument is wrong.
@@ -60,6 +61,7 @@ class SpeculativeLM(TemplateLM):
         rule: str = "token",
         dtype: str | None = None,
         device: str | None = None,
+        model_kwargs: str | Mapping[str, Any] | None = None,
         batch_size: int | str = 8,
         max_batch_size: int | None = None,  # noqa: ARG002 -- the harness gives it to every model
         max_length: int | None = None,
@@ -70,7 +72,8 @@ class SpeculativeLM(TemplateLM):
         self.batch_size = _whole("batch_size", batch_size)
         self.seed = seed
         if ensemble is None:
-            placement = Placement(dtype, device, None)
+            given = parse_object("model_kwargs", model_kwargs) if isinstance(model_kwargs, str) else model_kwargs
+            placement = Placement(dtype, device, None, model_kwargs=given)
             specs = members.split(SEPARATOR) if isinstance(members, str) else list(members)
             mixture = parse_ensemble(len(specs), _numbers(weights), _numbers(logit_weights), contrast, plausibility)
             ensemble = SpeculativeEnsemble(

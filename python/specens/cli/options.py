@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -528,7 +528,7 @@ class Placement:
     ray_address: str | None = None
     ray_options: dict[str, Any] | list[dict[str, Any]] | None = None
     workers: int | None = None
-    model_kwargs: dict[str, Any] | None = None
+    model_kwargs: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, context: typer.Context) -> Placement:
