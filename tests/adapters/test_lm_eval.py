@@ -179,7 +179,7 @@ def test_arguments_of_from_pretrained_are_a_mapping_or_json(tmp_path):
     for own in ({"attn_implementation": "eager"}, '{"attn_implementation": "eager"}'):
         (member,) = SpeculativeLM(str(tmp_path), dtype="fp32", device="cpu", model_kwargs=own).ensemble.models
         assert member.model.config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="--model-kwargs: expected a JSON object such as .*; got 'eager'"):
+    with pytest.raises(ValueError, match=r"--model-kwargs: expected a JSON object such as .*; got 'eager'"):
         SpeculativeLM(str(tmp_path), model_kwargs="eager")
 
 

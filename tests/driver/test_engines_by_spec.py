@@ -133,6 +133,7 @@ def test_each_member_may_have_a_device_of_its_own(monkeypatch):
         ValueError, match="device: expected None as that of member 0, an actor, whose devices Ray gives it"
     ):
         devices_of(["cpu", "cpu"], ["ray:a", "b"])
+    assert devices_of(0, ["a", "b"]) == [0, 0]  # the number of a GPU, as torch takes it
 
 
 def test_an_argument_is_of_use_where_an_engine_on_any_device_takes_it():

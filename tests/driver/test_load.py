@@ -374,6 +374,23 @@ def test_arguments_of_from_pretrained_reach_it_and_what_it_quantises_is_not_cast
         load_model(f"{tiny_folder}+{tiny_adapter}", model_kwargs=quantised)
 
 
+@pytest.mark.parametrize(("asked", "moves"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cuda:0", []), ("cpu", ["cpu"])])
+def test_quantised_weights_go_to_the_device_that_is_asked_for(tiny_folder, monkeypatch, asked, moves):
+    moved = []
+    found = SimpleNamespace(is_quantized=True, device=torch.device("cuda", 0))
+    found.to, found.eval = lambda device: moved.append(str(device)) or found, lambda: found
+    monkeypatch.setattr(load, "as_device", torch.device)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda **_: found)
+    assert load_model(tiny_folder, device=asked) is found
+    assert moved == moves
+
+
+@pytest.mark.parametrize("device", ["nonsense", 3.5])
+def test_a_device_that_is_none_is_named(tiny_folder, device):
+    with pytest.raises(ValueError, match=f"device: expected one that is here, got '{device}'"):
+        load_model(tiny_folder, device=device)
+
+
 def test_a_device_map_places_a_model_whose_texts_stay_the_same(tiny_folder, tmp_path):
     places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
     placed = {"device_map": places | {"model.layers.1": "disk"}, "offload_folder": str(tmp_path)}

@@ -67,6 +67,15 @@ def test_forwards_and_tokens_are_counted_though_the_engine_counts_nothing():
     assert 0 < sum(statistics.forward_seconds) < statistics.seconds
 
 
+def test_a_forward_without_texts_is_nobodys(monkeypatch):
+    ensemble = SpeculativeEnsemble([OWN.NetworkEngine(0)], schedule="standard")
+    expected = ensemble.generate(PROMPT, max_new_tokens=4, seed=1)
+    monkeypatch.setattr(OWN.NetworkContext, "forwards", [Forward([], [], 0.1)])
+    told = ensemble.generate(PROMPT, max_new_tokens=4, seed=1)
+    assert told.tokens == expected.tokens
+    assert told.statistics.forwards == [0]
+
+
 def test_members_of_two_engines_make_one_ensemble():
     members = [OWN.NetworkEngine(0), Bigram(torch.randn(50, 50, generator=torch.Generator().manual_seed(0)))]
     job = {"max_new_tokens": 12, "sampling": GREEDY}

@@ -113,7 +113,7 @@ def _forward(asked: Sequence[Ask], reads: Sequence[Read]) -> tuple[list[Tensor],
             ({key: own.num_new + unread for own in asked for key, unread in own.reader.unread.items()}, seconds)
         ]
     for tokens, spent in forwards:
-        part = spent / len(tokens)
+        part = spent / (len(tokens) or 1)  # an engine may tell of one without texts
         for own in asked:
             own.reader.count(tokens, part)
     return logits, context.hidden or ()

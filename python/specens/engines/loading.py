@@ -113,8 +113,8 @@ def devices_of(device: Device | Sequence[Device], members: Sequence[Any]) -> lis
     device: of all that are given as specs, or in a list one for each member: None of a loaded one, and of an actor.
     Raises ValueError where these are not so many, or where one of them has a device already.
     """
-    if device is None or isinstance(device, str | torch.device):
-        return [device] * len(members)
+    if not isinstance(device, list | tuple):
+        return [device] * len(members)  # type: ignore[list-item]
     if len(device) != len(members):
         raise ValueError(f"device: expected one, or one for each of {len(members)} members; got {len(device)}")
     for index, (member, own) in enumerate(zip(members, device, strict=True)):

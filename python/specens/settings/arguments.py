@@ -209,8 +209,8 @@ def load_members(
     if not has_specs:
         given = {"dtype": dtype, "device": device, "revision": revision, "model_kwargs": model_kwargs}
         check_unused(**given, ray_options=ray_options)
+    devices = devices_of(device, members)  # before Ray is started
     options = options_of_actors([member for member in members if is_spec(member)], ray_options, device)
-    devices = devices_of(device, members)
     loaders = {str(own): Loader(dtype, own, revision, options, model_kwargs) for own in devices}
     tokenizer = _as_tokenizer(tokenizer, loaders[str(devices[0])])
     models: list[Engine] = []

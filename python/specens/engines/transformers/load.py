@@ -108,7 +108,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
     try:
         named = torch.device(device)
         torch.zeros(1, device=named).item()  # the device meta has no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"device: expected one that is here, got {str(device)!r}: {why}") from None
     return named
@@ -178,7 +178,8 @@ def load_model(
                 f"model: expected no adapter beside a device_map or quantised weights, with which it cannot be merged; "
                 f"got {os.fspath(spec)!r}; PEFT loads them together, and a member may be a loaded model"
             )
-        if "device_map" in own or (is_quantized and model.device.type == device.type):
+        is_there = device.type == model.device.type and device.index in (None, model.device.index)
+        if "device_map" in own or (is_quantized and is_there):
             return model.eval()
         if is_quantized:
             return model.to(device).eval()
