@@ -194,7 +194,7 @@ def accept_steps(call: Call, seen: Seen) -> Steps[Accepted]:
     else:
         limit = None
         if kind == RuleKind.TYPICAL:
-            own, none = target_masses(call, seen), share.new_zeros(len(share), 0)
+            own, none = masses_here(call.shard, seen.rows), share.new_zeros(len(share), 0)
             masses, of_rows = yield from mass_steps(call.shard, none, own, entropies_here(call, seen))
             limit = typical_limit(of_rows, rule)
         num_accepted = leading(TESTS[kind](tested_drafts(call, seen, uniforms, limit), rule), call.end)
@@ -236,7 +236,7 @@ def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[Accepted]:
         rows = torch.arange(n, device=call.end.device).expand_as(call.tokens).contiguous()
         places = Places(rows, torch.stack(shares, 1)[:, :n].contiguous(), *seen.of_places)
         own = torch.nn.functional.pad(residuals(seen.slices, places).sum(-1), (0, 1))
-    masses, _ = yield from mass_steps(call.shard, own, target_masses(call, seen))
+    masses, _ = yield from mass_steps(call.shard, own, masses_here(call.shard, seen.rows))
     mass = masses.residual.sum(0)
     num_accepted, accepted_share = torch.zeros_like(call.end), shares[0]
     for length in range(1, n + 1):
@@ -247,13 +247,6 @@ def block_steps(call: Call, seen: Seen, uniforms: Tensor) -> Steps[Accepted]:
         num_accepted = torch.where(longer, length, num_accepted)
         accepted_share = torch.where(longer, shares[length], accepted_share)
     return Accepted(num_accepted, accepted_share, masses)
-
-
-def target_masses(call: Call, seen: Seen) -> Tensor:
-    """This rank's part of every row, float64 [batch, rows]."""
-    if seen.slices is None:
-        return probabilities(call.shard, seen.rows).sum(-1)
-    return masses_here(seen.rows)
 
 
 def entropies_here(call: Call, seen: Seen) -> Tensor:
@@ -298,7 +291,7 @@ def next_steps(call: Call, seen: Seen, accepted: Accepted, uniform: Tensor) -> S
         drawn = yield from draw_steps(call.shard, choice, masses)
     else:
         places = Places(num_accepted[:, None], accepted.share[:, None].contiguous(), *seen.of_places)
-        own = pick_row(target_masses(call, seen)[..., None], num_accepted)[:, 0]
+        own = pick_row(masses_here(call.shard, seen.rows)[..., None], num_accepted)[:, 0]
         left = residuals(seen.slices, places)[:, 0] if call.kind.subtracts else seen.slices.nothing_left
         certain = torch.where(rows.greedy, picked, -1)
         sliced = SlicedChoice(seen.slices, places, left, own, subtracts, uniform, logprobs, certain)

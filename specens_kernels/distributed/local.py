@@ -141,14 +141,10 @@ def empty_noise(_seeds: Tensor, _positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 HAS_OPERATORS = CHOSEN_BACKEND != "reference" and hasattr(torch.ops.specens, "best_of_shard")
-EMPTY: dict[str, Callable[..., Any]] = {  # of operators that only C++ has, tensors of the shapes of their results
-    "gumbel_noise": empty_noise,
-}
-for _name, _empty in EMPTY.items() if HAS_OPERATORS else ():
-    OPERATORS.trace(_name, _empty)
-LAUNCHERS: dict[
-    str, tuple[str, str, Callable[..., Any]]
-] = {  # of Triton, with what gives tensors of the shapes of their results
+if HAS_OPERATORS:
+    OPERATORS.trace("gumbel_noise", empty_noise)  # which only C++ has
+# Of Triton, with what gives tensors of the shapes of their results.
+LAUNCHERS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "best_of_shard": ("sample.triton_shard", "launch", empty_best),
     "chain_of_shard": ("verify_chain.triton_shard", "read", empty_numbers),
     "residual_of_shard": ("verify_chain.triton_shard", "residual", empty_blocks),

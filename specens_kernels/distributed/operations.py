@@ -103,7 +103,7 @@ def _options(operation: Callable[..., Any], given: dict[str, Any], of_draft: boo
         raise TypeError(f"distributed.{operation.__name__}() got {wrong}")
     for name in ("out", "workspace", "backend"):
         if given.get(name) is not None:
-            fail(name, "None, as each rank's part is computed in torch", type(given[name]).__name__)
+            fail(name, "None, which slices of the vocabulary do not take", type(given[name]).__name__)
     return options | dict.fromkeys(PLACE) | given
 
 

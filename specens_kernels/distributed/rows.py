@@ -172,7 +172,7 @@ def sliced_steps(
         of_best = None if logprobs is None else reports
         best = yield from sliced_best_steps(shard, None, noise, rows, slices, of_best, count)
         return best.tokens, best.logprobs
-    own = masses_here(rows)
+    own = masses_here(shard, rows)
     places = places_of(slices, rows.parts, torch.zeros_like(own, dtype=torch.int64))
     never = torch.zeros_like(rows.greedy)
     certain = torch.where(rows.alive[:, 0] & rows.greedy, rows.most_likely[:, 0], -1)

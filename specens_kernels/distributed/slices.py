@@ -219,6 +219,13 @@ def has_source(draft: Draft) -> bool:
     return draft.logits is not None or draft.drafters is not None or draft.drafter != NO_DRAFTER
 
 
+def logits_of_drafters(target: Target, draft: Draft) -> list[Tensor]:
+    """Those that drafts were drawn from: of one, or of all members where a tensor says whose."""
+    if draft.logits is not None:
+        return [draft.logits]
+    return target.member_logits if draft.drafters is not None else [target.member_logits[draft.drafter]]
+
+
 def without_filters(own: SamplingArguments) -> SamplingArguments:
     return SamplingArguments(own.temperatures, None, None, None, 0, 0, own.temperature, 1.0, 0.0)
 

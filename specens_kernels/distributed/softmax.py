@@ -62,9 +62,7 @@ class Softmax(NamedTuple):
     best: Tensor  # float64 [batch, rows], its log-probability
     alive: Tensor  # bool [batch, rows], whether there is a token
     status: Tensor  # int64 [batch, rows]
-    mass: (
-        Tensor  # float64 [batch, rows], of what is kept of this rank's tokens; -1 where there is no token on any rank.
-    )
+    mass: Tensor  # float64 [batch, rows], of what is kept of this rank's tokens; -1: no token on any rank
     whole: Tensor  # the same of all of its tokens, relative to what is kept of the row. Both where `here` was known
     least: Tensor | None  # float32 [batch, rows], the least score that is kept; None: all. Likewise
     largest: Tensor  # float64 [batch, rows], the largest score

@@ -31,6 +31,7 @@ from specens_kernels.distributed.slices import (
     by_parts,
     has_source,
     least_of,
+    logits_of_drafters,
     without_filters,
 )
 from specens_kernels.distributed.softmax import Here, OfRanks, Softmax, Source, softmax_steps
@@ -145,10 +146,8 @@ def filter_of_target(shard: Shard, target: Target, own: Parameters) -> Filter | 
 
 
 def filter_of_draft(shard: Shard, target: Target, draft: Draft, own: Parameters) -> Filter | None:
-    members = [draft.logits] if draft.logits is not None else target.member_logits
-    if draft.drafters is None and draft.logits is None:
-        members = [members[draft.drafter]]
-    exact = None if draft.processed and target.processing.active else same_type(members)
+    edited = draft.processed and target.processing.active
+    exact = None if edited else same_type(logits_of_drafters(target, draft))
     return filter_of(shard, draft.sampling, own.filters, exact)
 
 
@@ -200,10 +199,11 @@ def raw_slices(slices: Slices) -> Slices:
     return slices.of(raw(slices.target), drafted=False)
 
 
-def masses_here(rows: Rows) -> Tensor:
-    """This rank's part of every row that kernels have read, float64 [batch, rows]; of greedy requests any number."""
-    assert rows.slices is not None
-    shard, target = rows.slices.shard, rows.slices.target
+def masses_here(shard: Shard, rows: Rows) -> Tensor:
+    """This rank's part of every row, float64 [batch, rows]; of greedy requests that kernels read any number."""
+    if rows.slices is None:
+        return probabilities(shard, rows).sum(-1)
+    target = rows.slices.target
     if target.ensemble != EnsembleKind.MIXTURE:
         return rows.parts.masses[..., 0].clamp(min=0)
     _, weights, _ = settings_of(shard, target)
@@ -521,9 +521,7 @@ def draft_steps(
     if not has_source(draft):
         return no_draft_rows(tokens, looked, shard.width)
     edits = target if draft.processed else target._replace(allowed=None, processing=NO_PROCESSING)
-    members = [draft.logits] if draft.logits is not None else target.member_logits
-    if draft.drafters is None and draft.logits is None:
-        members = [members[draft.drafter]]
+    members = logits_of_drafters(target, draft)
     if slices is None:
         cleaned, here = [usable(shard, logits, edits, before) for logits in members], None
         scores, bits = cleaned[0]

@@ -21,9 +21,9 @@ from specens_kernels.distributed.draw import (
 from specens_kernels.distributed.shard import Shard
 from specens_kernels.distributed.slices import Places, SlicedChoice, entropies, has_source, residuals
 from specens_kernels.distributed.steps import Steps, together
-from specens_kernels.distributed.target import Rows, invalid_draft, probabilities
+from specens_kernels.distributed.target import Rows, invalid_draft, masses_here, probabilities
 from specens_kernels.distributed.tree_offers import DenseShares, Rounds, SlicedShares, offer_steps
-from specens_kernels.distributed.tree_rows import Call, Seen, nothing_rejected, prepare, read_steps, target_masses
+from specens_kernels.distributed.tree_rows import Call, Seen, nothing_rejected, prepare, read_steps
 from specens_kernels.distributed.tree_runs import run_steps
 from specens_kernels.ops.verify_chain.reference import as_verdict, bad_uniforms, chain_uniforms
 from specens_kernels.ops.verify_chain.rules import entropy, typical_limit
@@ -64,7 +64,7 @@ def accept_steps(call: Call, seen: Seen, rounds: Rounds | None) -> Steps[Accepte
     if call.kind == RuleKind.TYPICAL:
         index = torch.arange(rows.alive.shape[1], device=target.device).expand_as(rows.alive)
         of_rows = entropy(target) if seen.slices is None else entropies(seen.slices, seen.places(index))
-        own, none = target_masses(call, seen), target.new_zeros(len(target), 0)
+        own, none = masses_here(call.shard, rows), target.new_zeros(len(target), 0)
         masses, of_all = yield from mass_steps(call.shard, none, own, of_rows)
         passes = call.usable & (seen.at_target > typical_limit(of_all, call.rule).gather(1, shape.parent_row))
         last = torch.where(rows.greedy, most_likely, longest(passes, shape))

@@ -11,7 +11,8 @@ from torch import Tensor
 from specens_kernels.distributed.draw import Masses, mass_steps
 from specens_kernels.distributed.slices import Places, Slices, exceeding, has_source, masses_of_drafts, residuals
 from specens_kernels.distributed.steps import Steps
-from specens_kernels.distributed.tree_rows import Call, Seen, node_drafts, nothing_rejected, target_masses
+from specens_kernels.distributed.target import masses_here
+from specens_kernels.distributed.tree_rows import Call, Seen, node_drafts, nothing_rejected
 from specens_kernels.ops.target_logprobs.reference import one_hot
 from specens_kernels.ops.tree_mask.reference import descent
 from specens_kernels.ops.verify_tree import parents_of_trees
@@ -223,7 +224,7 @@ class SlicedShares(Shares):
         self.slices, self.offers = slices, nothing_rejected(call)
 
     def target_masses(self) -> Tensor:
-        return target_masses(self.call, self.seen)
+        return masses_here(self.call.shard, self.seen.rows)
 
     def masses_of_drafts(self) -> Tensor:
         nodes = torch.arange(self.call.tokens.shape[1], device=self.request.device).expand_as(self.call.tokens)

@@ -21,8 +21,6 @@ from specens_kernels.distributed.target import (
     always_greedy,
     draft_steps,
     kernels_verify,
-    masses_here,
-    probabilities,
     scores_need_no_sums,
     without_source,
 )
@@ -144,13 +142,6 @@ def read_steps(call: Call) -> Steps[Seen]:
     if not call.by_best:
         at_target = torch.where(rows.greedy[:, None], at_target, rows.looked_up.exp())
     return Seen(*read, at_target, rows.slices)
-
-
-def target_masses(call: Call, seen: Seen) -> Tensor:
-    """This rank's part of every row, float64 [batch, rows]."""
-    if seen.slices is None:
-        return probabilities(call.shard, seen.rows).sum(-1)
-    return masses_here(seen.rows)
 
 
 def nothing_rejected(call: Call) -> Tensor:

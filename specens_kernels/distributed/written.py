@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specens_kernels.arguments import NO_DRAFTER, Draft, SamplingArguments, Target
 from specens_kernels.distributed.shard import Shard, usable
-from specens_kernels.distributed.slices import SlicedReports, Slices, has_source
+from specens_kernels.distributed.slices import SlicedReports, Slices, has_source, logits_of_drafters
 from specens_kernels.distributed.steps import Steps
 from specens_kernels.ensembles import EnsembleKind
 from specens_kernels.ops.target_logprobs.processing import Paths
@@ -35,10 +35,7 @@ def lone_draft(shard: Shard, target: Target, draft: Draft, before: Tensor | Path
     """The draft with logits of its own, which nothing edits: it lies beside any target. rows: where it was drawn."""
     if not has_source(draft):
         return draft
-    members = [draft.logits] if draft.logits is not None else target.member_logits
-    if draft.drafters is None and draft.logits is None:
-        members = [members[draft.drafter]]
-    members = [logits[:, :rows] for logits in members]
+    members = [logits[:, :rows] for logits in logits_of_drafters(target, draft)]
     if draft.processed and (target.processing.active or target.allowed is not None):
         edits = target if target.allowed is None else target._replace(allowed=target.allowed[:, :rows])
         members = [usable(shard, logits, edits, before)[0].float() for logits in members]

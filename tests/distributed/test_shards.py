@@ -37,7 +37,7 @@ from specens_kernels import (
     verify_chain,
     verify_tree,
 )
-from specens_kernels.distributed import local, operations, target
+from specens_kernels.distributed import local, operations, target, tree_runs
 from specens_kernels.distributed.filters import MOST_CANDIDATES
 from specens_kernels.distributed.groups import Exchange
 from specens_kernels.ops.verify_tree.rules import sequential_ratio
@@ -45,6 +45,13 @@ from specens_kernels.ops.verify_tree.rules import sequential_ratio
 ROOT = Path(__file__).parents[2]
 VOCABS = (1, 2, 33, 200, 700)
 NEEDS_DRAFT = ("drafter", "draft_logits")
+README_COLUMNS = {  # and the settings that are counted
+    "gumbel, greedy": "rule gumbel",
+    "token": "rule token",
+    "block": "rule block",
+    "token, top-k 50, top-p": "rule token, top-k 50, top-p",
+    "token, top-p": "rule token, top-p",
+}
 OF_DRAFTS = (*NEEDS_DRAFT, "draft_sampling", "siblings", "uniforms")
 
 
@@ -415,12 +422,18 @@ def test_rows_without_numbers_or_tokens_are_filtered_as_whole_rows(dtype):
 
 def test_as_many_collectives_and_bytes_are_needed_as_the_documentation_says():
     page, readme = (ROOT / "docs" / "distributed.md").read_text(), (ROOT / "README.md").read_text()
-    for count in counted.counts():
+    counts = {count.name: count for count in counted.counts()}
+    for count in counts.values():
         assert count.collectives <= count.most, count
         assert count.searched <= counted.MOST_BYTES, count
         row = f"| {' | '.join(count.words)} |"
         assert row in page, row
-        assert f"| {count.name} |" not in readme or row in readme, row
+    own = [counts[name] for name in README_COLUMNS.values()]
+    collectives, sizes = [str(count.collectives) for count in own], [f"{count.size:,.0f}" for count in own]
+    for words in (["told of a row", *README_COLUMNS], ["collectives", *collectives], ["bytes", *sizes]):
+        assert f"| {' | '.join(words)} |" in readme, words
+    searched = (counts[name].searched / 1000 for name in ("rule token, top-p, float32", "rule token, mixture, top-p"))
+    assert "{:.1f} kB of float32, {:.1f} kB of a mixture".format(*searched) in page
 
 
 class Listed:
@@ -513,6 +526,31 @@ def test_siblings_are_tested_by_the_ratio_of_whole_rows(kind, in_torch, monkeypa
             results, _ = on_shards(operations.tree_of, *given, bounds=[0, 90, 90, 400], **arguments)
             assert_alike(results)
             assert_equal(results[0], verify_tree(*given, backend="reference", **arguments), (node, side))
+
+
+def weighed_at(ratios: Tensor, target: Tensor, draft: Tensor) -> tree_runs.Weighed:
+    """What all ranks together tell of rows [rows, vocab], at ratios [rows, 1, ratios]."""
+    left = (target[:, None, None] - ratios[..., None] * draft[:, None, None]).clamp(min=0)
+    return tree_runs.Weighed(left.sum(-1), torch.where(left > 0, draft[:, None, None], 0.0).sum(-1))
+
+
+@pytest.mark.parametrize("kind", ["apart", "close", "of few ratios", "alike"])
+def test_the_ratio_that_slices_find_emits_the_law_of_the_target(kind):
+    numbers = torch.Generator().manual_seed(4)
+    logits = torch.randn(15, 3000, generator=numbers).mul(2)
+    target, draft = (own.double().softmax(-1) for own in (logits, drafts_beside(logits, kind, numbers)))
+    count = torch.tensor([2, 3, 4, 8, 64]).repeat_interleave(3)[:, None]
+    least, most, power = torch.ones_like(count).double(), count.double(), torch.full_like(count, tree_runs.POWER)
+    for _ in range(2):
+        ratios = tree_runs.spaced(least, most, power)
+        least, most, _ = tree_runs.narrowed(ratios, weighed_at(ratios, target, draft), count)
+        power = torch.ones_like(count)
+    alike = torch.minimum(draft, target / least)  # of one draft and its test
+    accepted = 1 - (1 - alike.sum(-1, keepdim=True)).clamp(min=0) ** count
+    left = (target - least * draft).clamp(min=0)
+    left = left / left.sum(-1, keepdim=True).clamp(min=1e-12)
+    law = accepted * alike / alike.sum(-1, keepdim=True) + (1 - accepted) * left
+    assert (law - target).abs().sum(-1).max() / 2 < 1e-8
 
 
 def test_siblings_that_one_drafter_drew_take_two_turns_however_many_they_are():
