@@ -1,11 +1,15 @@
 """Targets that are computed densely: custom functions and cascades, against the law that they define."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from driver.test_schedules import GREEDY
 from driver.text_law import fit_of_texts
 from driver.tiny_models import PROMPT, Bigram, relative_of, tiny_llama
 from specens import Cascade, Custom, SpeculativeEnsemble
+from specens.decoding import verification
+from specens.decoding.logit_rows import LogitRows
 
 from specens_kernels import LogitMixture, Processing, Sampling, target_logprobs
 
@@ -118,3 +122,12 @@ def test_wrong_dense_targets_are_named():
         wrong.generate(PROMPT, max_new_tokens=3)
     with pytest.raises(ValueError, match="ensemble: expected none of kind Cascade with processing"):
         SpeculativeEnsemble(pair, ensemble=Cascade()).generate(PROMPT, processing=Processing(presence_penalty=1.0))
+
+
+def test_what_members_on_several_devices_drafted_from_goes_to_that_of_the_test():
+    rows = [LogitRows(), LogitRows()]
+    for own, device in zip(rows, ("cpu", "meta"), strict=True):
+        own.add(0, torch.zeros(2, 5, device=device))
+    requests = [SimpleNamespace(num_settled=0, rows=rows)] * 2
+    logits = verification._draft_logits(requests, [[0, 1], [1, 1]], torch.device("meta"))
+    assert (logits.device.type, logits.shape) == ("meta", (2, 2, 5))

@@ -57,11 +57,9 @@ def target_arguments(requests: Sequence[Request], logits: list[Tensor], counts: 
         ensemble = _common([request.target for request in requests], _merge_ensembles, device)
         return {"member_logits": logits, "ensemble": ensemble, "sampling": sampling}
     temperatures = [float(task.sampling.temperature) for task in tasks]
-    of_rows = torch.tensor([value or 1.0 for value in temperatures], device=device).repeat_interleave(
-        torch.tensor(counts, device=device)
-    )
+    of_rows = [value or 1.0 for value, count in zip(temperatures, counts, strict=True) for _ in range(count)]
     shape = logits[0].shape[:-1]
-    combined = target.combine([rows.flatten(0, -2).float() for rows in logits], of_rows)
+    combined = target.combine([rows.flatten(0, -2).float() for rows in logits], torch.tensor(of_rows, device=device))
     done = torch.tensor([float(value > 0) for value in temperatures], device=device)
     return {
         "member_logits": [combined.unflatten(0, shape)],

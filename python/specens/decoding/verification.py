@@ -197,20 +197,21 @@ def _origin(group: list[Request], counts: list[int], device: torch.device) -> di
         return lens
     has_rows = group[0].rows[OUTSIDE].end > 0  # all of a group are alike in it
     if has_rows or not drafters <= {OUTSIDE, *counted} or isinstance(group[0].task.ensemble, DenseTarget):
-        return lens | {"draft_logits": _draft_logits(group, proposers).to(device)}
+        return lens | {"draft_logits": _draft_logits(group, proposers, device)}
     return lens | {"drafter": _drafter(proposers, counted, device)}
 
 
-def _draft_logits(group: list[Request], proposers: list[list[int]]) -> Tensor:
+def _draft_logits(group: list[Request], proposers: list[list[int]], device: torch.device) -> Tensor:
     """Logits [requests, drafts, vocab] that the drafts were drawn from, padded after; one-hot where they were not."""
     lines = []
     for request, line in zip(group, proposers, strict=True):
         own = request.rows[line[0]]
         start, end = request.num_settled, request.num_settled + len(line)
         if len(set(line)) == 1 and (line[0] != OUTSIDE or own.start <= start < end <= own.end):
-            lines.append(own.pieces(start, end))
+            rows = own.pieces(start, end)
         else:
-            lines.append([_draft_row(request, start + step, who) for step, who in enumerate(line)])
+            rows = [_draft_row(request, start + step, who) for step, who in enumerate(line)]
+        lines.append([piece.to(device) for piece in rows])  # members may lie on devices of their own
     return _stacked(lines)
 
 
