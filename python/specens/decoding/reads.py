@@ -96,7 +96,7 @@ def _read_where_not_held(own: Ask) -> None:
             return
         if reader.num_nodes:  # held as a tree as long as it was smaller
             reader.roll_back(split)
-        own.parents = ()  # and may stay
+        own.parents = ()  # its drafts may stay as tokens
 
 
 def _forward(asked: Sequence[Ask], reads: Sequence[Read]) -> tuple[list[Tensor], Sequence[Tensor]]:
