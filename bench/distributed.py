@@ -104,6 +104,8 @@ def settings() -> Iterator[Setting]:
     searched = BATCH * DRAFT_LEN
     nodes = BATCH * (len(TokenTree.branching([3, 2])) + 1)
     yield Setting("rule gumbel", 1, chain(rule="gumbel"))
+    yield Setting("rule gumbel, logprobs", 2, chain(rule="gumbel", logprobs=True))
+    yield Setting("rule gumbel, top_logprobs 5", 3, chain(rule="gumbel", **report))
     yield Setting("greedy", 1, chain(sampling=Sampling(temperature=0.0)))
     yield Setting(
         "rule gumbel, mixture of logits", 1, chain(rule="gumbel", ensemble=LogitMixture((1, 1)), **two), **two

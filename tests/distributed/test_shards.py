@@ -428,6 +428,11 @@ def test_as_many_collectives_and_bytes_are_needed_as_the_documentation_says():
         assert count.searched <= counted.MOST_BYTES, count
         row = f"| {' | '.join(count.words)} |"
         assert row in page, row
+    _, _, performance = (ROOT / "docs" / "performance.md").read_text().partition("## Over tensor-parallel ranks")
+    table, _, _ = performance.partition("\n## ")
+    copied = [line for line in table.splitlines() if line.startswith(("| rule", "| greedy"))]
+    assert copied
+    assert all(line in page for line in copied)
     own = [counts[name] for name in README_COLUMNS.values()]
     collectives, sizes = [str(count.collectives) for count in own], [f"{count.size:,.0f}" for count in own]
     for words in (["told of a row", *README_COLUMNS], ["collectives", *collectives], ["bytes", *sizes]):
