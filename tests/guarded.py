@@ -10,13 +10,16 @@ import dataclasses
 import mmap
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from problems import random_problem
+from shards import on_shards
 from torch import Tensor
 
 import specens_kernels as kernels
-from specens_kernels import Contrastive, LogitMixture, Mixture, Sampling, instruction_set
+from specens_kernels import Contrastive, LogitMixture, Mixture, Processing, Sampling, instruction_set
+from specens_kernels.distributed import local, operations
 
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -168,14 +171,48 @@ def caches(at_end: bool) -> None:
     kernels.uniforms(seeds, seeds, step=seeds, backend="cpp")
 
 
+def slices(at_end: bool) -> None:
+    """Of a vocabulary on two ranks: chains, trees, draws, with filters and reports."""
+    operators, seeds, parents = local.operator_for, torch.arange(2), torch.tensor([[-1, -1, 0, 0], [-1, 0, -1, -2]])
+
+    def operator_for(name: str, like: Tensor) -> Any:
+        operator = operators(name, like)
+        assert operator is not None
+        return lambda *given, **options: operator(*all_guarded(given, at_end), **all_guarded(options, at_end))
+
+    filters = [Sampling(0.8), Sampling(top_k=5), Sampling(top_p=0.9), Sampling(top_k=1100, top_p=0.9)]
+    ensembles = [None, LogitMixture((1.0, -0.3)), Mixture((0.4, 0.6)), Contrastive(0.3, 0.1)]
+    processing = Processing(repetition_penalty=1.2, output_tokens=torch.tensor([[0, 2]]).expand(2, -1))
+    with patch.object(local, "operator_for", operator_for):
+        for index, (sampling, ensemble) in enumerate(zip(filters, ensembles)):
+            vocab = (2069, 35)[index % 2]
+            dtype = (torch.float32, torch.bfloat16, torch.float16)[index % 3]
+            logits = [torch.randn(2, 5, vocab + extra).to(dtype) for extra in ((0,) if ensemble is None else (0, 7))]
+            given = {"ensemble": ensemble, "sampling": sampling, "seeds": seeds, "positions": seeds}
+            given |= {"logprobs": ("raw", True)[index % 2], "top_logprobs": 2, "bounds": [0, 17, vocab + 7]}
+            rows, drafts = [own[:, 0] for own in logits], torch.randint(0, vocab, (2, 4))
+            on_shards(operations.draw_of, rows, method="gumbel", count=3, **given)
+            for rule in ("block", "typical", "gumbel"):
+                origin = {"draft_logits": torch.randn(2, 4, vocab)} if rule == "block" else {}
+                on_shards(operations.chain_of, logits, drafts, rule=rule, processing=processing, **origin, **given)
+            for rule, siblings in (("traversal", "without_replacement"), ("k_seq", "with_replacement")):
+                origin = {"drafter": 0, "siblings": siblings}
+                on_shards(operations.tree_of, logits, drafts, parents, rule=rule, **origin, **given)
+            given = {name: value for name, value in given.items() if "logprobs" not in name}
+            for own in (sampling, Sampling(temperature=0.0)):
+                own_given = given | {"sampling": own, "rule": "gumbel", "processing": processing}
+                on_shards(operations.tree_of, logits, drafts, parents, **own_given)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["touch"]:
         ctypes.string_at(guarded(torch.zeros(5), at_end=True).data_ptr() + 20, 1)
     for name in instruction_set.available():
         instruction_set.use(name)
-        for run in (chains, members_of_several_vocabularies, packed_rows, trees, caches):
+        for run in (chains, members_of_several_vocabularies, packed_rows, trees, caches, slices):
             for at_end in (True, False):
                 print(name, run.__name__, "at the end" if at_end else "at the begin", flush=True)
                 torch.manual_seed(0)
                 run(at_end)
+                KEPT.clear()  # a process may have so many pieces of memory
     print("done")
