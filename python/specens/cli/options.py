@@ -308,7 +308,7 @@ def parse_generation_config(text: str, **settings: float | None) -> Any:
     if given and text == "none":
         raise ValueError("--generation-config: expected model beside settings that take the place of its own, got none")
     if given:
-        from transformers import GenerationConfig
+        from specens.engines.transformers.generation_config import GenerationConfig
 
         return GenerationConfig(**given)
     return None if text == "model" else text
