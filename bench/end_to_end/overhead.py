@@ -7,7 +7,8 @@ same at a vocabulary of 64, where these have next to nothing to do; the least of
 add. reading_share: the part of the first that one `torch.amax` over every row that a forward gave takes in the same
 run. calls: of functions, those of C too, a round and request, the same on every machine with one release of Python.
 forwards: of all members: a round of `fixed` is one of the target and a step of the drafter for each draft, so that a
-time is one of so many reads.
+time is one of so many reads. bare_ms: the least time of a round of `fixed` alone whose calls of engines and operations
+stand in a loop, without all else that a driver does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from specens import SpeculativeEnsemble
 from specens.engines.protocol import Context, Engine, Needs, Read, Text
 from torch import Tensor
 
-from specens_kernels import Mixture
+from specens_kernels import Mixture, sample, verify_chain
 
 VOCAB, NEW_TOKENS, REPEATS = 49152, 96, 5
 NUM_ROWS, STARTS = 128, 16  # of a table: seven for each of sixteen texts, from one of so many rows on
@@ -127,6 +128,26 @@ def calls(way: str, batch: int) -> tuple[float, float]:
     return pstats.Stats(profile).total_calls / rounds, forwards / rounds  # type: ignore[attr-defined]
 
 
+def bare(vocab: int) -> float:
+    """Milliseconds of a round of `fixed` alone, without a driver; its text is not what one would write."""
+    drafter, other = (NoEngine(vocab, seed).open(Needs(1)) for seed in range(2))
+    text, prompt, num_drafts = NoText(), [1, 2, 3], WAYS["fixed"]["draft_lens"]
+    ensemble, seeds, found = Mixture((0.5, 0.5)), torch.tensor([0]), []
+    for settled in list(range(NEW_TOKENS)) * REPEATS:
+        started = time.thread_time()
+        random = {"seeds": seeds, "positions": torch.tensor([settled])}
+        tokens, rows = [0] * settled, []
+        for step in range(num_drafts):
+            rows += drafter.read([Read(text, prompt + tokens, 1)])
+            tokens.append(sample(rows[-1], step=step, **random).tokens.item())
+        rows += drafter.read([Read(text, prompt + tokens, 1)])
+        members = [torch.cat(rows)[None], other.read([Read(text, prompt + tokens, num_drafts + 1)])[0][None]]
+        drafts = torch.tensor([tokens[settled:]])
+        verify_chain(members, drafts, ensemble=ensemble, drafter=0, **random).tokens.tolist()
+        found.append(1000 * (time.thread_time() - started))
+    return min(found)
+
+
 def main() -> None:
     """Print a JSON line for each way and batch."""
     parser = argparse.ArgumentParser()
@@ -146,6 +167,8 @@ def main() -> None:
             num_calls, forwards = calls(way, batch)
             values |= {"reading_share": round(reading / all_ms, 3), "calls": round(num_calls)}
             values |= {"forwards": round(forwards, 1), "ms_a_forward": round(own_ms / forwards, 3)}
+            if (way, batch) == ("fixed", 1):
+                values |= {"bare_ms": round(bare(VOCAB), 3), "bare_ms_at_vocab_64": round(bare(64), 3)}
             print(json.dumps({"way": way, "batch": batch, **values}), flush=True)
 
 
