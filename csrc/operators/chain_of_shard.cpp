@@ -68,6 +68,10 @@ class ShardCall {
         require(offers.has_value() == rows.parents.given, "offers, parents: expected both or neither");
         return places(row_of, shares, masses, state, least, offers, rows.draft.draft_len + 1);
     }
+    void require_drawn_trees() const {
+        require(rows.parents.given && rows.draft.has_distributions(),
+                "parents, drafter: expected those of trees, got none");
+    }
     ShardScale scale(const TorchTensor& largest, const TorchTensor& log_totals) const {
         return {of_parts<double>("largest", largest), of_parts<double>("log_totals", log_totals)};
     }
@@ -178,8 +182,7 @@ void mass_of_drafts_of_shard_cpu(Results& results, const Members& member_logits,
                                  const OptionalTensor& parents) {
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
                          {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
-    require(call.rows.parents.given && call.rows.draft.has_distributions(),
-            "parents, drafter: expected those of trees, got none");
+    call.require_drawn_trees();
     const ShardPlaces places =
         call.places(row_of, shares, masses, state, least, std::nullopt, call.rows.draft.draft_len);
     double* out = results.add<double>({call.rows.target.batch, places.count}, ScalarType::Double);
@@ -198,8 +201,7 @@ void exceeding_of_shard_cpu(Results& results, const Members& member_logits, cons
     const ShardCall call(member_logits, draft_tokens, drafter, drafters, draft_logits, draft_sampling, process_drafts,
                          {allowed, ensemble, sampling, rows, processing, processing_rows}, parents);
     const ShardPlaces places = call.offered(row_of, shares, masses, state, least, offers);
-    require(call.rows.parents.given && call.rows.draft.has_distributions(),
-            "parents, drafter: expected those of trees, got none");
+    call.require_drawn_trees();
     const int64_t batch = call.rows.target.batch, all = batch * places.count;
     require(ratios.dim() == 3 && ratios.size(2) > 0, "ratios: expected [batch, n, ratios]");
     const int64_t count = ratios.size(2);

@@ -14,11 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS, statistics_launches
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, statistics_launches
 from specens_kernels.ops.verify_chain.triton_kernel import DRAW_WARPS
 from specens_kernels.ops.verify_chain.triton_shard_rows import (
     ShardPlaces,
     Views,
+    block_launches,
     drafted_at,
     edit_launches,
     is_drawn,
@@ -272,10 +273,7 @@ def residual(
 
 
 def residual_launches(blocks: Tensor, subtracts: Tensor | None, places: ShardPlaces, own: Views) -> Iterator[Launch]:
-    yield from edit_launches(own)
-    grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
-    arguments = {"blocks_ptr": blocks, "subtracts_ptr": subtracts, "places": places, **own._asdict()}
-    yield Launch(_shard_residual_kernel, grid, arguments, BLOCK_WARPS, RESIDUAL_REGISTERS)
+    return block_launches(_shard_residual_kernel, blocks, places, own, RESIDUAL_REGISTERS, subtracts_ptr=subtracts)
 
 
 def draw(

@@ -264,12 +264,16 @@ def places_of(
 
 
 def block_launches(
-    kernel: Any, blocks: Tensor, places: ShardPlaces, own: Views, registers: int | None = None
+    kernel: Any, blocks: Tensor, places: ShardPlaces, own: Views, registers: int | None = None, **others: Any
 ) -> Iterator[Launch]:
-    """A kernel that gives a number for each block of the row of each place."""
+    """A kernel that tells of each block of the row of each place: blocks [batch, count, blocks] and perhaps more.
+
+    others: its own arguments.
+    """
     yield from edit_launches(own)
-    grid, arguments = (blocks.shape[0] * blocks.shape[1], blocks.shape[2]), {"blocks_ptr": blocks, "places": places}
-    yield Launch(kernel, grid, arguments | own._asdict(), BLOCK_WARPS, registers)
+    grid = blocks.shape[0] * blocks.shape[1], blocks.shape[2]
+    arguments = {"blocks_ptr": blocks, **others, "places": places, **own._asdict()}
+    yield Launch(kernel, grid, arguments, BLOCK_WARPS, registers)
 
 
 def sums_at(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS, BLOCK_WARPS
+from specens_kernels.ops.target_logprobs.triton_kernel import BLOCK_REGISTERS
 from specens_kernels.ops.verify_chain.triton_kernel import DRAW_WARPS
 from specens_kernels.ops.verify_chain.triton_shard_rows import (
     ShardPlaces,
@@ -131,7 +131,7 @@ def _shard_draw_left_kernel(
 
 @triton.jit
 def _shard_exceeding_kernel(
-    sums_ptr,  # float64 [batch, count, blocks, 2, ratios], written: of what exceeds a draft, and of that
+    blocks_ptr,  # float64 [batch, count, blocks, 2, ratios], written: of what exceeds a draft, and of that
     nodes_ptr,  # int64 [batch, count]
     ratios_ptr,  # float64 [batch, count, ratios]
     num_ratios,
@@ -145,7 +145,7 @@ def _shard_exceeding_kernel(
     place = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     request, row, usable = row_at(places, target, place)
-    sums_ptr += (place * statistics.blocks + block) * 2 * num_ratios
+    blocks_ptr += (place * statistics.blocks + block) * 2 * num_ratios
     ratios_ptr += place * num_ratios
     if places.least is not None:
         usable &= keeps_of_block(places, statistics, request * target.steps + row, block)
@@ -164,9 +164,9 @@ def _shard_exceeding_kernel(
             drafted = drafted_probabilities(places, statistics, target, draft, own, request, row, node, tokens)
     for index in range(num_ratios):
         rest = left - drafted * tl.load(ratios_ptr + index).to(tl.float32)
-        tl.store(sums_ptr + index, tl.sum(tl.maximum(rest, 0.0), 0).to(tl.float64))
+        tl.store(blocks_ptr + index, tl.sum(tl.maximum(rest, 0.0), 0).to(tl.float64))
         below = tl.sum(tl.where(rest > 0, drafted, 0.0), 0)
-        tl.store(sums_ptr + num_ratios + index, below.to(tl.float64))
+        tl.store(blocks_ptr + num_ratios + index, below.to(tl.float64))
 
 
 @triton.jit
@@ -238,11 +238,9 @@ def exceeding(
 def exceeding_launches(
     sums: Tensor, nodes: Tensor, ratios: Tensor, places: ShardPlaces, own: Views
 ) -> Iterator[Launch]:
-    yield from edit_launches(own)
-    arguments = {"sums_ptr": sums, "nodes_ptr": nodes, "ratios_ptr": ratios, "num_ratios": ratios.shape[-1]}
-    arguments |= {"places": places, **own._asdict()}
+    arguments = {"nodes_ptr": nodes, "ratios_ptr": ratios, "num_ratios": ratios.shape[-1]}
     registers = None if own.target.edits is None else EDITED_REGISTERS
-    yield Launch(_shard_exceeding_kernel, (nodes.numel(), sums.shape[2]), arguments, BLOCK_WARPS, registers)
+    return block_launches(_shard_exceeding_kernel, sums, places, own, registers, **arguments)
 
 
 def draft_masses(*given: Any, **options: Any) -> Tensor:
